@@ -1,0 +1,130 @@
+"""From a TOML file and ``--dotted.overrides`` to :class:`RunSettings`, with errors that name key and remedy."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from marft.config.run import RunSettings
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
+    """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``.
+
+    Raises:
+        ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no recipe at {path}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    table.setdefault("name", path.stem)
+    return parse_recipe(table, overrides, source=str(path))
+
+
+def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "recipe") -> RunSettings:
+    """Validate a recipe's tables.
+
+    Raises:
+        ValueError: with one line for each thing that is wrong.
+    """
+    table = dict(table)
+    for key, value in _pairs(overrides):
+        _set(table, key, value)
+    try:
+        return RunSettings.model_validate(table)
+    except ValidationError as error:
+        raise ValueError(f"{source}:\n{explain(error, table)}") from None
+
+
+def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
+    """One indented line for each problem: where it is, what is wrong, and the value that was given."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(_readable(problem["loc"], table))
+        message = problem["msg"]
+        if problem["type"] == "missing":
+            message = "is missing"
+        elif not isinstance(problem["input"], dict | list) and "input" in problem:
+            message = f"{message[0].lower()}{message[1:]} (given: {problem['input']!r})"
+        lines += [f"  {where + ': ' if where else ''}{line}" for line in message.removeprefix("Value error, ").split("\n")]
+    return "\n".join(lines)
+
+
+def to_toml(run: RunSettings) -> str:
+    """The complete, resolved recipe: reading it again gives the same run."""
+    return tomli_w.dumps(run.model_dump(mode="json", exclude_none=True), multiline_strings=True)
+
+
+def _readable(location: Sequence[str | int], table: Mapping[str, Any]) -> list[str]:
+    """``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']`` where the agent has a role."""
+    words = [str(part) for part in location]
+    if len(location) > 1 and location[0] == "agents" and isinstance(location[1], int):
+        agents = table.get("agents")
+        if isinstance(agents, list) and location[1] < len(agents) and isinstance(agents[location[1]], dict):
+            words[1] = str(agents[location[1]].get("role", words[1]))
+    return words
+
+
+def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
+    pairs = []
+    words = list(overrides)
+    while words:
+        option = words.pop(0)
+        if not option.startswith("--"):
+            raise ValueError(f"unexpected argument {option!r}; overrides look like --algorithm.level token")
+        key, equals, text = option[2:].partition("=")
+        if not equals:
+            if not words:
+                raise ValueError(f"{option} needs a value")
+            text = words.pop(0)
+        pairs.append((key.split("."), _value(text)))
+    return pairs
+
+
+def _value(text: str) -> Any:
+    """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
+    place: Any = table
+    for depth, part in enumerate(key):
+        last = depth == len(key) - 1
+        if isinstance(place, list):
+            index = _list_index(place, part, ".".join(key))
+            if last:
+                place[index] = value
+                return
+            place[index] = dict(place[index]) if isinstance(place[index], dict) else place[index]
+            place = place[index]
+        elif isinstance(place, dict):
+            if last:
+                place[part] = value
+                return
+            inner = place.get(part, {})
+            place[part] = list(inner) if isinstance(inner, list) else dict(inner) if isinstance(inner, dict) else inner
+            place = place[part]
+        else:
+            raise ValueError(f"--{'.'.join(key)}: {'.'.join(key[:depth])} is no table")
+
+
+def _list_index(items: list[Any], part: str, key: str) -> int:
+    roles = [item.get("role") if isinstance(item, dict) else None for item in items]
+    if part in roles:
+        return roles.index(part)
+    if part.isdigit() and int(part) < len(items):
+        return int(part)
+    known = ", ".join(str(role) for role in roles if role) or f"0 to {len(items) - 1}"
+    raise ValueError(f"--{key}: no entry {part!r}; known: {known}")

@@ -1,0 +1,113 @@
+"""Plugins: a named part of a run whose fields are its keys in the recipe and whose methods do the work.
+
+An environment, organization, credit, objective or schedule is one class in one file. A recipe names it by its
+built-in name, by a name that an installed package registered under the entry-point group ``marft.<kind>``, or by
+import path (``my_package.module:Class``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PrivateAttr, SerializeAsAny, SerializerFunctionWrapHandler, model_serializer
+from pydantic_core import PydanticCustomError
+
+from marft.config.settings import Settings, did_you_mean
+
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "environments": {
+        "math": "marft.envs.math:Math",
+        "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+    },
+    "organizations": {
+        "chain": "marft.game.organizations.chain:Chain",
+    },
+    "credits": {
+        "gae": "marft.learning.credit.gae:GAE",
+    },
+    "objectives": {
+        "ppo": "marft.learning.objectives.ppo:PPO",
+    },
+    "schedules": {
+        "agent-by-agent": "marft.learning.schedules:AgentByAgent",
+        "simultaneous": "marft.learning.schedules:Simultaneous",
+    },
+}
+TAGS = {"organizations": "organization"}
+
+
+class Plugin(Settings):
+    """Base of every plugin class. It remembers the name it was asked for by, so that it can be saved again."""
+
+    _kind: str = PrivateAttr(default="")
+    _name: str = PrivateAttr(default="")
+
+    @property
+    def name(self) -> str:
+        return self._name or type(self).__name__
+
+    @model_serializer(mode="wrap")
+    def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
+
+
+def plugin_names(kind: str) -> list[str]:
+    """The names that a recipe may use for ``kind``, built in or registered by installed packages."""
+    return sorted({*BUILT_IN[kind], *(point.name for point in entry_points(group=f"marft.{kind}"))})
+
+
+def find_plugin(kind: str, name: str) -> type[Plugin]:
+    """The class behind ``name``.
+
+    Raises:
+        ValueError: nothing goes by that name, or what does is not a :class:`Plugin`.
+    """
+    if name in BUILT_IN[kind]:
+        found = _import(BUILT_IN[kind][name])
+    elif ":" in name:
+        found = _import(name)
+    else:
+        registered = {point.name: point for point in entry_points(group=f"marft.{kind}")}
+        if name not in registered:
+            raise ValueError(f"no {kind[:-1]} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
+        found = registered[name].load()
+    if not (isinstance(found, type) and issubclass(found, Plugin)):
+        raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from marft.config.plugins.Plugin")
+    return found
+
+
+def _import(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import {path!r}: {error}") from error
+
+
+def _resolver(kind: str) -> Any:
+    tag = TAGS.get(kind, "name")
+
+    def resolve(table: Any) -> Any:
+        if isinstance(table, Plugin):
+            return table
+        if not isinstance(table, dict):
+            raise PydanticCustomError("plugin_table", "must be a table with a {tag}", {"tag": repr(tag)})
+        if not isinstance(table.get(tag), str):
+            known = ", ".join(plugin_names(kind))
+            raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
+        cls = find_plugin(kind, table[tag])
+        plugin = cls.model_validate({key: value for key, value in table.items() if key != tag})
+        plugin._kind, plugin._name = kind, table[tag]
+        return plugin
+
+    return BeforeValidator(resolve)
+
+
+EnvironmentPlugin = Annotated[SerializeAsAny[Plugin], _resolver("environments")]
+OrganizationPlugin = Annotated[SerializeAsAny[Plugin], _resolver("organizations")]
+CreditPlugin = Annotated[SerializeAsAny[Plugin], _resolver("credits")]
+ObjectivePlugin = Annotated[SerializeAsAny[Plugin], _resolver("objectives")]
+SchedulePlugin = Annotated[SerializeAsAny[Plugin], _resolver("schedules")]

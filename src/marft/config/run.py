@@ -1,0 +1,218 @@
+"""A whole run: models, policies, agents, team, environment, algorithm, and how long to train."""
+
+from __future__ import annotations
+
+import keyword
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.algorithm import AlgorithmSettings, Count, NotNegative, Positive
+from marft.config.plugins import EnvironmentPlugin, OrganizationPlugin
+from marft.config.settings import Settings, did_you_mean
+from marft.types import Profile, Sampling
+
+Strings = Annotated[tuple[str, ...], Strict(False)]
+
+
+class ModelSettings(Settings):
+    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id."""
+
+    path: str
+    revision: str = "main"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
+    context: Annotated[int, Field(ge=0)] = 0  # tokens, prompt and action together; 0: what the model was made for
+    chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
+    template_options: dict[str, Any] = {}  # passed to the chat template, e.g. enable_thinking = false
+    gradient_checkpointing: bool = False
+
+
+class LoraSettings(Settings):
+    rank: Count = 8
+    alpha: Positive = 16.0
+    targets: Strings = ("q_proj", "v_proj")
+
+
+class PolicySettings(Settings):
+    """Weights by name. Agents that name the same policy share it."""
+
+    model: str
+    train: Literal["lora", "full", "frozen"] = "lora"
+    lora: LoraSettings = LoraSettings()
+    adapter: str = ""  # a PEFT adapter folder to start from
+    learning_rate: Positive | None = None  # in place of the algorithm's
+
+
+class SamplingSettings(Settings):
+    temperature: NotNegative = 1.0
+    max_new_tokens: Count = 512
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    stop: Strings = ()
+
+    def resolve(self) -> Sampling:
+        return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop)
+
+
+class ContextSettings(Settings):
+    """What gives way when a rollout observation does not fit the model's context. What is cut is counted."""
+
+    cut: Literal["messages", "observation", "nothing"] = "messages"
+    keep: Literal["start", "end"] = "end"
+
+
+class AgentSettings(Settings):
+    role: str
+    policy: str
+    instructions: str = ""
+    guidance: str = ""
+    answers: bool = False
+    sampling: SamplingSettings = SamplingSettings()
+    context: ContextSettings = ContextSettings()
+
+    @field_validator("role")
+    @classmethod
+    def _usable_in_code(cls, role: str) -> str:
+        if not role.isidentifier() or keyword.iskeyword(role) or role.startswith("_"):
+            raise PydanticCustomError(
+                "role", "a role is a name that organizations call: letters, digits and _, not {role}", {"role": repr(role)}
+            )
+        return role
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(self.role, self.instructions, self.guidance, self.answers)
+
+
+class RolloutSettings(Settings):
+    """How much experience a training step gathers, and when an environment counts as hanging."""
+
+    tasks_per_step: Count = 8
+    samples_per_task: Count = 4
+    max_live_episodes: Count = 256
+    max_steps: Count = 32  # environment steps; an episode that reaches it is truncated
+    timeout_seconds: Positive = 60.0  # for each reset and each step of the environment
+
+
+class EngineSettings(Settings):
+    """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
+
+    max_rows: Count = 256
+    admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
+
+
+class TrainingSettings(Settings):
+    steps: Count = 100
+    tokens_per_micro_batch: Count = 8192
+    record_episodes_every: Annotated[int, Field(ge=0)] = 1  # steps; 0 records none
+
+
+class CheckpointSettings(Settings):
+    every: Count = 10
+    keep_last: Count = 2
+    keep_best: bool = True
+
+
+class EvaluationSettings(Settings):
+    """Held-out evaluation. ``every`` looks at the validation split while training; ``tasks`` at the test split."""
+
+    tasks: Count = 500
+    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False)] = ("greedy", "sampled")
+    every: Annotated[int, Field(ge=0)] = 0
+    validation_tasks: Count = 100
+
+
+class RunSettings(Settings):
+    """One recipe, complete."""
+
+    name: str
+    seed: Annotated[int, Field(ge=0)] = 0
+    output: str = "runs"
+    device: str = "auto"
+    threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0: torch's choice
+    models: dict[str, ModelSettings]
+    policies: dict[str, PolicySettings]
+    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]
+    team: OrganizationPlugin
+    environment: EnvironmentPlugin
+    algorithm: AlgorithmSettings
+    rollout: RolloutSettings = RolloutSettings()
+    engine: EngineSettings = EngineSettings()
+    training: TrainingSettings = TrainingSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
+        table = {"team": {"organization": "chain"}, "algorithm": {}, **table}
+        agents = table.get("agents")
+        if isinstance(agents, list) and len(agents) == 1 and isinstance(agents[0], dict):
+            table["agents"] = [{"answers": True, **agents[0]}]
+        if isinstance(table["team"], dict):
+            table["team"] = {"organization": "chain", **table["team"]}
+        return table
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_folder(cls, name: str) -> str:
+        if not name or set(name) & set("/\\\0") or name in (".", ".."):
+            raise PydanticCustomError("run_name", "must be usable as a folder name, not {name}", {"name": repr(name)})
+        return name
+
+    @model_validator(mode="after")
+    def _check_references(self) -> RunSettings:
+        problems = [*_missing_references(self), *_team_problems(self), *_sampling_problems(self)]
+        if problems:
+            raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
+        return self
+
+    @property
+    def trained_policies(self) -> tuple[str, ...]:
+        return tuple(name for name, policy in self.policies.items() if policy.train != "frozen")
+
+    def learning_rate(self, policy: str) -> float:
+        return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
+
+
+def _missing_references(run: RunSettings) -> Iterable[str]:
+    for agent in run.agents:
+        if agent.policy not in run.policies:
+            hint = did_you_mean(agent.policy, run.policies)
+            yield f"agents.{agent.role}: no policy is called {agent.policy!r}{hint}"
+    for name, policy in run.policies.items():
+        if policy.model not in run.models:
+            yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
+        if not any(agent.policy == name for agent in run.agents):
+            yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
+    for name in run.models:
+        if not any(policy.model == name for policy in run.policies.values()):
+            yield f"models.{name}: no policy uses it; give it to a policy or remove it"
+
+
+def _team_problems(run: RunSettings) -> Iterable[str]:
+    for role, count in Counter(agent.role for agent in run.agents).items():
+        if count > 1:
+            yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
+    if not any(agent.answers for agent in run.agents):
+        yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
+
+
+def _sampling_problems(run: RunSettings) -> Iterable[str]:
+    for agent in run.agents:
+        policy = run.policies.get(agent.policy)
+        if policy is None or policy.train == "frozen":
+            continue
+        sampling = agent.sampling
+        if sampling.top_p != 1.0 or sampling.top_k != 0:
+            yield (
+                f"agents.{agent.role}.sampling: top_p and top_k change the distribution that policy {agent.policy!r} "
+                "is trained on; a policy in training samples by temperature alone, so remove them"
+            )
+        if sampling.temperature == 0:
+            yield f"agents.{agent.role}.sampling: temperature 0 never explores; use 1.0, or train = 'frozen'"

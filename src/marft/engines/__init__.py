@@ -1,0 +1,1 @@
+"""Who samples tokens: the in-process engine, and the renderer that makes its prompts."""

@@ -1,0 +1,204 @@
+"""A running batch on one backbone: rows of any policies come in, one token a step, finished rows leave at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.engines.sampling import allowed_tokens, draw
+from marft.models.attention import DecodePlan, PackedPlan
+from marft.models.backbone import Backbone, PackedRows
+from marft.models.cache import KVCache
+from marft.models.log_probs import scaled_logits
+from marft.types import Finish, LogProbs, Sampling, TokenIds
+
+PREFILL_TOKENS = 8192  # in one forward
+FIRST_COLUMNS = 64  # room for new tokens beside the longest prompt, before the cache grows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One request: what to sample from, and the uniform numbers to sample with (one a token)."""
+
+    adapter: str | None
+    prompt: TokenIds  # [T]
+    sampling: Sampling
+    uniforms: np.ndarray  # [max_new_tokens], float32 in [0, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    row: Row
+    tokens: TokenIds  # [T]
+    log_probs: LogProbs  # [T]
+    finish: Finish
+
+
+class Batch:
+    """Rows 0..n-1 of every buffer are live. A finished row's place is taken by the last one, so that it costs
+    nothing from the next step on.
+
+    Args:
+        stop_ids: tokens that end a turn.
+        decode: from token ids to text, for stop strings.
+    """
+
+    def __init__(self, backbone: Backbone, stop_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> None:
+        self.backbone, self.decode = backbone, decode
+        device = backbone.device
+        self.is_stop = torch.zeros(backbone.head.weight.shape[0], dtype=torch.bool, device=device)
+        self.is_stop[list(stop_ids)] = True
+        self.cache = KVCache(backbone.depth)
+        self.rows: list[Row] = []
+        self.adapters: list[str | None] = []
+        self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
+        self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the token not cached yet
+        self.made = torch.empty(0, dtype=torch.long, device=device)  # [n] tokens sampled so far
+        self.limits = torch.empty(0, dtype=torch.long, device=device)  # [n] max_new_tokens
+        self.temperatures = torch.empty(0, device=device)  # [n]
+        self.greedy = torch.empty(0, dtype=torch.bool, device=device)  # [n]
+        self.uniforms = torch.empty(0, 0, device=device)  # [n, most tokens]
+        self.tokens = torch.empty(0, 0, dtype=torch.long, device=device)  # [n, most tokens]
+        self.log_probs = torch.empty(0, 0, device=device)  # [n, most tokens]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @torch.inference_mode()
+    def admit(self, rows: Sequence[Row]) -> list[Finished]:
+        """Prefill rows and sample their first token. Rows with the same adapter and prompt share one prefill."""
+        finished = []
+        for group in _by_tokens(rows):
+            hidden = self._prefill(group)
+            self._append(group)
+            finished += self._sample(hidden, slice(len(self.rows) - len(group), len(self.rows)))
+        return finished
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """One token for every row → the rows that finished with it."""
+        n = len(self.rows)
+        self.cache.reserve(n, int(self.lengths.max()) + 1)
+        plan = DecodePlan(self.cache, self.lengths)
+        hidden = self.backbone.next_hidden_states(self.last, self.lengths, self.adapters, plan)
+        self.lengths = self.lengths + 1
+        return self._sample(hidden, slice(0, n))
+
+    def clear(self) -> None:
+        """Forget cached keys and values, which belong to weights that are about to change."""
+        assert not self.rows, "the weights change while rows are being sampled"
+        self.cache = KVCache(self.backbone.depth)
+
+    def _prefill(self, rows: Sequence[Row]) -> Tensor:
+        places: dict[tuple[str | None, bytes], list[int]] = {}
+        for index, row in enumerate(rows):
+            places.setdefault((row.adapter, row.prompt.tobytes()), []).append(index)
+        distinct = sorted(places.values(), key=lambda indices: rows[indices[0]].adapter or "")
+        packed = PackedRows.of(
+            [rows[i[0]].prompt for i in distinct], [rows[i[0]].adapter for i in distinct], self.backbone.device
+        )
+        base = len(self.rows)
+        self.cache.reserve(base + len(rows), max(packed.lengths) + FIRST_COLUMNS)
+        slots = [[base + index for index in indices] for indices in distinct]
+        plan = PackedPlan(packed.lengths, self.backbone.device, self.cache, slots)
+        hidden = self.backbone.hidden_states(packed, plan)
+        ends = np.cumsum(packed.lengths) - 1
+        last_of = np.empty(len(rows), np.int64)
+        for end, indices in zip(ends, distinct, strict=True):
+            last_of[indices] = end
+        return hidden[torch.from_numpy(last_of).to(hidden.device)]
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        device = self.backbone.device
+        options = [row.sampling for row in rows]
+        limits = torch.tensor([option.max_new_tokens for option in options], device=device)
+        most = max(self.uniforms.shape[1], int(limits.max()))
+        uniforms = np.zeros((len(rows), most), np.float32)
+        for index, row in enumerate(rows):
+            uniforms[index, : len(row.uniforms)] = row.uniforms
+        self.rows = [*self.rows, *rows]
+        self.adapters = [row.adapter for row in self.rows]
+        zeros = torch.zeros(len(rows), dtype=torch.long, device=device)
+        self.lengths = torch.cat([self.lengths, torch.tensor([len(row.prompt) for row in rows], device=device)])
+        self.last = torch.cat([self.last, zeros])
+        self.made = torch.cat([self.made, zeros])
+        self.limits = torch.cat([self.limits, limits])
+        temperatures = torch.tensor([option.temperature or 1.0 for option in options], device=device)
+        self.temperatures = torch.cat([self.temperatures, temperatures])
+        self.greedy = torch.cat([self.greedy, torch.tensor([o.temperature == 0 for o in options], device=device)])
+        self.uniforms = torch.cat([_widen(self.uniforms, most), torch.from_numpy(uniforms).to(device)])
+        self.tokens = torch.cat([_widen(self.tokens, most), zeros[:, None].expand(-1, most)])
+        self.log_probs = torch.cat([_widen(self.log_probs, most), torch.zeros(len(rows), most, device=device)])
+
+    def _sample(self, hidden: Tensor, part: slice) -> list[Finished]:
+        """Sample a token for the rows of ``part``, whose hidden states are given, and let finished rows go."""
+        head = self.backbone.head
+        logits = scaled_logits(hidden, head.weight, head.bias, self.temperatures[part])
+        made = self.made[part]
+        uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
+        allowed = allowed_tokens(logits, [row.sampling for row in self.rows[part]])
+        ids, log_probs = draw(logits, uniforms, self.greedy[part], allowed)
+        self.tokens[part].scatter_(1, made[:, None], ids[:, None])
+        self.log_probs[part].scatter_(1, made[:, None], log_probs[:, None])
+        self.last[part] = ids
+        self.made[part] = made + 1
+        stopped = self.is_stop[ids]
+        full = made + 1 >= self.limits[part]
+        ended = (stopped | full).tolist()
+        stops = stopped.tolist()
+        finished, leaving = [], []
+        for offset in range(len(ended)):
+            index = part.start + offset
+            by_string = not stops[offset] and bool(self.rows[index].sampling.stop) and self._hit_stop_string(index)
+            if ended[offset] or by_string:
+                finished.append(self._finish(index, "stop" if stops[offset] or by_string else "length"))
+                leaving.append(index)
+        self._remove(leaving)
+        return finished
+
+    def _hit_stop_string(self, index: int) -> bool:
+        text = self.decode(self.tokens[index, : int(self.made[index])].tolist())
+        return any(stop in text for stop in self.rows[index].sampling.stop)
+
+    def _finish(self, index: int, finish: Finish) -> Finished:
+        made = int(self.made[index])
+        tokens = self.tokens[index, :made].cpu().numpy().astype(np.int32)
+        log_probs = self.log_probs[index, :made].cpu().numpy().astype(np.float32)
+        return Finished(self.rows[index], tokens, log_probs, finish)
+
+    def _remove(self, leaving: Sequence[int]) -> None:
+        """Take rows out: live rows from the end move into their places."""
+        if not leaving:
+            return
+        n = len(self.rows)
+        order = list(range(n))
+        for index in sorted(leaving, reverse=True):
+            last = order.pop()
+            if index < len(order):
+                self.cache.move(len(order), index, int(self.lengths[last]))
+                order[index] = last
+        keep = torch.tensor(order, dtype=torch.long, device=self.backbone.device)
+        self.rows = [self.rows[index] for index in order]
+        self.adapters = [row.adapter for row in self.rows]
+        for name in ("lengths", "last", "made", "limits", "temperatures", "greedy", "uniforms", "tokens", "log_probs"):
+            setattr(self, name, getattr(self, name)[keep])
+
+
+def _widen(buffer: Tensor, columns: int) -> Tensor:
+    return torch.nn.functional.pad(buffer, (0, columns - buffer.shape[1]))
+
+
+def _by_tokens(rows: Sequence[Row]) -> list[list[Row]]:
+    groups: list[list[Row]] = []
+    tokens = 0
+    for row in rows:
+        if not groups or tokens + len(row.prompt) > PREFILL_TOKENS:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += len(row.prompt)
+    return groups

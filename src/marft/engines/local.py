@@ -1,0 +1,168 @@
+"""The in-process engine: torch on one worker thread, rows of all agents in one running batch a backbone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from marft import seeds
+from marft.engines.decoding import Batch, Finished, Row
+from marft.models.backbone import Backbone
+from marft.types import ActionKey, Completion, Sampling, TokenIds
+
+QUIET_PASSES = 16  # event-loop passes without any new request that count as "nobody can advance"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Voice:
+    """How one policy is sampled: a backbone, the adapter on it (None: the base), and the tokenizer."""
+
+    backbone: Backbone
+    adapter: str | None
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    key: ActionKey
+    policy: str
+    row: Row
+    answer: asyncio.Future[Completion]
+
+
+class LocalEngine:
+    """Batches whatever is waiting.
+
+    ``in_order`` admission waits until no live episode can advance without the engine and then admits requests by key:
+    what is computed together never depends on timing, so results are the same to the last bit. ``continuous``
+    admission takes requests as they come, for devices that must not idle.
+
+    Args:
+        voices: by policy name.
+        seed: of the run; each row's random stream is named by its action's key.
+    """
+
+    def __init__(self, voices: Mapping[str, Voice], *, seed: int, max_rows: int = 256, in_order: bool = True) -> None:
+        self.voices, self.seed, self.max_rows, self.in_order = voices, seed, max_rows, in_order
+        self.version = 0
+        self.sampled_tokens = 0
+        self._batches: dict[int, Batch] = {}
+        for voice in voices.values():
+            if id(voice.backbone) not in self._batches:
+                self._batches[id(voice.backbone)] = Batch(voice.backbone, voice.stop_ids, _decoder(voice.tokenizer))
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="marft-torch")
+        self._waiting: list[_Request] = []
+        self._running: dict[int, _Request] = {}  # by id of the row
+        self._driver: asyncio.Task[None] | None = None
+        self._outside = 0
+        self._all_back = asyncio.Event()
+        self._stirred = 0  # requests and returns from outside so far
+
+    async def sample(self, policy: str, prompt: TokenIds, sampling: Sampling, key: ActionKey) -> Completion:
+        """See :meth:`marft.game.engine.Engine.sample`."""
+        voice = self.voices[policy]
+        uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
+        row = Row(voice.adapter, prompt, sampling, uniforms)
+        request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._stirred += 1
+        if self._driver is None or self._driver.done():
+            self._driver = asyncio.create_task(self._drive())
+        return await request.answer
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """See :meth:`marft.game.engine.Engine.outside`."""
+        self._outside += 1
+        try:
+            yield
+        finally:
+            self._outside -= 1
+            self._stirred += 1
+            if self._outside == 0:
+                self._all_back.set()
+
+    def publish(self, version: int) -> None:
+        """The policies changed: the weights are shared with the learner, so nothing is copied."""
+        assert not self._waiting, "the weights change while requests wait"
+        for batch in self._batches.values():
+            batch.clear()
+        self.version = version
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    async def _drive(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting or self._running:
+                if self.in_order:
+                    await self._quiet()
+                admitted = self._admit()
+                finished = await loop.run_in_executor(self._worker, self._advance, admitted)
+                for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
+                    self._answer(self._running.pop(id(done.row)), done)
+        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+            for request in [*self._running.values(), *self._waiting]:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
+            self._running.clear()
+            self._waiting.clear()
+
+    async def _quiet(self) -> None:
+        """Until every live episode waits for the engine."""
+        passes = 0
+        while passes < QUIET_PASSES:
+            if self._outside:
+                self._all_back.clear()
+                await self._all_back.wait()
+            before = self._stirred
+            await asyncio.sleep(0)
+            passes = passes + 1 if self._stirred == before and self._outside == 0 else 0
+
+    def _admit(self) -> list[_Request]:
+        """Waiting requests, by key, when they are worth a prefill: nothing runs, or they are half as many again."""
+        if self._running and 2 * len(self._waiting) < len(self._running):
+            return []
+        self._waiting.sort(key=lambda request: request.key)
+        room = self.max_rows - len(self._running)
+        admitted, self._waiting = self._waiting[:room], self._waiting[room:]
+        self._running.update({id(request.row): request for request in admitted})
+        return admitted
+
+    def _advance(self, admitted: Sequence[_Request]) -> list[Finished]:
+        """On the worker thread: take rows in, then step every batch until some row finishes."""
+        finished: list[Finished] = []
+        for identity, batch in self._batches.items():
+            rows = [request.row for request in admitted if id(self.voices[request.policy].backbone) == identity]
+            if rows:
+                finished += batch.admit(rows)
+        while not finished and any(len(batch) for batch in self._batches.values()):
+            for batch in self._batches.values():
+                if len(batch):
+                    finished += batch.step()
+        return finished
+
+    def _answer(self, request: _Request, done: Finished) -> None:
+        self.sampled_tokens += len(done.tokens)
+        if not request.answer.done():
+            text = self._text(request, done)
+            request.answer.set_result(Completion(done.tokens, done.log_probs, text, done.finish, self.version))
+
+    def _text(self, request: _Request, done: Finished) -> str:
+        voice = self.voices[request.policy]
+        ids = done.tokens.tolist()
+        text = _decoder(voice.tokenizer)(ids[:-1] if ids[-1] in voice.stop_ids else ids)
+        cuts = [place for stop in request.row.sampling.stop if (place := text.find(stop)) >= 0]
+        return text[: min(cuts)] if cuts else text
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -1,0 +1,96 @@
+"""Prompts through a model's own chat template, with context-window cuts that are chosen and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from marft.game.rendering import Cut, Message, PromptTooLongError, compose
+from marft.types import Profile, Prompt, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one model is spoken to: its tokenizer, its template's options, and its context in tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    template_options: Mapping[str, Any]
+
+
+class ChatRenderer:
+    """Renders for every policy of a team in the dialect of its model.
+
+    Args:
+        dialects: by policy name.
+    """
+
+    def __init__(self, dialects: Mapping[str, Dialect]) -> None:
+        self.dialects = dialects
+
+    def render(
+        self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
+    ) -> Prompt:
+        """See :meth:`marft.game.rendering.Renderer.render`."""
+        dialect = self.dialects[policy]
+        budget = dialect.context - reserve
+        texts = _Texts(observation, tuple(seen))
+        ids = _ids(dialect, profile, texts)
+        removed = 0
+        while len(ids) > budget:
+            texts, gone = _shorten(dialect.tokenizer, texts, len(ids) - budget, cut)
+            if gone == 0:
+                raise PromptTooLongError(
+                    f"agent {profile.role!r}: its rollout observation has {len(ids)} tokens, but the context of "
+                    f"{dialect.context} leaves {budget} beside max_new_tokens = {reserve}; shorten the instructions, "
+                    "lower max_new_tokens, raise the model's context, or allow cuts (agents.context.cut)"
+                )
+            removed += gone
+            ids = _ids(dialect, profile, texts)
+        return Prompt(ids, removed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    observation: str
+    seen: tuple[Message, ...]
+
+
+def _ids(dialect: Dialect, profile: Profile, texts: _Texts) -> TokenIds:
+    chat = compose(profile, texts.observation, texts.seen)
+    text = dialect.tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True, **dialect.template_options
+    )
+    return np.array(dialect.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut: Cut) -> tuple[_Texts, int]:
+    """Cut up to ``excess`` tokens from the first text that may give way → the texts and how many went."""
+    if cut.what == "nothing":
+        return texts, 0
+    order = ["messages", "observation"] if cut.what == "messages" else ["observation", "messages"]
+    for part in order:
+        if part == "observation" and texts.observation:
+            shorter, gone = _cut_text(tokenizer, texts.observation, excess, cut)
+            return replace(texts, observation=shorter), gone
+        if part == "messages":
+            for index, message in enumerate(texts.seen):
+                if message.text:
+                    shorter, gone = _cut_text(tokenizer, message.text, excess, cut)
+                    seen = (*texts.seen[:index], Message(message.role, shorter), *texts.seen[index + 1 :])
+                    return replace(texts, seen=seen), gone
+    return texts, 0
+
+
+def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, excess: int, cut: Cut) -> tuple[str, int]:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    kept = max(0, len(ids) - excess)
+    shorter = tokenizer.decode(ids[len(ids) - kept :] if cut.keep == "end" else ids[:kept]) if kept else ""
+    assert isinstance(shorter, str)
+    if len(shorter) >= len(text):  # a cut inside a character can decode to as much text again
+        return "", len(ids)
+    return shorter, len(ids) - kept

@@ -1,0 +1,1 @@
+"""Built-in environments. Others register under the entry-point group ``marft.environments``."""

@@ -1,0 +1,104 @@
+"""Any data set of Reasoning Gym by name, with splits that share no question."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
+from marft.envs.answers import find_answer
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.envs.splits import split_of
+from marft.game.environment import Split
+from marft.types import Task
+
+PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted
+
+
+class ReasoningGym(Plugin):
+    r"""Questions of one data set; the answer is the last ``\boxed{}``, else ``<answer>`` tag, of the answering agent.
+
+    The package draws item i of seed s with seed s + i, so neighbouring seeds repeat each other's items, and small
+    data sets repeat themselves. Questions are therefore assigned to splits by their own text and never repeat.
+    """
+
+    dataset: str
+    params: dict[str, Any] = {}
+    seed: Annotated[int, Field(ge=0)] = 0
+    train_tasks: Annotated[int, Field(ge=1)] = 5000
+    held_out_tasks: Annotated[int, Field(ge=1)] = 1000  # in validation and test each
+    partial_credit: bool = False  # else the reward is 1 for a full score and 0 for any other
+
+    @model_validator(mode="after")
+    def _check_dataset(self) -> ReasoningGym:
+        datasets = _datasets()
+        if self.dataset not in datasets:
+            raise PydanticCustomError(
+                "dataset",
+                "reasoning_gym has no data set {name}{hint}",
+                {"name": repr(self.dataset), "hint": did_you_mean(self.dataset, datasets)},
+            )
+        fields = {field.name for field in dataclasses.fields(datasets[self.dataset][1])} - {"seed", "size"}
+        for key in self.params:
+            if key not in fields:
+                raise PydanticCustomError(
+                    "params",
+                    "data set {name} has no parameter {key}{hint}",
+                    {"name": repr(self.dataset), "key": repr(key), "hint": did_you_mean(key, fields)},
+                )
+        try:
+            _ = self._generator
+        except (AssertionError, TypeError, ValueError) as error:
+            raise PydanticCustomError(
+                "params", "data set {name}: {error}", {"name": repr(self.dataset), "error": str(error)}
+            ) from error
+        return self
+
+    @cached_property
+    def _generator(self) -> Any:
+        cls, config = _datasets()[self.dataset]
+        return cls(config(**{**self.params, "seed": self.seed, "size": 2**31}))
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Task]]:
+        wanted: dict[Split, int] = {
+            "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
+        }  # fmt: skip
+        found: dict[Split, list[Task]] = {split: [] for split in wanted}
+        seen: set[str] = set()
+        index = idle = 0
+        while any(len(found[split]) < count for split, count in wanted.items()) and idle < PATIENCE:
+            entry = self._generator[index]
+            split = split_of(entry["question"])
+            idle += 1
+            if entry["question"] not in seen and len(found[split]) < wanted[split]:
+                seen.add(entry["question"])
+                found[split].append(Task(f"{self.dataset}/{index}", entry["question"], {"entry": entry}))
+                idle = 0
+            index += 1
+        return found
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of a split, drawn once; fewer than asked for where the data set has no more questions."""
+        return self._splits[split]
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+        return SingleTurn(task, lambda text: self._grade(task, text))
+
+    def _grade(self, task: Task, text: str) -> Grade:
+        score = float(self._generator.score_answer(find_answer(text), task.data["entry"]))
+        success = score >= 1.0 - 1e-9
+        return Grade(score if self.partial_credit else float(success), success)
+
+
+def _datasets() -> dict[str, tuple[Any, Any]]:
+    import reasoning_gym  # noqa: F401  registers the data sets
+    from reasoning_gym.factory import DATASETS
+
+    return dict(DATASETS)

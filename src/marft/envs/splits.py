@@ -1,0 +1,27 @@
+"""Disjoint splits by content: a question's own text decides, once and for all, which split it belongs to.
+
+Two questions with the same words are in the same split whatever seed, index or file they came from, so no generator
+that repeats itself can leak a held-out question into training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from marft.game.environment import Split
+
+HELD_OUT = {"validation": (0, 10), "test": (10, 20)}  # percent of all questions
+
+
+def split_of(question: str) -> Split:
+    """The split of a question: 10 % validation, 10 % test, the rest training. Case and spacing do not count.
+
+    >>> split_of("What is  2 + 3?") == split_of("what is 2 + 3?")
+    True
+    """
+    normalised = " ".join(question.split()).casefold()
+    bucket = int.from_bytes(hashlib.blake2b(normalised.encode(), digest_size=8).digest(), "big") % 100
+    for split, (low, high) in HELD_OUT.items():
+        if low <= bucket < high:
+            return "validation" if split == "validation" else "test"
+    return "train"

@@ -1,0 +1,125 @@
+"""Held-out evaluation: a team on the tasks of a split, greedy or sampled, with intervals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from marft.evaluation.intervals import wilson
+from marft.evaluation.metrics import episode_metrics
+from marft.game.environment import Split
+from marft.game.play import Attempt
+from marft.game.team import Team
+from marft.stage import Stage
+from marft.types import Episode, Task
+
+Mode = Literal["greedy", "sampled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a team did. ``outcomes`` holds each scored task's success, for paired comparisons."""
+
+    checkpoint: str
+    mode: Mode
+    split: Split
+    shuffled_messages: bool
+    tasks: int
+    failed: int
+    accuracy: float
+    interval: tuple[float, float]
+    reward: float
+    agents: Mapping[str, Mapping[str, float]]
+    outcomes: Mapping[str, bool]
+    examples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+    @property
+    def name(self) -> str:
+        """The file's name: ``<checkpoint>-<mode>``."""
+        return f"{self.checkpoint}-{self.mode}" + ("-shuffled" if self.shuffled_messages else "")
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def evaluate(
+    stage: Stage,
+    checkpoint: str,
+    mode: Mode,
+    tasks: Sequence[Task],
+    *,
+    split: Split = "test",
+    messages_from: Sequence[Episode] | None = None,
+    on_done: Callable[[Episode], None] = lambda _: None,
+) -> tuple[Evaluation, list[Episode]]:
+    """Play every task once.
+
+    Args:
+        checkpoint: what the weights are called, for the record; they are in place already.
+        messages_from: episodes of other tasks (see :func:`shuffle`), whose messages agents see instead of their own
+            team's: what that costs is what the messages were worth.
+    """
+    stream = f"{split}/{mode}"
+    donors = messages_from or [None] * len(tasks)
+    attempts = [
+        Attempt(task, stream, messages=_messages(donor)) for task, donor in zip(tasks, donors, strict=True)
+    ]
+    team = stage.game.team if mode == "sampled" else greedy(stage.game.team)
+    episodes = stage.play(attempts, team, on_done)
+    scored = [episode for episode in episodes if episode.scored]
+    outcomes = {episode.task.id: bool(episode.success) for episode in scored}
+    metrics = episode_metrics(episodes, [agent.role for agent in team.agents], stage.engine.version)
+    agents = {
+        agent.role: {name: metrics[f"agents/{agent.role}/{name}"] for name in ("action_length", "truncation_rate")}
+        for agent in team.agents
+    }
+    wins = sum(outcomes.values())
+    evaluation = Evaluation(
+        checkpoint=checkpoint,
+        mode=mode,
+        split=split,
+        shuffled_messages=messages_from is not None,
+        tasks=len(scored),
+        failed=len(episodes) - len(scored),
+        accuracy=wins / len(scored) if scored else 0.0,
+        interval=wilson(wins, len(scored)),
+        reward=metrics["reward"],
+        agents=agents,
+        outcomes=outcomes,
+        examples=tuple(_example(episode) for episode in scored[:3]),
+    )
+    return evaluation, episodes
+
+
+def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
+    """Another task's episode for each one: a random cycle, so that nobody keeps its own."""
+    order = list(range(len(episodes)))
+    random.Random(seed).shuffle(order)
+    donors: list[Episode] = list(episodes)
+    for place, index in enumerate(order):
+        donors[index] = episodes[order[(place + 1) % len(order)]]
+    return donors
+
+
+def greedy(team: Team) -> Team:
+    """The same team, every agent taking its likeliest token."""
+    agents = tuple(
+        replace(agent, sampling=replace(agent.sampling, temperature=0.0, top_p=1.0, top_k=0)) for agent in team.agents
+    )
+    return replace(team, agents=agents)
+
+
+def _messages(donor: Episode | None) -> dict[str, str]:
+    return {action.id: action.text for action in donor.actions} if donor else {}
+
+
+def _example(episode: Episode) -> dict[str, Any]:
+    return {
+        "task": episode.task.id,
+        "observation": episode.transitions[0].observation.text,
+        "actions": [{"agent": action.agent, "step": action.step, "text": action.text} for action in episode.actions],
+        "reward": episode.total_reward,
+        "success": episode.success,
+    }

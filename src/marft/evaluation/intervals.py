@@ -1,0 +1,40 @@
+"""Confidence intervals of success rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Z95 = 1.959964
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95 % interval of a proportion (Wilson 1927); (0, 1) without trials.
+
+    >>> tuple(round(bound, 3) for bound in wilson(200, 500))
+    (0.358, 0.444)
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    p, z2 = successes / trials, Z95**2
+    centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 / (1 + z2 / trials) * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, tuple[float, float]]:
+    """``after − before`` on the same tasks, with a 95 % interval (Wald, with Agresti and Min's +2 correction).
+
+    >>> paired_difference([False, False, True], [True, True, True])[0]
+    0.6666666666666666
+    """
+    n = len(before)
+    assert n == len(after)
+    if n == 0:
+        return 0.0, (-1.0, 1.0)
+    gained = sum(b < a for b, a in zip(before, after, strict=True))
+    lost = sum(b > a for b, a in zip(before, after, strict=True))
+    up, down, total = gained + 0.5, lost + 0.5, n + 2
+    centre = (up - down) / total
+    half = Z95 * math.sqrt(max(0.0, up + down - (up - down) ** 2 / total)) / total
+    return (gained - lost) / n, (max(-1.0, centre - half), min(1.0, centre + half))

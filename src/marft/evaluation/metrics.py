@@ -1,0 +1,54 @@
+"""Metrics of a batch of episodes, for the team and for each agent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from marft.types import Action, Episode
+
+
+def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: int) -> dict[str, float]:
+    """What was sampled and what it earned.
+
+    Args:
+        version: of the policies now; an action's lag is how many updates older it is.
+    """
+    scored = [episode for episode in episodes if episode.scored]
+    rewards = np.array([episode.total_reward for episode in scored])
+    outcomes = [episode.success for episode in scored if episode.success is not None]
+    metrics = {
+        "reward": _mean(rewards),
+        "reward_std": float(rewards.std()) if len(rewards) else math.nan,
+        "accuracy": _mean(outcomes),
+        "episodes": float(len(episodes)),
+        "episodes_failed": float(sum(episode.status == "failed" for episode in episodes)),
+        "episodes_timed_out": float(sum(episode.status == "timed_out" for episode in episodes)),
+        "episodes_dropped": float(len(episodes) - len(scored)),
+        "environment_steps": float(sum(len(episode.transitions) for episode in scored)),
+    }
+    actions = [action for episode in scored for action in episode.actions]
+    metrics |= _action_metrics(actions, version)
+    for role in roles:
+        mine = _action_metrics([action for action in actions if action.agent == role], version)
+        metrics |= {f"agents/{role}/{name}": value for name, value in mine.items()}
+        rewards_of_role = [sum(t.agent_rewards.get(role, 0.0) for t in episode.transitions) for episode in scored]
+        metrics[f"agents/{role}/own_reward"] = _mean(rewards_of_role)
+    return metrics
+
+
+def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]:
+    return {
+        "actions": float(len(actions)),
+        "action_length": _mean([len(action.tokens) for action in actions]),
+        "truncation_rate": _mean([action.finish == "length" for action in actions]),
+        "prompt_tokens": _mean([len(action.prompt) for action in actions]),
+        "prompt_tokens_cut": float(sum(action.cut for action in actions)),
+        "policy_lag": _mean([version - action.version for action in actions]),
+    }
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

@@ -1,0 +1,70 @@
+"""Agents, and the callable seats through which an organization lets them act."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from marft.config.settings import did_you_mean
+from marft.game.rendering import Cut
+from marft.types import Action, Observation, Profile, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One seat of a team: a profile, the policy that plays it, and how it samples."""
+
+    profile: Profile
+    policy: str
+    sampling: Sampling = Sampling()
+    cut: Cut = Cut()
+
+    @property
+    def role(self) -> str:
+        return self.profile.role
+
+
+Ask = Callable[[Agent, Observation, Sequence[Action]], Awaitable[Action]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An agent in one step of one episode. Calling it is one decision: ``await agents.coder(observation, sees=[plan])``."""
+
+    agent: Agent
+    _ask: Ask
+
+    @property
+    def role(self) -> str:
+        return self.agent.role
+
+    async def __call__(self, observation: Observation, sees: Sequence[Action] = ()) -> Action:
+        """Act once.
+
+        Args:
+            sees: the actions that this one depends on; what is given is what it sees, and is recorded.
+        """
+        return await self._ask(self.agent, observation, tuple(sees))
+
+
+class Agents:
+    """The seats of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
+
+    def __init__(self, agents: Sequence[Agent], ask: Ask) -> None:
+        self._seats = {agent.role: Seat(agent, ask) for agent in agents}
+
+    def __getitem__(self, role: str) -> Seat:
+        if role not in self._seats:
+            raise ValueError(f"the team has no agent {role!r}{did_you_mean(role, self._seats)}")
+        return self._seats[role]
+
+    def __getattr__(self, role: str) -> Seat:
+        if role.startswith("_"):
+            raise AttributeError(role)
+        return self[role]
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(self._seats.values())
+
+    def __len__(self) -> int:
+        return len(self._seats)

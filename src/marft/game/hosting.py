@@ -1,0 +1,78 @@
+"""Sessions run on threads of their own, so that code which blocks, hangs or raises loses only its own episode."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
+
+
+class HostThread:
+    """A daemon thread with an event loop. One session at a time lives on it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="marft-session", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
+
+    async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float) -> T:
+        """Run ``function(*arguments)`` on this thread, awaiting what it returns if that is awaitable.
+
+        Raises:
+            TimeoutError: it took longer than ``timeout`` seconds.
+        """
+        future = asyncio.run_coroutine_threadsafe(_settle(function, arguments), self.loop)
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+
+    async def responsive(self) -> bool:
+        """Whether the thread still runs its loop, or some call blocks it."""
+        answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(answered), GRACE_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class Host:
+    """A pool of host threads. A thread that does not come back from a call is given up and counted."""
+
+    def __init__(self) -> None:
+        self._idle: list[HostThread] = []
+        self.given_up = 0
+
+    def acquire(self) -> HostThread:
+        return self._idle.pop() if self._idle else HostThread()
+
+    async def release(self, thread: HostThread, suspect: bool) -> None:
+        """Take a thread back; a ``suspect`` one (its session timed out) only if it still answers."""
+        if suspect and not await thread.responsive():
+            self.given_up += 1
+            thread.stop()  # takes effect should the call ever return
+            return
+        self._idle.append(thread)
+
+    def close(self) -> None:
+        for thread in self._idle:
+            thread.stop()
+        self._idle.clear()
+
+
+def _settle(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
+    async def run() -> T:
+        result = function(*arguments)
+        return await result if isinstance(result, Awaitable) else result
+
+    return run()

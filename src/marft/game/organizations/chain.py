@@ -1,0 +1,29 @@
+"""One agent after another, in the recipe's order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from marft.config.plugins import Plugin
+from marft.game.agents import Agents
+from marft.types import Action, JointAction, Observation
+
+
+class Chain(Plugin):
+    """Every agent acts once, seeing the actions before its own.
+
+    ::
+
+        observation ──▶ planner ──▶ coder ──▶ tester ──▶ answer
+              └────────────┴──────────┴─────────┘
+
+    With ``sees = "previous"`` an agent sees its predecessor alone. A chain of one is a single agent.
+    """
+
+    sees: Literal["all", "previous"] = "all"
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        done: list[Action] = []
+        for agent in agents:
+            done.append(await agent(observation, sees=done if self.sees == "all" else done[-1:]))
+        return JointAction()

@@ -1,0 +1,249 @@
+"""``play``: one task, one team, one episode."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from marft.game.agents import Agent, Agents
+from marft.game.engine import Engine
+from marft.game.environment import Environment
+from marft.game.hosting import Host, HostThread
+from marft.game.rendering import Message, PromptTooLongError, Renderer
+from marft.game.team import Team
+from marft.seeds import derive_seed
+from marft.types import Action, ActionKey, Episode, JointAction, Mark, Observation, Prompt, Status, Step, Task, Transition
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """Flex-MG: an environment and a team, with what they need to be played."""
+
+    environment: Environment
+    team: Team
+    engine: Engine
+    renderer: Renderer
+    host: Host
+    seed: int = 0
+    max_steps: int = 32
+    timeout: float = 60.0  # seconds for each call into the environment
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
+
+    ``messages`` replaces what agents see of each other, by action id: the probe for whether messages matter.
+    """
+
+    task: Task
+    stream: str
+    sample: int = 0
+    messages: Mapping[str, str] = field(default_factory=dict)
+    critic_states: bool = False  # whether a critic will read this episode
+
+
+class EpisodeFailedError(Exception):
+    """An episode that cannot be scored, with its status and a reason for people."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+async def play(game: Game, attempt: Attempt) -> Episode:
+    """Play one episode to its end.
+
+    Whatever goes wrong in the environment or the organization makes the episode ``failed`` or ``timed_out``, with
+    the reason; it never becomes a reward.
+    """
+    turns = _Turns(game, attempt)
+    thread = game.host.acquire()
+    status: Status = "failed"
+    error = ""
+    try:
+        status = await _run(game, attempt, turns, thread)
+    except EpisodeFailedError as failure:
+        status, error = failure.status, failure.reason
+    finally:
+        await game.host.release(thread, suspect=status == "timed_out")
+    return turns.episode(status, error)
+
+
+async def _run(game: Game, attempt: Attempt, turns: _Turns, thread: HostThread) -> Status:
+    key = (attempt.stream, attempt.task.id, attempt.sample)
+    session = await _outside(game, thread, game.environment.start, attempt.task, derive_seed(game.seed, "session", *key))
+    try:
+        observation = await _outside(game, thread, session.reset)
+        while True:
+            joint = await turns.act(observation)
+            step = await _outside(game, thread, session.step, joint)
+            turns.record(observation, _checked(step, game.team.agents))
+            observation = step.observation
+            if step.terminated:
+                return "terminated"
+            if step.truncated or len(turns.transitions) >= game.max_steps:
+                turns.bootstrap(observation)
+                return "truncated"
+    finally:
+        await _close(game, thread, session)
+
+
+async def _outside(game: Game, thread: HostThread, function: Any, *arguments: Any) -> Any:
+    """Call into the environment, on its thread, within the time limit."""
+    name = getattr(function, "__name__", "call")
+    try:
+        with game.engine.outside():
+            return await thread.call(function, *arguments, timeout=game.timeout)
+    except TimeoutError as error:
+        raise EpisodeFailedError("timed_out", f"environment {name}() took over {game.timeout:g} s") from error
+    except Exception as error:  # noqa: BLE001  the environment is somebody else's code
+        raise EpisodeFailedError("failed", f"environment {name}() raised {_describe(error)}") from error
+
+
+async def _close(game: Game, thread: HostThread, session: Any) -> None:
+    try:
+        await _outside(game, thread, session.close)
+    except EpisodeFailedError:
+        return  # the episode's own outcome stands
+
+
+def _checked(step: Any, agents: Sequence[Agent]) -> Step:
+    if not isinstance(step, Step):
+        raise EpisodeFailedError("failed", f"environment step() returned {type(step).__name__}, not marft.types.Step")
+    roles = {agent.role for agent in agents}
+    for who, reward in (("the team", step.reward), *step.agent_rewards.items()):
+        if not isinstance(reward, int | float | np.number) or not math.isfinite(reward):
+            raise EpisodeFailedError("failed", f"environment step() gave {who} a reward of {reward!r}; must be finite")
+        if who != "the team" and who not in roles:
+            raise EpisodeFailedError("failed", f"environment step() rewards an agent {who!r} that is not in the team")
+    return step
+
+
+class _Turns:
+    """The team's side of one episode: seats ask here, and every action is recorded."""
+
+    def __init__(self, game: Game, attempt: Attempt) -> None:
+        self.game, self.attempt = game, attempt
+        self.actions: dict[int, Action] = {}  # by the order asked for
+        self.transitions: list[Transition] = []
+        self.success: bool | None = None
+        self.first_of_step: Agent | None = None
+        self.final_prompt: Prompt | None = None
+        self._engine_failure: Exception | None = None
+        self._asked = 0
+        self._calls: Counter[str] = Counter()
+        self._began = time.perf_counter()
+
+    async def act(self, observation: Observation) -> JointAction:
+        """Let the organization act once; fill in the actions and the default answer."""
+        if not isinstance(observation, Observation):
+            raise EpisodeFailedError("failed", f"the environment observed a {type(observation).__name__}, not an Observation")
+        self._calls.clear()
+        self.first_of_step = None
+        first = self._asked
+        try:
+            joint = await self.game.team.organization.act(observation, Agents(self.game.team.agents, self._ask))
+        except PromptTooLongError as error:
+            raise EpisodeFailedError("failed", str(error)) from error
+        except Exception as error:
+            if error is self._engine_failure:
+                raise  # ours, not the organization's
+            raise EpisodeFailedError("failed", f"the organization raised {_describe(error)}") from error
+        done = [self.actions[index] for index in range(first, self._asked) if index in self.actions]
+        if self.attempt.critic_states:
+            done = [self._with_state(action, observation, done) for action in done]
+            self.actions.update({action.index: action for action in done})
+        return JointAction(joint.answer or self._default_answer(done), tuple(done))
+
+    async def _ask(self, agent: Agent, observation: Observation, sees: Sequence[Action]) -> Action:
+        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
+        self._calls[agent.role] += 1
+        self._asked += 1
+        self.first_of_step = self.first_of_step or agent
+        key = ActionKey(
+            self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
+        )
+        prompt = self._render(agent, observation, sees)
+        started = time.perf_counter() - self._began
+        try:
+            completion = await self.game.engine.sample(agent.policy, prompt.ids, agent.sampling, key)
+        except Exception as error:
+            self._engine_failure = error
+            raise
+        action = Action(
+            key=key,
+            policy=agent.policy,
+            index=index,
+            sees=tuple(other.id for other in sees),
+            prompt=prompt.ids,
+            tokens=completion.tokens,
+            marks=np.full(len(completion.tokens), Mark.SAMPLED, np.uint8),
+            log_probs=completion.log_probs,
+            text=completion.text,
+            finish=completion.finish,
+            version=completion.version,
+            cut=prompt.cut,
+            started=started,
+            ended=time.perf_counter() - self._began,
+        )
+        self.actions[index] = action
+        return action
+
+    def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action]) -> Prompt:
+        messages = [Message(other.agent, self.attempt.messages.get(other.id, other.text)) for other in sees]
+        return self.game.renderer.render(
+            agent.policy, agent.profile, observation.text, messages, reserve=agent.sampling.max_new_tokens, cut=agent.cut
+        )
+
+    def _with_state(self, action: Action, observation: Observation, done: Sequence[Action]) -> Action:
+        """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""
+        earlier = [other for other in done if other.index < action.index]
+        if all(other.id in action.sees for other in earlier):
+            return action
+        seen = [other for other in self.actions.values() if other.id in action.sees and other not in earlier]
+        agent = self.game.team.agent(action.agent)
+        return replace(action, state=self._render(agent, observation, [*seen, *earlier]).ids)
+
+    def _default_answer(self, done: Sequence[Action]) -> Action | None:
+        answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
+        return next((action for action in reversed(done) if action.agent in answering), None)
+
+    def record(self, observation: Observation, step: Step) -> None:
+        rewards = {role: float(reward) for role, reward in step.agent_rewards.items()}
+        self.transitions.append(Transition(observation, float(step.reward), rewards))
+        self.success = step.success if step.success is not None else self.success
+
+    def bootstrap(self, observation: Observation) -> None:
+        """Keep the final observation as the agent that decided first in the last step would see it, alone."""
+        if self.first_of_step is not None and self.attempt.critic_states:
+            self.final_prompt = self._render(self.first_of_step, observation, ())
+
+    def episode(self, status: Status, error: str) -> Episode:
+        return Episode(
+            task=self.attempt.task,
+            stream=self.attempt.stream,
+            sample=self.attempt.sample,
+            actions=tuple(self.actions[index] for index in sorted(self.actions)),
+            status=status,
+            transitions=tuple(self.transitions),
+            success=self.success,
+            error=error,
+            bootstrap=self.final_prompt.ids if self.final_prompt else None,
+            bootstrap_policy=self.first_of_step.policy if self.final_prompt and self.first_of_step else "",
+            seconds=time.perf_counter() - self._began,
+        )
+
+
+def _describe(error: BaseException) -> str:
+    """``ValueError: boom (environment.py:12)``: what was raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,245 @@
+"""From credited actions to minibatches and micro-batches, with weights from the global minibatch (formulas §6).
+
+What a unit of the surrogate (an action or a token) weighs in the loss is fixed here, before anything is split: loss
+functions return sums, so the gradient is the same for every split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft import seeds
+from marft.learning.interfaces import Credits, Floats, Level
+from marft.models.backbone import Backbone, PackedRows
+from marft.types import Action, Sample
+
+Normalisation = Literal["none", "tokens", "words"]
+Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean"]
+EPSILON = 1e-8
+
+
+def make_samples(
+    actions: Sequence[Action],
+    credits: Credits,
+    trained: Sequence[str],
+    normalisation: Normalisation,
+    normalise_advantages: bool,
+) -> tuple[list[Sample], list[Floats]]:
+    """The actions that are trained, with advantages normalised over exactly their decisions, and the raw advantages.
+
+    Actions of frozen policies took part in credit and take no part in anything from here on.
+    """
+    mine = [i for i, action in enumerate(actions) if action.policy in trained]
+    raw = [credits.advantages[i] for i in mine]
+    advantages = normalise(raw) if normalise_advantages else raw
+    samples = [
+        Sample(actions[i], normaliser(actions[i], normalisation), advantage)
+        for i, advantage in zip(mine, advantages, strict=True)
+    ]
+    return samples, raw
+
+
+def normalise(advantages: Sequence[Floats]) -> list[Floats]:
+    """Zero mean and unit standard deviation over all decisions given; an exact 0 is a decision like any other.
+
+    >>> [a.tolist() for a in normalise([np.array([1.0, 0.0]), np.array([-1.0])])]
+    [[0.999999990000..., 0.0], [-0.999999990000...]]
+    """
+    if not advantages:
+        return []
+    flat = np.concatenate(advantages)
+    spread = float(flat.std(ddof=1)) if len(flat) > 1 else 0.0
+    scaled = (flat - flat.mean()) / (spread + EPSILON)
+    return np.split(scaled, np.cumsum([len(a) for a in advantages])[:-1])
+
+
+def normaliser(action: Action, normalisation: Normalisation) -> float:
+    """Z of eq. 6: 1, the number of sampled tokens, or the number of words (at least 1)."""
+    if normalisation == "none":
+        return 1.0
+    count = int(action.sampled.sum()) if normalisation == "tokens" else len(action.text.split())
+    return float(max(1, count))
+
+
+def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:
+    """Split each policy's samples evenly over ``count`` minibatches, in an order of their own for each epoch."""
+    parts: list[list[Sample]] = [[] for _ in range(count)]
+    for policy in sorted({sample.action.policy for sample in samples}):
+        mine = [sample for sample in samples if sample.action.policy == policy]
+        order = seeds.generator(seed, "minibatches", policy, step, epoch).permutation(len(mine))
+        for part, indices in zip(parts, np.array_split(order, count), strict=True):
+            part += [mine[i] for i in indices]
+    return [part for part in parts if part]
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy."""
+
+    actions: Mapping[str, int]
+    tokens: Mapping[str, int]
+
+    @staticmethod
+    def of(samples: Sequence[Sample], pooled: bool) -> Denominators:
+        """Count a minibatch. ``pooled`` counts all policies together (the paper's 1/(nT))."""
+        actions: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        for sample in samples:
+            actions[sample.action.policy] += 1
+            tokens[sample.action.policy] += int(sample.action.sampled.sum())
+        if pooled:
+            return Denominators(dict.fromkeys(actions, actions.total()), dict.fromkeys(tokens, tokens.total()))
+        return Denominators(actions, tokens)
+
+    def token_weight(self, sample: Sample, aggregation: Aggregation) -> float:
+        """The weight of one sampled token of ``sample``."""
+        policy = sample.action.policy
+        if aggregation == "token-mean":
+            return 1.0 / self.tokens[policy]
+        length = int(sample.action.sampled.sum()) if aggregation == "action-mean" else 1
+        return 1.0 / (self.actions[policy] * length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Packed rows of some samples of a minibatch on one backbone, and everything their loss needs.
+
+    T counts sampled tokens; U counts units: actions at action level, sampled tokens at token level.
+    """
+
+    samples: tuple[Sample, ...]  # [B]
+    backbone: Backbone
+    rows: PackedRows
+    predict_from: Tensor  # [T] packed positions whose logits predict the sampled tokens
+    targets: Tensor  # [T]
+    temperatures: Tensor  # [T]
+    engine_log_probs: Tensor  # [T]
+    old_log_probs: Tensor  # [T]
+    action_of: Tensor  # [T] row of each token's action in the micro-batch
+    normalisers: Tensor  # [B] Z of each action
+    advantages: Tensor  # [U]
+    unit_weights: Tensor  # [U]
+    token_weights: Tensor  # [T] for entropy
+    agents: np.ndarray  # [T] agent of each token, as an index into agent_names
+    agent_names: tuple[str, ...]
+    level: Level
+
+    def units(self, token_values_T: Tensor) -> Tensor:
+        """Log-probabilities of units: over Z and summed to actions at action level (eq. 6), as they are else."""
+        if self.level == "token":
+            return token_values_T
+        sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
+        return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
+
+    def unit_agents(self) -> np.ndarray:
+        """Agent index of each unit, [U]."""
+        if self.level == "token":
+            return self.agents
+        return np.array([self.agent_names.index(sample.action.agent) for sample in self.samples])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """How samples of a run are packed: which weights each policy runs on, and how its tokens count.
+
+    Args:
+        temperatures: each agent's sampling temperature: log-probs are taken where they were sampled.
+        tokens_per_batch: of a micro-batch; one action is never cut.
+    """
+
+    backbones: Mapping[str, Backbone]
+    adapters: Mapping[str, str | None]
+    temperatures: Mapping[str, float]
+    aggregation: Aggregation
+    level: Level
+    tokens_per_batch: int
+
+    def micro_batches(
+        self, samples: Sequence[Sample], denominators: Denominators, old_log_probs: Mapping[int, Floats] | None = None
+    ) -> list[MicroBatch]:
+        """Cut a minibatch into packed batches.
+
+        Args:
+            old_log_probs: by ``id`` of the action, where the engine's own are not to be used.
+        """
+        owners: dict[int, list[Sample]] = {}
+        for sample in samples:
+            owners.setdefault(id(self.backbones[sample.action.policy]), []).append(sample)
+        batches = []
+        for mine in owners.values():
+            for part in _by_tokens(sorted(mine, key=_length), self.tokens_per_batch):
+                ordered = sorted(part, key=lambda sample: sample.action.policy)
+                batches.append(_pack(ordered, self, denominators, old_log_probs or {}))
+        return batches
+
+
+def _pack(
+    samples: Sequence[Sample], packing: Packing, denominators: Denominators, old_log_probs: Mapping[int, Floats]
+) -> MicroBatch:
+    actions = [sample.action for sample in samples]
+    backbone = packing.backbones[actions[0].policy]
+    device = backbone.device
+    rows = PackedRows.of(
+        [np.concatenate([action.prompt, action.tokens[:-1]]) for action in actions],
+        [packing.adapters[action.policy] for action in actions],
+        device,
+    )
+    counts = np.array([int(action.sampled.sum()) for action in actions])
+    positions = [
+        start + len(action.prompt) - 1 + np.flatnonzero(action.sampled)
+        for start, action in zip(rows.starts(), actions, strict=True)
+    ]
+    targets = [action.tokens[action.sampled] for action in actions]
+    assert all(len(t) == len(a.log_probs) for t, a in zip(targets, actions, strict=True)), "scored == sampled tokens"
+    names = tuple(sorted({action.agent for action in actions}))
+    token_weights = [denominators.token_weight(sample, packing.aggregation) for sample in samples]
+    unit_weights = (
+        np.array([1.0 / denominators.actions[action.policy] for action in actions])
+        if packing.level == "action"
+        else np.repeat(token_weights, counts)
+    )
+
+    def tensor(values: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.from_numpy(values).to(device, dtype)
+
+    return MicroBatch(
+        samples=tuple(samples),
+        backbone=backbone,
+        rows=rows,
+        predict_from=tensor(np.concatenate(positions), torch.long),
+        targets=tensor(np.concatenate(targets), torch.long),
+        temperatures=tensor(np.repeat([packing.temperatures[action.agent] for action in actions], counts)),
+        engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
+        old_log_probs=tensor(np.concatenate([old_log_probs.get(id(action), action.log_probs) for action in actions])),
+        action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
+        normalisers=tensor(np.array([sample.normaliser for sample in samples])),
+        advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
+        unit_weights=tensor(unit_weights),
+        token_weights=tensor(np.repeat(token_weights, counts)),
+        agents=np.repeat([names.index(action.agent) for action in actions], counts),
+        agent_names=names,
+        level=packing.level,
+    )
+
+
+def _length(sample: Sample) -> int:
+    return len(sample.action.prompt) + len(sample.action.tokens) - 1
+
+
+def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:
+    groups: list[list[Sample]] = []
+    tokens = 0
+    for sample in samples:
+        if not groups or tokens + _length(sample) > limit:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(sample)
+        tokens += _length(sample)
+    return groups

@@ -1,0 +1,1 @@
+"""Credit estimators, one a file."""

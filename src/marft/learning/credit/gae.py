@@ -1,0 +1,77 @@
+"""Multi-agent generalised advantage estimation, over actions or tokens (MARFT Algorithm 3; Schulman et al. 2016).
+
+``δ_k = r_k + γ_k V(s_k') − V(s_k)``, ``Â_k = δ_k + γ_k λ_k Â_k'``, return ``= Â_k + V(s_k)``, with k' the decision that
+follows k in the chain. γ and λ are ``*_agent`` within an environment step and ``*_step`` across steps; at token level
+the tokens of an action follow each other with ``*_token``, and an action's last token leads to the next action's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from marft.config.plugins import Plugin
+from marft.learning.credit.links import Links, backward_sum, link
+from marft.learning.interfaces import Credits, Floats, Level, Values
+from marft.types import Episode, all_actions
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class GAE(Plugin):
+    """Advantages from a critic.
+
+    ``chain = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);
+    ``"graph"`` follows the realised dependencies. ``lambda_critic`` makes the critic's targets.
+    """
+
+    chain: Literal["joint", "agent", "graph"] = "joint"
+    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the team reward beside agents' own rewards
+    gamma_token: Fraction = 1.0
+    gamma_agent: Fraction = 1.0
+    gamma_step: Fraction = 0.99
+    lambda_token: Fraction = 1.0
+    lambda_agent: Fraction = 0.95
+    lambda_step: Fraction = 0.95
+    lambda_critic: Fraction = 1.0
+
+    def assign(self, episodes: Sequence[Episode], values: Values, level: Level) -> Credits:
+        """Advantages and returns of every decision; see :class:`marft.learning.interfaces.Credit`."""
+        links = link(episodes, self.chain, self.gamma_step, self.alpha)
+        within = links.steps == 0
+        gamma = np.where(within, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
+        decay = np.where(within, self.lambda_agent, self.lambda_step)
+        sizes = np.array([len(value) for value in values.actions], np.int64)
+        rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, self.lambda_token)
+        value = np.concatenate([*values.actions, values.bootstrap]) if len(sizes) else values.bootstrap.copy()
+        delta = rewards + gamma * value[successor] - value
+        delta[len(value) - len(episodes) :] = 0.0  # terminal rows only lend their value
+        advantages = backward_sum(delta, gamma * decay, successor)
+        returns = backward_sum(delta, gamma * self.lambda_critic, successor) + value
+        ends = np.cumsum(sizes)[:-1] if len(sizes) else []
+        units = int(sizes.sum())
+        assert len(all_actions(episodes)) == len(sizes)
+        return Credits(np.split(advantages[:units], ends), np.split(returns[:units], ends))
+
+
+def _spread(
+    links: Links, sizes: np.ndarray, gamma: Floats, decay: Floats, gamma_token: float, lambda_token: float
+) -> tuple[Floats, np.ndarray, Floats, Floats]:
+    """From one row an action to one row a unit: a unit leads to the next of its action, the last one to the first
+    unit of the action's successor. Rewards sit on the last unit. With one unit an action nothing changes."""
+    terminals = len(links.successor) - len(sizes)
+    sizes = np.concatenate([sizes, np.ones(terminals, np.int64)])
+    first = np.cumsum(sizes) - sizes
+    last = first + sizes - 1
+    total = int(sizes.sum())
+    successor = np.arange(1, total + 1)
+    successor[last] = first[links.successor]
+    spread = []
+    for rows, inside in ((links.rewards, 0.0), (gamma, gamma_token), (decay, lambda_token)):
+        units = np.full(total, inside)
+        units[last] = rows
+        spread.append(units)
+    return spread[0], successor, spread[1], spread[2]

@@ -1,0 +1,96 @@
+"""What a training step reports, for the team and for each agent (the metrics every run logs)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.learning.batching import Denominators, MicroBatch, Packing
+from marft.learning.metering import Meter
+from marft.models.log_probs import TokenScores, token_scores
+from marft.types import Sample
+
+LOG_RATIO_LIMIT = 20.0  # nats
+BASE_KL_ACTIONS = 8  # of each agent, on which KL to the untuned base is measured
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(p ‖ q) at samples of p, from ``log q − log p`` (clamped to ±20 nats)."""
+    d = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return d.exp() - 1.0 - d
+
+
+def score(batch: MicroBatch, entropy_gradient: bool = False) -> TokenScores:
+    """Log-probs and entropies of a micro-batch's sampled tokens: one forward for all agents on its backbone."""
+    hidden = batch.backbone.hidden_states(batch.rows)[batch.predict_from]
+    head = batch.backbone.head
+    return token_scores(hidden, head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient)
+
+
+def measure_tokens(meter: Meter, batch: MicroBatch, **values_T: Tensor) -> None:
+    """Add means over sampled tokens, team-wide and by agent."""
+    _measure(meter, batch.agents, batch.agent_names, values_T)
+
+
+def measure_units(meter: Meter, batch: MicroBatch, **values_U: Tensor) -> None:
+    """Add means over units (actions or tokens), team-wide and by agent."""
+    _measure(meter, batch.unit_agents(), batch.agent_names, values_U)
+
+
+def measure_difference(meter: Meter, batch: MicroBatch, log_probs_T: Tensor) -> None:
+    """How far the learner's log-probs are from the engine's, for the same weights: mean and largest."""
+    difference = (log_probs_T - batch.engine_log_probs).abs()
+    measure_tokens(meter, batch, log_prob_difference=difference)
+    sizes = difference.double().cpu().numpy()
+    meter.peak("log_prob_difference_max", float(sizes.max()))
+    for index, name in enumerate(batch.agent_names):
+        meter.peak(f"agents/{name}/log_prob_difference_max", float(sizes[batch.agents == index].max()))
+
+
+def measure_gradient_share(meter: Meter, batch: MicroBatch, gradient_T: Tensor) -> None:
+    """Add up |∂loss/∂log π| by agent; :func:`gradient_shares` turns the sums into shares."""
+    sizes = np.bincount(batch.agents, gradient_T.abs().double().cpu().numpy(), len(batch.agent_names))
+    for name, size in zip(batch.agent_names, sizes, strict=True):
+        meter.add(f"agents/{name}/gradient_share", float(size), 0.0)
+
+
+def gradient_shares(meter: Meter, agents: Sequence[str]) -> dict[str, float]:
+    sizes = {name: meter.total(f"agents/{name}/gradient_share") for name in agents}
+    total = sum(sizes.values())
+    return {f"agents/{name}/gradient_share": size / total if total else math.nan for name, size in sizes.items()}
+
+
+def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:
+    """The fraction of trained decisions whose advantage was exactly 0 before normalisation: they teach nothing."""
+    flat = np.concatenate(raw) if raw else np.empty(0)
+    metrics = {"zero_advantage_fraction": float(np.mean(flat == 0.0)) if len(flat) else math.nan}
+    for name in sorted({sample.action.agent for sample in samples}):
+        mine = np.concatenate([a for s, a in zip(samples, raw, strict=True) if s.action.agent == name])
+        metrics[f"agents/{name}/zero_advantage_fraction"] = float(np.mean(mine == 0.0))
+    return metrics
+
+
+@torch.no_grad()
+def measure_base_kl(meter: Meter, samples: Sequence[Sample], packing: Packing) -> None:
+    """KL(policy ‖ untuned base), estimated on a few actions of each agent; ``packing`` names the bases."""
+    counts: dict[str, int] = {}
+    chosen = []
+    for sample in samples:
+        counts[sample.action.agent] = counts.get(sample.action.agent, 0) + 1
+        if counts[sample.action.agent] <= BASE_KL_ACTIONS:
+            chosen.append(sample)
+    for batch in packing.micro_batches(chosen, Denominators.of(chosen, pooled=False)):
+        measure_tokens(meter, batch, kl_to_base=k3(score(batch).log_probs - batch.engine_log_probs))
+
+
+def _measure(meter: Meter, agents: np.ndarray, names: Sequence[str], values: dict[str, Tensor]) -> None:
+    counts = np.bincount(agents, minlength=len(names))
+    for metric, tensor in values.items():
+        sums = np.bincount(agents, tensor.detach().double().cpu().numpy(), len(names))
+        meter.add(metric, float(sums.sum()), float(counts.sum()))
+        for name, total, count in zip(names, sums, counts, strict=True):
+            meter.add(f"agents/{name}/{metric}", float(total), float(count))

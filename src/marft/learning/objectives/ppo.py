@@ -1,0 +1,38 @@
+"""PPO's clipped surrogate (Schulman et al. 2017) with the dual clip of Ye et al. 2020."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from marft.config.plugins import Plugin
+from marft.learning.interfaces import LossInputs, LossOutput
+
+LOG_RATIO_LIMIT = 20.0
+
+
+class PPO(Plugin):
+    """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 not below ``dual_clip · A``.
+
+    At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
+    """
+
+    clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] | None = None  # as clip, unless given (DAPO's clip-higher)
+    dual_clip: Annotated[float, Field(ge=0)] = 0.0  # c > 1; 0 is off
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        advantages = inputs.advantages
+        log_ratio = (inputs.log_probs - inputs.old_log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratio = log_ratio.exp()
+        low, high = 1.0 - self.clip, 1.0 + (self.clip_high or self.clip)
+        plain, clipped = ratio * advantages, ratio.clamp(low, high) * advantages
+        surrogate = plain.minimum(clipped)
+        binds = clipped < plain
+        if self.dual_clip:
+            floor = self.dual_clip * advantages
+            too_low = (advantages < 0) & (surrogate < floor)
+            surrogate = floor.where(too_low, surrogate)
+            binds = binds | too_low
+        return LossOutput(-surrogate, {"clip_fraction": binds.detach().to(ratio.dtype)})

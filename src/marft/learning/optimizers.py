@@ -1,0 +1,85 @@
+"""One optimizer a policy: AdamW, its learning-rate schedule, gradient clipping, and its state as flat tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from marft.config.algorithm import OptimizerSettings
+
+
+def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
+    """The fraction of the learning rate at training step ``step`` of ``steps``: linear warm-up, then the schedule.
+
+    >>> [round(rate_at(OptimizerSettings(schedule="linear", warmup_steps=2), step, 6), 2) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return 1.0
+    done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    shape = 1.0 - done if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return settings.final_fraction + (1.0 - settings.final_fraction) * shape
+
+
+class PolicyOptimizer:
+    """Steps one policy. Parameters and moments are float32, whatever the base's dtype."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, learning_rate: float, steps: int
+    ) -> None:
+        assert parameters, "a trained policy has parameters"
+        assert all(parameter.dtype == torch.float32 for parameter in parameters.values())
+        self.parameters = dict(parameters)
+        self.settings, self.learning_rate, self.steps = settings, learning_rate, steps
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            foreach=True,
+        )
+
+    def begin_step(self, step: int) -> float:
+        """Set the learning rate of training step ``step`` → the rate."""
+        rate = self.learning_rate * rate_at(self.settings, step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> float:
+        """Clip, step → the gradient norm before clipping. A gradient that is not finite moves nothing."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+        return norm.item()
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """An Adam optimizer's state, flat: ``<parameter>.exp_avg``, ``.exp_avg_sq``, ``.step``."""
+    return {
+        f"{name}.{key}": value.detach()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """Undo :func:`optimizer_tensors`. A parameter without entries has not been stepped yet."""
+    for name, parameter in parameters.items():
+        prefix = f"{name}."
+        state = {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix) and key[len(prefix) :] in ("step", "exp_avg", "exp_avg_sq")}
+        if state:
+            optimizer.state[parameter] = {
+                key: tensor.clone() if key == "step" else tensor.to(parameter.device).clone() for key, tensor in state.items()
+            }

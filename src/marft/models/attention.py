@@ -1,0 +1,186 @@
+"""Attention over packed rows: every forward of MARFT is one row of tokens, ``[1, N]``, with no padding.
+
+Hugging Face models call :func:`attend` through their attention interface. What it does is decided by the plan that
+travels with the forward as a keyword: :class:`PackedPlan` lets each row attend to itself, causally (training,
+scoring, prefill); :class:`DecodePlan` lets one new token a row attend to that row's cached keys and values. Linear
+layers therefore never see padding, and rows of all agents share them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from marft.models.cache import KVCache
+
+IMPLEMENTATION = "marft"
+
+
+class AttentionPlan(Protocol):
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        """``q`` [N, H, D], ``k`` and ``v`` [N, K, D] → [N, H, D] for N tokens, H query heads, K key heads."""
+
+
+class PackedPlan:
+    """Causal attention inside each row of a packed batch; optionally writes keys and values to a cache.
+
+    Rows of similar length are padded to a common one and attend together; linear layers never see that padding.
+
+    Args:
+        lengths: tokens of each row; rows lie one after the other.
+        cache: where a prefill keeps its keys and values.
+        slots: the cache slots of each row, several when rows share a prompt.
+    """
+
+    def __init__(
+        self,
+        lengths: list[int],
+        device: torch.device,
+        cache: KVCache | None = None,
+        slots: list[list[int]] | None = None,
+    ) -> None:
+        self.lengths, self.cache, self.slots = lengths, cache, slots
+        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+        self.groups = _groups([lengths[row] for row in order])
+        self.regular = len(self.groups) == 1 and min(lengths) == max(lengths)
+        if not self.regular:
+            sizes = torch.tensor([lengths[row] for row in order], device=device)
+            starts = torch.tensor(lengths, device=device).cumsum(0) - torch.tensor(lengths, device=device)
+            starts = starts[torch.tensor(order, device=device)]
+            widths = torch.cat([torch.full((rows,), longest, device=device) for rows, longest in self.groups])
+            columns = _ranges(widths)
+            self.real = columns < sizes.repeat_interleave(widths)  # [padded]
+            self.padded_from = torch.where(self.real, starts.repeat_interleave(widths) + columns, 0)  # → packed
+            self.packed_from = torch.empty(sum(lengths), dtype=torch.long, device=device)  # → padded
+            places = self.real.nonzero()[:, 0]
+            self.packed_from[self.padded_from[places]] = places
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        if self.cache is not None and self.slots is not None:
+            self.cache.write_rows(layer, k, v, self.lengths, self.slots)
+        if not self.regular:
+            q, k, v = (_Regroup.apply(x.flatten(1), self.padded_from, self.packed_from, None).view(-1, *x.shape[1:])
+                       for x in (q, k, v))  # fmt: skip
+        parts, start = [], 0
+        for rows, longest in self.groups:
+            stop = start + rows * longest
+            parts.append(_causal(*(x[start:stop].view(rows, longest, *x.shape[1:]) for x in (q, k, v)), scale, window))
+            start = stop
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return out if self.regular else _Regroup.apply(out.flatten(1), self.packed_from, self.padded_from, self.real).view(
+            -1, *q.shape[1:]
+        )
+
+
+def _groups(lengths: list[int]) -> list[tuple[int, int]]:
+    """``(rows, longest)`` of runs of descending lengths in which no row is padded by more than a quarter."""
+    groups: list[tuple[int, int]] = []
+    for length in lengths:
+        if groups and 5 * length >= 4 * groups[-1][1]:
+            groups[-1] = (groups[-1][0] + 1, groups[-1][1])
+        else:
+            groups.append((1, length))
+    return groups
+
+
+def _ranges(widths: Tensor) -> Tensor:
+    """``[3, 2] → [0, 1, 2, 0, 1]``."""
+    ends = widths.cumsum(0)
+    return torch.arange(int(ends[-1]), device=widths.device) - (ends - widths).repeat_interleave(widths)
+
+
+def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, scale: float, window: int | None) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
+    grouped = q.shape[1] != k.shape[1]
+    length = q.shape[2]
+    if window is not None and window < length:
+        mask = _window_mask(length, window, q.device)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    else:
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2).flatten(0, 1)  # [B·T, H, D]
+
+
+class DecodePlan:
+    """One new token a row, attending to the row's cache slot; rows occupy slots 0..n-1."""
+
+    def __init__(self, cache: KVCache, lengths: Tensor) -> None:
+        """``lengths`` [n]: tokens cached in each slot before this one."""
+        self.cache, self.lengths = cache, lengths
+        self.longest = int(lengths.max()) + 1
+        columns = torch.arange(self.longest, device=lengths.device)
+        self.visible = columns <= lengths[:, None]  # [n, T]
+        self.equal = bool(self.visible.all())
+        self.positions: Tensor | None = None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        rows, key_heads, width = k.shape
+        if self.positions is None:
+            self.positions = self.cache.flat_positions(self.lengths, key_heads)
+        keys, values = self.cache.append(layer, k, v, self.positions, self.longest)  # [n, K, T, D]
+        q_nKGD = q.view(rows, key_heads, -1, width)  # the query heads of one key head attend together
+        out = scaled_dot_product_attention(q_nKGD, keys, values, attn_mask=self._mask(window, q.dtype), scale=scale)
+        return out.reshape(q.shape)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        visible = self.visible
+        if window is not None and window < self.longest:
+            columns = torch.arange(self.longest, device=visible.device)
+            visible = visible & (columns > self.lengths[:, None] - window)
+        elif self.equal:
+            return None
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+
+
+class _Regroup(torch.autograd.Function):
+    """Row gather whose gradient is a gather too: ``backward_index`` undoes ``index``, no scatter needed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
+        ctx.save_for_backward(backward_index, *(() if keep is None else (keep,)))
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        backward_index, *keep = ctx.saved_tensors
+        out = grad.index_select(0, backward_index)
+        if keep:
+            out = out.masked_fill_(~keep[0].view(-1, *([1] * (out.dim() - 1))), 0.0)
+        return out, None, None, None
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    plan: AttentionPlan | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]."""
+    assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    return plan.attend(layer, q, k, v, scale, sliding_window)[None], None
+
+
+def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    columns = torch.arange(length, device=device)
+    distance = columns[:, None] - columns[None, :]
+    return (distance >= 0) & (distance < window)
+
+
+def register() -> None:
+    """Make ``attn_implementation="marft"`` known to transformers; the mask is the plan's business."""
+    AttentionInterface.register(IMPLEMENTATION, attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, lambda *_, **__: None)

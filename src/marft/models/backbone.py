@@ -1,0 +1,131 @@
+"""A base model as MARFT uses it: packed rows in, hidden states out, adapters of all agents in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from marft.models.attention import AttentionPlan, PackedPlan
+from marft.models.lora import Adapter, MultiLoraLinear, Routing
+from marft.seeds import derive_seed
+from marft.types import TokenIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """Rows of tokens, one after the other, each policy's rows in one stretch.
+
+    >>> rows = PackedRows.of([np.array([5, 6, 7]), np.array([8, 9])], ["planner", "coder"], torch.device("cpu"))
+    >>> rows.ids.tolist(), rows.positions.tolist(), rows.lengths, rows.stretches
+    ([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], [3, 2], [('planner', 0, 3), ('coder', 3, 5)])
+    """
+
+    ids: Tensor  # [N]
+    positions: Tensor  # [N]
+    lengths: list[int]  # [B], sums to N
+    stretches: list[tuple[str | None, int, int]]
+
+    @staticmethod
+    def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device) -> PackedRows:
+        """Pack ``rows`` in the order given. A policy may come back later: that costs a stretch, nothing else."""
+        lengths = [len(row) for row in rows]
+        stretches: list[tuple[str | None, int, int]] = []
+        start = 0
+        for policy, length in zip(policies, lengths, strict=True):
+            if stretches and stretches[-1][0] == policy:
+                stretches[-1] = (policy, stretches[-1][1], start + length)
+            else:
+                stretches.append((policy, start, start + length))
+            start += length
+        ids = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(device)
+        positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+        return PackedRows(ids, positions, lengths, stretches)
+
+    def starts(self) -> list[int]:
+        """Where each row begins in the packed batch, [B]."""
+        return [0, *np.cumsum(self.lengths)[:-1].tolist()]
+
+
+class Backbone:
+    """One set of base weights and the adapters on it.
+
+    Args:
+        model: a causal language model loaded with ``attn_implementation="marft"``.
+        context: tokens that prompt and action may have together.
+    """
+
+    def __init__(self, model: PreTrainedModel, context: int) -> None:
+        self.model = model
+        self.context = context
+        self.routing = Routing()
+        self.layers: dict[str, MultiLoraLinear] = {}
+        self.decoder = model.get_decoder()
+        head = model.get_output_embeddings()
+        assert isinstance(head, nn.Linear)
+        self.head: nn.Linear = head
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def depth(self) -> int:
+        return int(self.model.config.get_text_config().num_hidden_layers)
+
+    def hidden_states(self, rows: PackedRows, plan: AttentionPlan | None = None) -> Tensor:
+        """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
+        with self.routing.by_stretch(rows.stretches):
+            return self._forward(rows.ids, rows.positions, plan or PackedPlan(rows.lengths, self.device))
+
+    def next_hidden_states(self, ids: Tensor, positions: Tensor, policies: Sequence[str | None], plan: AttentionPlan) -> Tensor:
+        """One new token a row: ``ids`` [n], ``positions`` [n] → [n, D]."""
+        with self.routing.by_row(policies):
+            return self._forward(ids, positions, plan)
+
+    def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+        out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def add_adapter(self, policy: str, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
+        """Give ``policy`` a fresh adapter (B = 0) on every linear layer whose name ends in one of ``targets``.
+
+        Raises:
+            ValueError: a target names no linear layer of this model.
+        """
+        for target in targets:
+            names = [name for name, module in self.model.named_modules() if _is_target(name, module, target)]
+            if not names:
+                known = sorted({n.rpartition(".")[2] for n, m in self.model.named_modules() if isinstance(m, nn.Linear)})
+                raise ValueError(f"policies.{policy}.lora.targets: no layer is called {target!r}; known: {', '.join(known)}")
+            for name in names:
+                generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
+                self._lora_layer(name).add(policy, rank, alpha, generator)
+
+    def adapters(self, policy: str) -> dict[str, Adapter]:
+        """The policy's adapters by layer name; empty for the base alone."""
+        found = {}
+        for name, layer in self.layers.items():
+            adapter = layer.adapter(policy)
+            if adapter is not None:
+                found[name] = adapter
+        return found
+
+    def _lora_layer(self, name: str) -> MultiLoraLinear:
+        if name not in self.layers:
+            parent_name, _, attribute = name.rpartition(".")
+            parent = self.model.get_submodule(parent_name)
+            base = getattr(parent, attribute)
+            self.layers[name] = MultiLoraLinear(base, self.routing)
+            setattr(parent, attribute, self.layers[name])
+        return self.layers[name]
+
+
+def _is_target(name: str, module: nn.Module, target: str) -> bool:
+    return isinstance(module, nn.Linear | MultiLoraLinear) and (name == target or name.endswith(f".{target}"))
+

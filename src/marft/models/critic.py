@@ -1,0 +1,33 @@
+"""V_φ: an MLP head on the hidden states of the frozen base."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class ValueHead(nn.Module):
+    """Features [K, D] → values [K], through two hidden layers; float32.
+
+    The features of a base model differ in scale by orders of magnitude between its dimensions, so they are
+    normalised row by row first. The last layer starts at zero: an untrained critic says 0, not noise.
+    """
+
+    def __init__(self, features: int, hidden: int, seed: int) -> None:
+        super().__init__()
+        self.normalise = nn.LayerNorm(features, elementwise_affine=False)
+        self.layers = nn.Sequential(
+            nn.Linear(features, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1)
+        )
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.layers:
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, gain=2**0.5, generator=generator)
+                nn.init.zeros_(module.bias)
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+
+    def forward(self, features_KD: Tensor) -> Tensor:
+        values: Tensor = self.layers(self.normalise(features_KD.float()))[:, 0]
+        return values

@@ -1,0 +1,142 @@
+"""From ``[models.*]`` to a :class:`Backbone`: any Hugging Face id or folder whose attention can be plugged."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from marft.config.run import ModelSettings
+from marft.models import attention
+from marft.models.backbone import Backbone, PackedRows
+from marft.models.log_probs import scaled_logits
+
+BUNDLED = {"tiny": "tiny"}
+
+
+def resolve_path(path: str) -> str:
+    """``"tiny"`` → the bundled checkpoint's folder; anything else as it is."""
+    return str(files("marft.models") / BUNDLED[path]) if path in BUNDLED else path
+
+
+def pick_device(name: str) -> torch.device:
+    """``"auto"`` → the GPU where there is one.
+
+    Raises:
+        ValueError: the device does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: cannot use {name!r} here ({_first_line(error)}); use 'cpu' or 'auto'") from error
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> Backbone:
+    """Load and check a base model; its weights are frozen until a policy asks for them.
+
+    Raises:
+        ValueError: the model cannot be found or read, or computes something that MARFT's forward does not.
+    """
+    attention.register()
+    path = resolve_path(settings.path)
+    try:
+        config = AutoConfig.from_pretrained(path, revision=settings.revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, revision=settings.revision, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(
+            f"models: cannot load {settings.path!r}: {_first_line(error)}. Give 'tiny', a folder with config.json and "
+            "*.safetensors, or the id of a causal language model on the Hugging Face hub"
+        ) from error
+    assert isinstance(model, PreTrainedModel)
+    model.to(device).eval().requires_grad_(False)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
+    if settings.context > longest:
+        raise ValueError(f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for")
+    backbone = Backbone(model, settings.context or longest)
+    check_forward(backbone, settings.path)
+    return backbone
+
+
+def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer with the chat template to use.
+
+    Raises:
+        ValueError: there is none, or it has no chat template and the recipe gives none.
+    """
+    path = resolve_path(settings.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {_first_line(error)}") from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if settings.chat_template:
+        template = Path(settings.chat_template)
+        if not template.is_file():
+            raise ValueError(f"models: no chat template at {template}")
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"models: the tokenizer of {settings.path!r} has no chat template; "
+            "use an instruction-tuned model, or set chat_template to a Jinja file"
+        )
+    return tokenizer
+
+
+@torch.no_grad()
+def check_forward(backbone: Backbone, name: str) -> None:
+    """Hold MARFT's packed forward to the model's own, on two short rows.
+
+    Raises:
+        ValueError: they differ: the architecture scales its logits, caps its attention, or does something else
+            that the packed forward leaves out.
+    """
+    model = backbone.model
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(f"models: the attention of {name!r} ({type(model).__name__}) cannot be plugged; use another model")
+    vocabulary = backbone.head.weight.shape[0]
+    rows = [(torch.arange(length) * 7919 % vocabulary).numpy().astype("int32") for length in (5, 9)]
+    packed = PackedRows.of(rows, [None, None], backbone.device)
+    hidden = backbone.hidden_states(packed)
+    mine = scaled_logits(hidden, backbone.head.weight, backbone.head.bias, torch.ones(len(hidden), device=hidden.device))
+    model.set_attn_implementation("eager")
+    try:
+        own = torch.cat([model(torch.from_numpy(row).long()[None].to(backbone.device)).logits[0] for row in rows])
+    finally:
+        model.set_attn_implementation(attention.IMPLEMENTATION)
+    error = (mine.log_softmax(-1) - own.float().log_softmax(-1)).abs().max().item()
+    tolerance = 1e-3 if mine.dtype == own.dtype == torch.float32 else 0.25
+    if not error < tolerance:
+        raise ValueError(
+            f"models: {name!r} ({type(model).__name__}) computes something that the packed forward does not "
+            f"(log-probs differ by {error:.2g}); use a model of a plainer architecture, such as Qwen2, Qwen3 or Llama"
+        )
+
+
+def thaw(backbone: Backbone) -> None:
+    """Make every base weight trainable, in float32: for a policy that owns its copy of the model."""
+    backbone.model.float().requires_grad_(True)
+
+
+def trained_parameters(backbone: Backbone) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in backbone.model.named_parameters() if parameter.requires_grad}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,125 @@
+"""Many LoRA adapters on one linear layer, all in the same forward.
+
+The rows of a batch belong to policies; a :class:`Routing` says which. Where a batch's tokens lie policy by policy
+(training, scoring, prefill) each stretch is multiplied with its own adapter. Where every row is one token (decoding)
+the adapters are stacked: one product with all of them, masked by row, and one product back. Both give what
+``peft`` gives for each row alone, and a policy without tokens in the batch gets no gradient at all.
+
+Adapters follow peft: ``y = W x + (alpha / r) · B A x`` with ``A`` [r, in], ``B`` [out, r] (Hu et al. 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+
+class Adapter(nn.Module):
+    """One policy's pair of matrices on one layer, float32 whatever the base's dtype."""
+
+    def __init__(self, base: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(base.in_features)  # peft's default: Kaiming uniform with a = √5
+        a = (torch.rand(rank, base.in_features, generator=generator) * 2 - 1) * bound
+        self.a = nn.Parameter(a.to(base.weight.device))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=base.weight.device))
+        self.scale = alpha / rank
+
+
+class Routing:
+    """Which policy each token of the running forward belongs to. One object is shared by all layers of a base."""
+
+    def __init__(self) -> None:
+        self.stretches: Sequence[tuple[str | None, int, int]] = ()
+        self.rows: Sequence[str | None] | None = None
+
+    @contextmanager
+    def by_stretch(self, stretches: Sequence[tuple[str | None, int, int]]) -> Iterator[None]:
+        """``(policy, start, stop)`` covers of the packed batch; ``None`` is the base alone."""
+        self.stretches = stretches
+        try:
+            yield
+        finally:
+            self.stretches = ()
+
+    @contextmanager
+    def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
+        """One policy name a token. A batch of one policy is a single stretch."""
+        if len(set(rows)) == 1:
+            self.stretches = [(rows[0], 0, len(rows))]
+        else:
+            self.rows = rows
+        try:
+            yield
+        finally:
+            self.stretches, self.rows = (), None
+
+
+class MultiLoraLinear(nn.Module):
+    """A frozen linear layer with one adapter a policy."""
+
+    def __init__(self, base: nn.Linear, routing: Routing) -> None:
+        super().__init__()
+        self.base = base
+        self.routing = routing
+        self._adapters = nn.ModuleDict()
+        self._mask_of: Sequence[str | None] | None = None
+        self._mask: Tensor | None = None
+
+    def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
+        self._adapters[policy] = Adapter(self.base, rank, alpha, generator)
+
+    def adapter(self, policy: str | None) -> Adapter | None:
+        if policy is None or policy not in self._adapters:
+            return None
+        found = self._adapters[policy]
+        assert isinstance(found, Adapter)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out]
+        out: Tensor = self.base(x)
+        if self.routing.rows is not None:
+            return self._add_by_row(x, out, self.routing.rows)
+        parts = [self._stretch(x, out, *stretch) for stretch in self.routing.stretches]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] if parts else out
+
+    def _stretch(self, x: Tensor, out: Tensor, policy: str | None, start: int, stop: int) -> Tensor:
+        result = out[:, start:stop]
+        adapter = self.adapter(policy)
+        if adapter is None:
+            return result
+        return _add_product(result, linear(x[:, start:stop].to(adapter.a.dtype), adapter.a), adapter.b, adapter.scale)
+
+    def _add_by_row(self, x: Tensor, out: Tensor, rows: Sequence[str | None]) -> Tensor:
+        present = [(policy, found) for policy in dict.fromkeys(rows) if (found := self.adapter(policy)) is not None]
+        if not present:
+            return out
+        if self._mask_of is not rows:
+            self._mask_of = rows
+            self._mask = _scale_mask(rows, present, x.device)
+        assert self._mask is not None
+        a = torch.cat([adapter.a for _, adapter in present])  # [Σr, in]
+        b = torch.cat([adapter.b for _, adapter in present], dim=1)  # [out, Σr]
+        return _add_product(out, linear(x.to(a.dtype), a) * self._mask, b, 1.0)
+
+
+def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
+    """``out + scale · low bᵀ`` for ``out`` [1, N, out], ``low`` [1, N, r]; in the adapters' precision."""
+    if out.dtype == b.dtype:
+        return torch.addmm(out[0], low[0], b.t(), alpha=scale)[None]
+    return out + (linear(low, b) * scale).to(out.dtype)
+
+
+def _scale_mask(
+    rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device
+) -> Tensor:
+    """[N, Σr]: a policy's scale where a column of the stacked adapters belongs to the row's policy, else 0."""
+    mine = torch.tensor([[row == policy for policy, _ in present] for row in rows], device=device)  # [N, P]
+    scales = torch.tensor([adapter.scale for _, adapter in present], device=device)
+    ranks = torch.tensor([len(adapter.a) for _, adapter in present], device=device)
+    return (mine * scales).repeat_interleave(ranks, dim=1)

@@ -1,0 +1,143 @@
+"""All weights of a run: one backbone for each set of base weights, one entry for each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from marft.config.run import LoraSettings, PolicySettings, RunSettings
+from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
+from marft.models.backbone import Backbone
+from marft.models.loading import load_backbone, load_tokenizer, pick_device, pick_dtype, resolve_path
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """π_θ by name: a backbone and, for LoRA, the adapter on it.
+
+    ``reference`` is the untuned base: what the critic reads with and KL to the base is measured against.
+    """
+
+    name: str
+    settings: PolicySettings
+    backbone: Backbone
+    adapter: str | None
+    lora: LoraSettings
+    reference: Backbone
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+
+    @property
+    def trained(self) -> bool:
+        return self.settings.train != "frozen"
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that training moves, by name."""
+        if not self.trained:
+            return {}
+        if self.adapter is None:
+            return dict(self.backbone.model.named_parameters())
+        found: dict[str, nn.Parameter] = {}
+        for layer, adapter in self.backbone.adapters(self.adapter).items():
+            found[f"{layer}.lora_A"], found[f"{layer}.lora_B"] = adapter.a, adapter.b
+        return found
+
+
+class Models:
+    """The policies of a run and the backbones they share.
+
+    Raises:
+        ValueError: a model, tokenizer or adapter cannot be loaded.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        if run.threads:
+            torch.set_num_threads(run.threads)
+        self.device = pick_device(run.device)
+        self.bases: dict[str, Backbone] = {}
+        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+        for name, model in run.models.items():
+            dtype = pick_dtype(model.dtype, self.device)
+            self.bases[name] = load_backbone(model, self.device, dtype)
+            self.tokenizers[name] = load_tokenizer(model)
+        self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
+        self.base_paths = {name: model.path for name, model in run.models.items()}
+
+    def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
+        base, tokenizer = self.bases[settings.model], self.tokenizers[settings.model]
+        backbone, adapter, lora = base, None, settings.lora
+        if settings.train == "full":
+            backbone = load_backbone(run.models[settings.model], self.device, torch.float32)
+            backbone.model.requires_grad_(True)
+        elif settings.train == "lora" or settings.adapter:
+            adapter = name
+            if settings.adapter:
+                lora = read_lora_settings(Path(settings.adapter))
+            base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
+            if settings.adapter:
+                load_adapter(base, name, Path(settings.adapter))
+        return Policy(name, settings, backbone, adapter, lora, base, tokenizer, _stop_ids(tokenizer, base))
+
+    def save_policy(self, name: str, folder: Path) -> None:
+        """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""
+        policy = self.policies[name]
+        if policy.adapter is None:
+            policy.backbone.model.save_pretrained(folder)
+            policy.tokenizer.save_pretrained(folder)
+        else:
+            path = resolve_path(self.base_paths[policy.settings.model])
+            save_adapter(policy.backbone.adapters(policy.adapter), policy.lora, path, folder)
+
+    def load_policy(self, name: str, folder: Path) -> None:
+        """Read what :meth:`save_policy` wrote.
+
+        Raises:
+            ValueError: it is damaged or does not fit.
+        """
+        policy = self.policies[name]
+        if policy.adapter is None:
+            _load_full(policy.backbone, folder)
+        else:
+            load_adapter(policy.backbone, policy.adapter, folder)
+
+    def reset_policy(self, name: str) -> None:
+        """Back to the untuned base."""
+        policy = self.policies[name]
+        with torch.no_grad():
+            if policy.adapter is not None:
+                for adapter in policy.backbone.adapters(policy.adapter).values():
+                    adapter.b.zero_()
+            elif policy.trained:
+                policy.backbone.model.load_state_dict(policy.reference.model.state_dict())
+
+
+def _load_full(backbone: Backbone, folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors.update(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read the weights at {folder}: {error}") from error
+    missing, unexpected = backbone.model.load_state_dict(tensors, strict=False)
+    tied = set(getattr(backbone.model, "_tied_weights_keys", None) or {})
+    if unexpected or set(missing) - tied:
+        raise ValueError(f"the weights at {folder} do not fit: missing {missing[:2]}, unexpected {unexpected[:2]}")
+
+
+def _stop_ids(tokenizer: PreTrainedTokenizerBase, backbone: Backbone) -> tuple[int, ...]:
+    """Tokens that end a turn: the tokenizer's and the model's; nothing else is taken from generation_config."""
+    declared: list[int | Sequence[int] | None] = [tokenizer.eos_token_id, backbone.model.config.eos_token_id]
+    generation = backbone.model.generation_config
+    declared.append(generation.eos_token_id if generation is not None else None)
+    ids: set[int] = set()
+    for value in declared:
+        ids.update([] if value is None else [value] if isinstance(value, int) else value)
+    return tuple(sorted(ids))

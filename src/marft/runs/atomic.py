@@ -1,0 +1,67 @@
+"""Writes that are whole or not there: a temporary name, fsync, rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+UNFINISHED = ".unfinished-"
+
+
+def write_file(path: Path, data: bytes | str) -> None:
+    """Replace ``path`` with ``data``; a crash leaves the old file or the new one."""
+    content = data.encode() if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes ``path`` when the block ends well and disappears when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=path.parent))
+    try:
+        yield draft
+        for file in sorted(draft.rglob("*")):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            else:
+                sync_folder(file)
+        sync_folder(draft)
+        if path.exists():
+            shutil.rmtree(path)
+        draft.chmod(0o755)
+        draft.replace(path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Clear what a crash left half-written."""
+    for leftover in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,178 @@
+"""Checkpoints: weights, optimizers and progress, whole or not there, never a pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from marft.config.run import CheckpointSettings
+from marft.learning.learner import Learner
+from marft.learning.optimizers import optimizer_tensors, restore_optimizer
+from marft.models.pool import Models
+from marft.runs import atomic
+from marft.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a run was when a checkpoint was written. Random streams are named, so they need no state."""
+
+    step: int = 0  # training steps done
+    environment_steps: int = 0
+    best_step: int = 0  # the checkpoint with the best score so far; 0 for none
+    best_score: float = -1.0
+
+
+class Checkpoints:
+    """The ``checkpoints`` folder of a run."""
+
+    def __init__(self, folder: RunFolder, settings: CheckpointSettings) -> None:
+        self.path, self.settings = folder.checkpoints, settings
+
+    def save(self, state: State, models: Models, learner: Learner) -> Path:
+        """Write ``step_<n>`` and let go of those that need not be kept."""
+        target = self.path / name_of(state.step)
+        with atomic.new_folder(target) as draft:
+            for policy in learner.optimizers:
+                models.save_policy(policy, draft / "policies" / policy)
+            save_file(_contiguous(learner.critic.parameters()), draft / "critic.safetensors")
+            save_file(_contiguous(_optimizer_state(learner)), draft / "optimizer.safetensors")
+            files = {str(file.relative_to(draft)): _digest(file) for file in sorted(draft.rglob("*")) if file.is_file()}
+            (draft / "state.json").write_text(json.dumps({**asdict(state), "files": files}, indent=2) + "\n")
+        self._let_go(state)
+        return target
+
+    def resume(self, models: Models, learner: Learner) -> tuple[State, list[str]]:
+        """Load the newest whole checkpoint into models and learner → its state, and what was passed over.
+
+        A run that has none yet starts from the beginning.
+
+        Raises:
+            ValueError: checkpoints are there, but none is whole.
+        """
+        atomic.remove_unfinished(self.path)
+        damaged: list[str] = []
+        for path in reversed(self.steps()):
+            try:
+                state = verify(path)
+            except ValueError as error:
+                damaged.append(str(error))
+                continue
+            load_policies(path, models, learner.optimizers)
+            _restore(learner, load_file(path / "critic.safetensors"), load_file(path / "optimizer.safetensors"))
+            return state, damaged
+        if damaged:
+            raise ValueError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
+        return State(), []
+
+    def steps(self) -> list[Path]:
+        """Checkpoint folders, oldest first."""
+        return sorted(path for path in self.path.glob("step_*") if path.is_dir())
+
+    def find(self, name: str) -> Path:
+        """A checkpoint by name: ``last``, ``best`` or ``step_000050``.
+
+        Raises:
+            ValueError: there is none.
+        """
+        steps = self.steps()
+        if steps and name == "last":
+            return steps[-1]
+        if steps and name == "best":
+            best = self.path / name_of(verify(steps[-1]).best_step)
+            return best if best.is_dir() else steps[-1]
+        if (self.path / name).is_dir():
+            return self.path / name
+        known = ", ".join(["last", "best", *(path.name for path in steps)]) if steps else "none yet"
+        raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
+
+    def _let_go(self, state: State) -> None:
+        keep = {path.name for path in self.steps()[-self.settings.keep_last :]}
+        if self.settings.keep_best:
+            keep.add(name_of(state.best_step))
+        for path in self.steps():
+            if path.name not in keep:
+                shutil.rmtree(path)
+
+
+def name_of(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def verify(path: Path) -> State:
+    """Check every file of a checkpoint against its digest → the state.
+
+    Raises:
+        ValueError: something is missing or not as it was written.
+    """
+    try:
+        table = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        files = table.pop("files")
+        for name, digest in files.items():
+            if _digest(path / name) != digest:
+                raise ValueError(f"{path}: {name} is damaged")
+        return State(**table)
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no whole checkpoint: {error}") from error
+
+
+def load_policies(path: Path, models: Models, policies: Mapping[str, object]) -> None:
+    """Load the weights of ``policies`` from a checkpoint.
+
+    Raises:
+        ValueError: a policy is not in it, or does not fit.
+    """
+    for policy in policies:
+        folder = path / "policies" / policy
+        if not folder.is_dir():
+            raise ValueError(f"{path} holds no policy {policy!r}")
+        models.load_policy(policy, folder)
+
+
+def load_critic(path: Path, learner: Learner) -> None:
+    """Load the critic of a checkpoint, for a new run that starts from it."""
+    _restore(learner, _read(path / "critic.safetensors"), {})
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+
+
+def _optimizer_state(learner: Learner) -> dict[str, Tensor]:
+    tensors = optimizer_tensors(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()))
+    for name, optimizer in learner.optimizers.items():
+        tensors |= optimizer_tensors(optimizer.optimizer, _prefixed(f"policies/{name}", optimizer.parameters))
+    return tensors
+
+
+def _restore(learner: Learner, critic: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    for name, head in learner.critic.heads.items():
+        prefix = f"{name}."
+        head.load_state_dict({key.removeprefix(prefix): t for key, t in critic.items() if key.startswith(prefix)})
+    restore_optimizer(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()), optimizer)
+    for name, mine in learner.optimizers.items():
+        restore_optimizer(mine.optimizer, _prefixed(f"policies/{name}", mine.parameters), optimizer)
+
+
+def _prefixed(prefix: str, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {f"{prefix}/{name}": value for name, value in named.items()}
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,85 @@
+"""Everything that plays: the models of a run, the engine that samples from them, and the game they are in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from marft.config.run import RunSettings
+from marft.engines.local import LocalEngine, Voice
+from marft.engines.renderer import ChatRenderer, Dialect
+from marft.game.environment import Environment
+from marft.game.hosting import Host
+from marft.game.play import Attempt, Game
+from marft.game.rollout import play_all
+from marft.game.team import Team
+from marft.models.pool import Models
+from marft.types import Episode
+
+
+class Stage:
+    """Loads what a recipe names and plays episodes on it. Close it, or use it as a context manager.
+
+    Raises:
+        ValueError: a model cannot be loaded, or an agent's ``max_new_tokens`` fills its model's context.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        self.run = run
+        self.models = Models(run)
+        for agent in run.agents:
+            context = self.models.policies[agent.policy].reference.context
+            if agent.sampling.max_new_tokens >= context:
+                raise ValueError(
+                    f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room for "
+                    f"a prompt in a context of {context} tokens"
+                )
+        admission = run.engine.admission
+        self.engine = LocalEngine(
+            {
+                name: Voice(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
+                for name, policy in self.models.policies.items()
+            },
+            seed=run.seed,
+            max_rows=run.engine.max_rows,
+            in_order=admission == "in_order" or (admission == "auto" and self.models.device.type == "cpu"),
+        )
+        renderer = ChatRenderer(
+            {
+                name: Dialect(
+                    policy.tokenizer, policy.reference.context, run.models[policy.settings.model].template_options
+                )
+                for name, policy in self.models.policies.items()
+            }
+        )
+        self.game = Game(
+            environment=cast("Environment", run.environment),
+            team=Team.of(run),
+            engine=self.engine,
+            renderer=renderer,
+            host=Host(),
+            seed=run.seed,
+            max_steps=run.rollout.max_steps,
+            timeout=run.rollout.timeout_seconds,
+        )
+        self._runner = asyncio.Runner()
+
+    def play(
+        self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = lambda _: None
+    ) -> list[Episode]:
+        """Play every attempt → episodes in the same order."""
+        game = replace(self.game, team=team) if team else self.game
+        return self._runner.run(play_all(game, attempts, self.run.rollout.max_live_episodes, on_done))
+
+    def close(self) -> None:
+        self._runner.close()
+        self.engine.close()
+        self.game.host.close()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

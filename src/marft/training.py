@@ -1,0 +1,198 @@
+"""The training loop: play, credit, learn, publish, record.
+
+::
+
+    Task ──▶ play ──▶ Episode ──▶ Learner (credit → objective → schedule) ──▶ publish ──▶ next step
+                          └─────▶ metrics, episodes, checkpoints
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from marft import seeds
+from marft.config.run import RunSettings
+from marft.evaluation.evaluate import evaluate
+from marft.evaluation.metrics import episode_metrics
+from marft.game.play import Attempt
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, name_of
+from marft.runs.episodes import write_episodes
+from marft.runs.folder import RunFolder
+from marft.runs.sinks import MetricSinks
+from marft.stage import Stage
+from marft.types import Episode, Task
+
+
+class Observer(Protocol):
+    """Whoever watches a run: the terminal, a notebook, nobody."""
+
+    def began(self, done: int, steps: int) -> None: ...
+
+    def episode(self, episode: Episode) -> None: ...
+
+    def step(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def wants_stop(self) -> bool: ...
+
+
+class Silent:
+    """Nobody watches."""
+
+    def began(self, done: int, steps: int) -> None:
+        pass
+
+    def episode(self, episode: Episode) -> None:
+        pass
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def wants_stop(self) -> bool:
+        return False
+
+
+def train(
+    run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
+    observer: Observer | None = None,
+) -> State:  # fmt: skip
+    """Train a run to its last step, or until the observer wants to stop → where it stands.
+
+    Args:
+        resume: go on from the folder's newest whole checkpoint, exactly as if it had never stopped.
+        start_from: a checkpoint folder of another run, whose weights this one starts with.
+
+    Raises:
+        ValueError: something in the recipe cannot be used.
+        RuntimeError: not one episode of a step could be scored.
+    """
+    observer = observer or Silent()
+    with Stage(run) as stage:
+        learner = Learner(run, stage.models)
+        checkpoints = Checkpoints(folder, run.checkpoints)
+        state = State()
+        if resume:
+            state, damaged = checkpoints.resume(stage.models, learner)
+            for problem in damaged:
+                observer.note(f"passed over a checkpoint: {problem}")
+        elif start_from:
+            load_policies(start_from, stage.models, learner.optimizers)
+            load_critic(start_from, learner)
+        stage.engine.publish(state.step)
+        tasks = _tasks(run)
+        sinks = MetricSinks(folder, state.step)
+        observer.began(state.step, run.training.steps)
+        try:
+            while state.step < run.training.steps and not observer.wants_stop():
+                state, metrics = _step(stage, learner, state, tasks, folder, observer)
+                due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps or observer.wants_stop()
+                if run.evaluation.every and state.step % run.evaluation.every == 0:
+                    metrics["validation_accuracy"] = _validate(stage)
+                sinks.write(state.step, metrics)
+                observer.step(state.step, metrics)
+                if due:
+                    state = _rate(state, metrics)
+                    checkpoints.save(state, stage.models, learner)
+        finally:
+            sinks.close()
+    return state
+
+
+def _step(
+    stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
+) -> tuple[State, dict[str, float]]:
+    run, watch = stage.run, _Watch()
+    with watch("sampling"):
+        attempts = _attempts(run, tasks, state.step)
+        episodes = stage.play(attempts, on_done=observer.episode)
+    scored = [episode for episode in episodes if episode.scored]
+    if not scored:
+        raise RuntimeError(
+            f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; the first says: {episodes[0].error}"
+        )
+    metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
+    with watch("learning"):
+        metrics |= learner.learn(scored, Progress(state.step, state.environment_steps))
+    state = replace(
+        state, step=state.step + 1, environment_steps=state.environment_steps + int(metrics["environment_steps"])
+    )
+    stage.engine.publish(state.step)
+    with watch("recording"):
+        every = run.training.record_episodes_every
+        if every and state.step % every == 0:
+            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", episodes)
+    sampled = sum(len(action.tokens) for episode in episodes for action in episode.actions)
+    read = sum(len(action.prompt) + len(action.tokens) for episode in scored for action in episode.actions)
+    return state, metrics | watch.metrics() | {
+        "tokens_per_second/sampling": sampled / watch.seconds["sampling"],
+        "tokens_per_second/learning": read / watch.seconds["learning"],
+        "episodes_per_second": len(episodes) / watch.total(),
+    }
+
+
+def _tasks(run: RunSettings) -> Sequence[Task]:
+    tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
+    if not tasks:
+        raise ValueError("environment: its training split has no tasks")
+    return tasks
+
+
+def _attempts(run: RunSettings, tasks: Sequence[Task], step: int) -> list[Attempt]:
+    """The step's attempts: ``samples_per_task`` at each of the next tasks of an endless, reshuffled pass over all."""
+    wanted = run.rollout.tasks_per_step
+    attempts = []
+    for place in range(step * wanted, (step + 1) * wanted):
+        epoch, index = divmod(place, len(tasks))
+        order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
+        for sample in range(run.rollout.samples_per_task):
+            stream = f"train/{step}" if len(tasks) >= wanted else f"train/{step}/{epoch}"
+            attempts.append(Attempt(tasks[int(order[index])], stream, sample, critic_states=True))
+    return attempts
+
+
+def _validate(stage: Stage) -> float:
+    tasks = stage.run.environment.tasks("validation")[: stage.run.evaluation.validation_tasks]  # type: ignore[attr-defined]
+    evaluation, _ = evaluate(stage, "now", "sampled", tasks, split="validation")
+    return evaluation.accuracy
+
+
+def _rate(state: State, metrics: dict[str, float]) -> State:
+    """Note the best checkpoint: by validation accuracy where it is measured, else by the step's reward."""
+    score = metrics.get("validation_accuracy", metrics["reward"])
+    if score > state.best_score or state.best_step == 0:
+        return replace(state, best_step=state.step, best_score=score)
+    return state
+
+
+class _Watch:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+
+    def total(self) -> float:
+        return math.fsum(self.seconds.values())
+
+    def metrics(self) -> dict[str, float]:
+        return {**{f"seconds/{phase}": value for phase, value in self.seconds.items()}, "seconds": self.total()}

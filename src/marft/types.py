@@ -1,0 +1,258 @@
+"""The types that flow through MARFT, one per hop.
+
+``Task → Observation → Action → JointAction → Step → Episode → Sample``
+
+Everything here is frozen and slotted, imports nothing of MARFT and no torch. Token ids are recorded once, when
+an engine samples them, and travel unchanged to the learner: no later hop re-tokenises text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int32]  # [T]
+LogProbs = npt.NDArray[np.float32]  # [T]
+Finish = Literal["stop", "length"]
+Status = Literal["terminated", "truncated", "failed", "timed_out"]
+
+
+class Mark(IntEnum):
+    """Where a token of an action came from; only sampled tokens have log-probs and are trained."""
+
+    SAMPLED = 0
+    TOOL = 1
+    TEAMMATE = 2
+
+
+class ActionKey(NamedTuple):
+    """Names one action of one run: the seed of its random stream and the key of its groups.
+
+    ``stream`` names the pass that sampled it (``"train/12"``, ``"eval/greedy"``), so that a task that comes again
+    draws other tokens.
+
+    >>> ActionKey("train/12", "chain_sum/17", sample=3, step=0, agent="actor", call=0).agent
+    'actor'
+    """
+
+    stream: str
+    task: str
+    sample: int
+    step: int
+    agent: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem of an environment.
+
+    >>> Task("chain_sum/17", "… 23 + 45 - 12 =", data={"answer": "56"}).id
+    'chain_sum/17'
+    """
+
+    id: str
+    prompt: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """An agent's role: the paper's inst^i. ``answers`` marks the agent whose text is the team's answer."""
+
+    role: str
+    instructions: str = ""
+    guidance: str = ""
+    answers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 512
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment shows the team at one step (o_t)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A rendered rollout observation (ô_t^i) and the number of tokens that did not fit and were cut."""
+
+    ids: TokenIds  # [T]
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """What an engine returns for one prompt.
+
+    ``tokens`` holds every sampled id, the end-of-turn token included; ``log_probs[j]`` is that of ``tokens[j]``
+    at the sampling temperature (at temperature 1 for a greedy sample). ``text`` leaves out the end-of-turn token
+    and everything from a stop string on.
+    """
+
+    tokens: TokenIds  # [T]
+    log_probs: LogProbs  # [T]
+    text: str
+    finish: Finish
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Action:
+    """One whole generation of one agent (a_t^i), the macro-action of the game.
+
+    ``sees`` holds the ids of the actions it was conditioned on: the realised dependency function D. ``state`` is
+    what the critic reads when that is more than the prompt: the same rollout observation with the step's earlier
+    actions that the agent did not see.
+
+    >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
+    ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
+    ...     marks=np.zeros(3, np.uint8), log_probs=np.array([-0.1, -0.7, -0.2], np.float32),
+    ...     text="23 + 45 = 68", finish="stop")
+    >>> plan.id, plan.sampled.tolist()
+    ('0/reasoner/0', [True, True, True])
+    """
+
+    key: ActionKey
+    policy: str
+    index: int  # order in which the episode asked for it
+    sees: tuple[str, ...]
+    prompt: TokenIds  # [P]
+    tokens: TokenIds  # [T]
+    marks: npt.NDArray[np.uint8]  # [T], a Mark per token
+    log_probs: LogProbs  # [number of sampled tokens]
+    text: str
+    finish: Finish
+    version: int = 0
+    cut: int = 0  # tokens of the rollout observation that did not fit
+    started: float = 0.0  # seconds since the episode began
+    ended: float = 0.0
+    state: TokenIds | None = None  # [S]
+
+    @property
+    def id(self) -> str:
+        """The action's name inside its episode: ``step/agent/call``."""
+        return f"{self.key.step}/{self.key.agent}/{self.key.call}"
+
+    @property
+    def agent(self) -> str:
+        return self.key.agent
+
+    @property
+    def step(self) -> int:
+        return self.key.step
+
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """Mask of the tokens that the agent itself sampled, [T]."""
+        return self.marks == Mark.SAMPLED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointAction:
+    """What the team did at one step. ``play`` fills in ``actions``; an organization may choose ``answer``,
+    which otherwise is the last action of the agent whose profile says ``answers``."""
+
+    answer: Action | None = None
+    actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the environment returns for a joint action (Gymnasium's habits).
+
+    ``success`` says whether the task was solved, where the environment can tell: it is what accuracy counts.
+    """
+
+    observation: Observation
+    reward: float
+    terminated: bool = False
+    truncated: bool = False
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    success: bool | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One environment step of an episode: what was observed, and what the step's joint action earned."""
+
+    observation: Observation
+    reward: float
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Episode:
+    """Every action of one attempt at one task, in the order asked for (τ), with what it earned.
+
+    ``failed`` and ``timed_out`` episodes could not be scored: they carry the reason in ``error``, leave the batch
+    and are counted. A truncated episode ends in a state worth something; ``bootstrap`` holds that state's ids,
+    rendered for the agent that decided first in the last step.
+
+    >>> episode = Episode(Task("t1", "…"), stream="train/0", sample=0, actions=(), status="failed", error="boom")
+    >>> episode.scored, episode.total_reward
+    (False, 0.0)
+    """
+
+    task: Task
+    stream: str
+    sample: int
+    actions: tuple[Action, ...]
+    status: Status
+    transitions: tuple[Transition, ...] = ()
+    success: bool | None = None
+    error: str = ""
+    bootstrap: TokenIds | None = None  # [S]
+    bootstrap_policy: str = ""
+    seconds: float = 0.0
+
+    @property
+    def scored(self) -> bool:
+        return self.status in ("terminated", "truncated")
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted team return."""
+        return float(sum(transition.reward for transition in self.transitions))
+
+    @property
+    def answer(self) -> str:
+        """Text of the last action, for people to read."""
+        return self.actions[-1].text if self.actions else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One action as the learner sees it: the ids the engine recorded, and a weight of credit for each decision.
+
+    At action level ``advantages`` has one entry, at token level one per sampled token.
+
+    >>> Sample(action=None, normaliser=3.0, advantages=np.array([0.5])).advantages.tolist()
+    [0.5]
+    """
+
+    action: Action
+    normaliser: float  # Z of eq. 6: 1, the sampled tokens, or the words of the text
+    advantages: npt.NDArray[np.float64]  # [1] or [sampled tokens]
+
+
+def all_actions(episodes: Sequence[Episode]) -> list[Action]:
+    """The actions of ``episodes``, flat, in order: the row order of values, credits and features."""
+    return [action for episode in episodes for action in episode.actions]
