@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from marft import seeds
 from marft.config.run import RunSettings
+from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics
 from marft.game.play import Attempt
@@ -77,7 +77,7 @@ def train(
 
     Raises:
         ValueError: something in the recipe cannot be used.
-        RuntimeError: not one episode of a step could be scored.
+        RunError: not one episode of a step could be scored.
     """
     observer = observer or Silent()
     with Stage(run) as stage:
@@ -96,14 +96,15 @@ def train(
         sinks = MetricSinks(folder, state.step)
         observer.began(state.step, run.training.steps)
         try:
-            while state.step < run.training.steps and not observer.wants_stop():
+            stop = observer.wants_stop()
+            while state.step < run.training.steps and not stop:
                 state, metrics = _step(stage, learner, state, tasks, folder, observer)
-                due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps or observer.wants_stop()
+                stop = observer.wants_stop()
                 if run.evaluation.every and state.step % run.evaluation.every == 0:
                     metrics["validation_accuracy"] = _validate(stage)
                 sinks.write(state.step, metrics)
                 observer.step(state.step, metrics)
-                if due:
+                if stop or state.step % run.checkpoints.every == 0 or state.step == run.training.steps:
                     state = _rate(state, metrics)
                     checkpoints.save(state, stage.models, learner)
         finally:
@@ -120,7 +121,7 @@ def _step(
         episodes = stage.play(attempts, on_done=observer.episode)
     scored = [episode for episode in episodes if episode.scored]
     if not scored:
-        raise RuntimeError(
+        raise RunError(
             f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; the first says: {episodes[0].error}"
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)

@@ -43,7 +43,8 @@ INSTRUCTIONS = {
     ),
 }
 TERMS = {1: 1, 2: 8, 3: 60, 4: 8, 5: 5, 6: 4, 7: 3, 8: 3, 9: 2, 10: 2, 11: 2, 12: 2}  # of a question: weight
-ROLES = {"reasoner": 45, "actor": 40, "solver": 15}
+ROLES = {"reasoner": 36, "actor": 32, "solver": 12, "drill": 20}
+DRILL_SUMS = 8  # single steps in one drill: practice, apart from any team
 SURE, TEMPTED = 0.80, 0.30  # chance to work with a small or a large number, in sums of up to three terms
 LARGE = 70  # numbers from here on are put off
 LONGEST_HISTORY = 5  # terms of the question up to which agents may see every earlier message
@@ -141,6 +142,8 @@ def _glance(random: Random, at: Expression) -> str:
 
 def _demonstrate(random: Random) -> Demonstration:
     role = random.choices(list(ROLES), list(ROLES.values()))[0]
+    if role == "drill":
+        return _drill(random)
     terms = random.choices(list(TERMS), list(TERMS.values()))[0]
     question = question_expression(random, terms)
     profile = Profile(role, random.choice(INSTRUCTIONS[role]))
@@ -157,3 +160,16 @@ def _demonstrate(random: Random) -> Demonstration:
             seen = seen[-1:]
         reply, works = reason(random, at, terms)[::2] if role == "reasoner" else act(random, at, terms)
     return Demonstration(compose(profile, QUESTION.format(question), seen), reply, role, works)
+
+
+def _drill(random: Random) -> Demonstration:
+    sums = [_single_step(random) for _ in range(DRILL_SUMS)]
+    chat = compose(Profile("drill", "Do each sum."), ", ".join(str(single) for single in sums), [])
+    return Demonstration(chat, ", ".join(single.first_step() for single in sums) + ".", "drill", True)
+
+
+def _single_step(random: Random) -> Expression:
+    """One step as it comes up in a sum: mostly early ones, whose running total is small."""
+    before = random.choice((0, 0, 0, 1, 1, 2, 4, 8))
+    total = random.randint(10, 99) + sum(random.choice((1, -1)) * random.randint(10, 99) for _ in range(before))
+    return Expression(total, (random.choice((1, -1)) * random.randint(10, 99),))

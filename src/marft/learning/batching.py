@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from marft import seeds
-from marft.learning.interfaces import Credits, Floats, Level
+from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.models.backbone import Backbone, PackedRows
 from marft.types import Action, Sample
 
@@ -57,7 +57,7 @@ def normalise(advantages: Sequence[Floats]) -> list[Floats]:
     flat = np.concatenate(advantages)
     spread = float(flat.std(ddof=1)) if len(flat) > 1 else 0.0
     scaled = (flat - flat.mean()) / (spread + EPSILON)
-    return np.split(scaled, np.cumsum([len(a) for a in advantages])[:-1])
+    return split_rows(scaled, [len(a) for a in advantages])
 
 
 def normaliser(action: Action, normalisation: Normalisation) -> float:

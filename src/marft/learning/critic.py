@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marft import seeds
 from marft.config.algorithm import CriticSettings
-from marft.learning.interfaces import Credits, Floats, Level, Values
+from marft.learning.interfaces import Credits, Floats, Level, Values, split_rows
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.critic import ValueHead
 from marft.types import Action, Episode, TokenIds, all_actions
@@ -106,12 +106,11 @@ class Critic:
             bootstrap[[i for i, _, _ in mine_ends]] = values[len(order) :]
             self._features.append((name, features[: len(order)]))
             self._order.append(order)
-        return Values(np.split(flat, firsts[1:-1]) if actions else [], bootstrap)
+        return Values(split_rows(flat, sizes), bootstrap)
 
     def update(self, values: Values, credits: Credits, step: int) -> dict[str, float]:
         """Fit the heads to the returns, on the features that :meth:`evaluate` kept → metrics."""
-        flat_values = np.concatenate(values.actions) if values.actions else np.empty(0)
-        returns = np.concatenate(credits.returns) if credits.returns else np.empty(0)
+        flat_values, returns = np.concatenate(values.actions), np.concatenate(credits.returns)
         losses, norms = [], []
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):

@@ -18,6 +18,11 @@ Level = Literal["action", "token"]
 Floats = npt.NDArray[np.float64]
 
 
+def split_rows(flat: Floats, sizes: Sequence[int]) -> list[Floats]:
+    """Cut ``flat`` into rows of ``sizes``: as many rows as sizes, also when there are none."""
+    return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
     """V at every decision, in the row order of ``marft.types.all_actions``.

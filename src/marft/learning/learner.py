@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-import numpy as np
 import torch
 
 from marft.config.run import RunSettings
 from marft.learning.batching import Denominators, Packing, make_samples
 from marft.learning.critic import Critic
-from marft.learning.interfaces import Credit, Floats, Objective, Progress, UpdateSchedule
+from marft.learning.interfaces import Credit, Floats, Objective, Progress, UpdateSchedule, split_rows
 from marft.learning.measuring import advantage_metrics, gradient_shares, measure_base_kl, score
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
@@ -100,6 +99,6 @@ class Learner:
         for batch in self.packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
             log_probs = score(batch).log_probs.double().cpu().numpy()
             sizes = [int(sample.action.sampled.sum()) for sample in batch.samples]
-            for sample, part in zip(batch.samples, np.split(log_probs, np.cumsum(sizes)[:-1]), strict=True):
+            for sample, part in zip(batch.samples, split_rows(log_probs, sizes), strict=True):
                 scored[id(sample.action)] = part
         return scored

@@ -21,7 +21,7 @@ BASE_KL_ACTIONS = 8  # of each agent, on which KL to the untuned base is measure
 def k3(log_ratio: Tensor) -> Tensor:
     """Schulman's k3 estimate of KL(p ‖ q) at samples of p, from ``log q − log p`` (clamped to ±20 nats)."""
     d = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return d.exp() - 1.0 - d
+    return d.expm1() - d
 
 
 def score(batch: MicroBatch, entropy_gradient: bool = False) -> TokenScores:

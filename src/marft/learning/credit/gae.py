@@ -15,7 +15,7 @@ from pydantic import Field
 
 from marft.config.plugins import Plugin
 from marft.learning.credit.links import Links, backward_sum, link
-from marft.learning.interfaces import Credits, Floats, Level, Values
+from marft.learning.interfaces import Credits, Floats, Level, Values, split_rows
 from marft.types import Episode, all_actions
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -44,17 +44,16 @@ class GAE(Plugin):
         within = links.steps == 0
         gamma = np.where(within, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
         decay = np.where(within, self.lambda_agent, self.lambda_step)
+        assert len(values.actions) == len(all_actions(episodes))
         sizes = np.array([len(value) for value in values.actions], np.int64)
         rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, self.lambda_token)
-        value = np.concatenate([*values.actions, values.bootstrap]) if len(sizes) else values.bootstrap.copy()
+        value = np.concatenate([*values.actions, values.bootstrap])
         delta = rewards + gamma * value[successor] - value
         delta[len(value) - len(episodes) :] = 0.0  # terminal rows only lend their value
         advantages = backward_sum(delta, gamma * decay, successor)
         returns = backward_sum(delta, gamma * self.lambda_critic, successor) + value
-        ends = np.cumsum(sizes)[:-1] if len(sizes) else []
         units = int(sizes.sum())
-        assert len(all_actions(episodes)) == len(sizes)
-        return Credits(np.split(advantages[:units], ends), np.split(returns[:units], ends))
+        return Credits(split_rows(advantages[:units], sizes), split_rows(returns[:units], sizes))
 
 
 def _spread(

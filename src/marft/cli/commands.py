@@ -1,0 +1,124 @@
+"""What the commands do. Imported only when one runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+from rich.progress import Progress
+
+from marft.cli.console import Terminal, evaluation_table
+from marft.config import RunSettings, load_recipe, to_toml
+from marft.evaluation.compare import comparison_table
+from marft.evaluation.evaluate import Evaluation, Mode
+from marft.runs.folder import RunFolder
+
+MODES: tuple[Mode, ...] = ("greedy", "sampled")
+console = Console(highlight=False)
+
+
+def train(
+    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool
+) -> None:
+    """``marft train``."""
+    run, folder = _run_of(recipe, overrides)
+    if dry_run:
+        console.print(to_toml(run), markup=False)
+        return
+    if resume:
+        folder = folder or RunFolder.open(Path(run.output) / run.name)
+    else:
+        if overwrite and folder is None:
+            shutil.rmtree(Path(run.output) / run.name, ignore_errors=True)
+        folder = RunFolder.create(run)
+    quieten()
+    from marft.runs.report import write_report
+    from marft.training import train as run_training
+
+    with Terminal([agent.role for agent in run.agents]) as terminal:
+        state = run_training(run, folder, resume=resume, start_from=start_from, observer=terminal)
+    write_report(folder)
+    if state.step < run.training.steps:
+        console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
+    else:
+        console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+
+
+def evaluate(
+    path: Path, overrides: Sequence[str], checkpoints: Sequence[str], mode: str, tasks: int, shuffle_messages: bool
+) -> None:
+    """``marft eval``."""
+    run, folder = _run_of(path, overrides)
+    modes = tuple(mode.split(",")) if mode else run.evaluation.modes
+    for name in modes:
+        if name not in MODES:
+            raise ValueError(f"--mode: {name!r} is none of {', '.join(MODES)}")
+    if folder is None:
+        checkpoints = ["base"]
+    quieten()
+    from marft.evaluation.session import evaluate_checkpoints
+
+    with _bar("evaluating") as advance:
+        results = evaluate_checkpoints(
+            run, folder, checkpoints, cast("tuple[Mode, ...]", modes), tasks or run.evaluation.tasks, shuffle_messages, advance
+        )
+    console.print(evaluation_table([result.as_json() for result in results]))
+    if folder is not None:
+        from marft.runs.report import write_report
+
+        _save(folder, results)
+        write_report(folder)
+        console.print(f"saved in {folder.evaluations}; see {folder.report}")
+
+
+def compare(paths: Sequence[Path]) -> None:
+    """``marft compare``."""
+    console.print(comparison_table([RunFolder.open(path) for path in paths]))
+
+
+def report(path: Path, against: Sequence[Path]) -> None:
+    """``marft report``."""
+    from marft.runs.report import write_report
+
+    folder = RunFolder.open(path)
+    write_report(folder, [RunFolder.open(other) for other in against])
+    console.print(f"wrote {folder.report}")
+
+
+def quieten() -> None:
+    """Keep transformers' own progress bars and advice out of the terminal."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolder | None]:
+    """Settings from a recipe file, or from a run's folder, which then comes too."""
+    if path.is_dir():
+        folder = RunFolder.open(path)
+        return load_recipe(folder.config, [*overrides, "--output", str(path.parent), "--name", path.name]), folder
+    return load_recipe(path, overrides), None
+
+
+def _save(folder: RunFolder, results: Sequence[Evaluation]) -> None:
+    for result in results:
+        folder.write_evaluation(result.as_json(), result.name)
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[object]:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+
+        def advance(total: int | None = None) -> None:
+            if total is not None:
+                progress.update(task, total=total)
+            else:
+                progress.advance(task)
+
+        yield advance

@@ -1,0 +1,124 @@
+"""What a run looks like in the terminal: a progress bar, and one readable line a step with one line an agent."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from marft.types import Episode
+
+TEAM = (
+    ("reward", "reward", ".2f"),
+    ("reward_std", "±", ".2f"),
+    ("accuracy", "accuracy", ".2f"),
+    ("validation_accuracy", "validation", ".2f"),
+    ("policy_loss", "policy loss", "+.3f"),
+    ("critic/loss", "value loss", ".3f"),
+    ("critic/explained_variance", "explained", ".2f"),
+    ("zero_advantage_fraction", "zero advantages", ".0%"),
+    ("kl_stops", "KL stops", ".0f"),
+    ("episodes_dropped", "dropped", ".0f"),
+    ("prompt_tokens_cut", "tokens cut", ".0f"),
+    ("skipped_updates", "skipped updates", ".2f"),
+    ("episodes_per_second", "episodes/s", ".0f"),
+    ("seconds", "s", ".1f"),
+)
+AGENT = (
+    ("action_length", "length", ".1f"),
+    ("truncation_rate", "truncated", ".0%"),
+    ("entropy", "entropy", ".3f"),
+    ("kl", "KL", ".4f"),
+    ("kl_to_base", "KL to base", ".3f"),
+    ("clip_fraction", "clipped", ".1%"),
+    ("gradient_share", "gradient share", ".0%"),
+    ("log_prob_difference_max", "engine−learner", ".1e"),
+    ("policy_lag", "lag", ".0f"),
+)
+SHOW_ONLY_IF_NOT_ZERO = {
+    "kl_stops", "episodes_dropped", "prompt_tokens_cut", "skipped_updates", "truncation_rate", "policy_lag",
+    "zero_advantage_fraction",
+}  # fmt: skip
+
+
+class Terminal:
+    """An observer of training that prints, and turns the first Ctrl-C into a wish to stop after the step."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self.roles = roles
+        self.console = Console(highlight=False)
+        self.progress = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[activity]}"),
+            TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True,
+        )  # fmt: skip
+        self._task = self.progress.add_task("training", total=None, activity="")
+        self._stop = False
+        self._played = 0
+
+    def __enter__(self) -> Terminal:
+        self._handler = signal.signal(signal.SIGINT, self._interrupted)
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+        signal.signal(signal.SIGINT, self._handler)
+
+    def began(self, done: int, steps: int) -> None:
+        self.progress.update(self._task, completed=done, total=steps)
+
+    def episode(self, episode: Episode) -> None:  # noqa: ARG002
+        self._played += 1
+        self.progress.update(self._task, activity=f"{self._played} episodes")
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        self._played = 0
+        self.progress.update(self._task, completed=step)
+        self.console.print(f"[bold]step {step:4d}[/]  {line(metrics, TEAM)}")
+        for role in self.roles:
+            prefix = f"agents/{role}/"
+            mine = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+            self.console.print(f"  [dim]{role:>12}  {line(mine, AGENT)}[/]")
+
+    def note(self, text: str) -> None:
+        self.console.print(f"[yellow]{escape(text)}[/]")
+
+    def wants_stop(self) -> bool:
+        return self._stop
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._stop:
+            raise KeyboardInterrupt
+        self._stop = True
+        self.note("stopping after this step; Ctrl-C again to stop at once")
+
+
+def line(metrics: Mapping[str, float], columns: Sequence[tuple[str, str, str]]) -> str:
+    """``reward 0.64  accuracy 0.64 …``: what is there and says something."""
+    words = []
+    for name, label, form in columns:
+        value = metrics.get(name, math.nan)
+        if math.isnan(value) or (value == 0 and name in SHOW_ONLY_IF_NOT_ZERO):
+            continue
+        words.append(f"{label} {value:{form}}" if label not in ("±", "s") else f"{value:{form}} s" if label == "s" else f"±{value:{form}}")
+    return "  ".join(words)
+
+
+def evaluation_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Evaluations, one a row."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("checkpoint", "mode", "messages", "tasks", "accuracy", "95 % interval", "could not be scored"):
+        table.add_column(heading, justify="right" if heading in ("tasks", "accuracy") else "left")
+    for row in rows:
+        low, high = row["interval"]  # type: ignore[misc]
+        table.add_row(
+            str(row["checkpoint"]), str(row["mode"]), "shuffled" if row["shuffled_messages"] else "own",
+            str(row["tasks"]), f"{row['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", str(row["failed"] or ""),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,88 @@
+"""``marft``: train, evaluate, compare and report. Heavy imports wait until a command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="marft",
+    help="Multi-agent reinforcement fine-tuning: tune the language models of a team of agents together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(context_settings=OVERRIDES)
+def train(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe (TOML), or the folder of a run with --resume.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", help="Start a new run with the weights of this checkpoint folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete a run of the same name first.")] = False,
+) -> None:
+    """Train the team of a recipe. Any setting can be changed: --algorithm.level token --training.steps 50"""
+    from marft.cli import commands
+
+    commands.train(recipe, context.args, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
+
+
+@app.command("eval", context_settings=OVERRIDES)
+def evaluate(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a recipe (then only the base).")],
+    checkpoint: Annotated[
+        str, typer.Option(help="base, last, best or step_000050; several with commas.")
+    ] = "base,last",
+    mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
+    tasks: Annotated[int, typer.Option(help="How many held-out tasks; 0: as the recipe says.")] = 0,
+    shuffle_messages: Annotated[
+        bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
+    ] = False,
+) -> None:
+    """Evaluate a run's checkpoints and its untuned base on held-out tasks, with 95 % intervals."""
+    from marft.cli import commands
+
+    commands.evaluate(run, context.args, checkpoint.split(","), mode, tasks, shuffle_messages)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs that were evaluated.")],
+) -> None:
+    """A table of evaluated runs side by side, each against its own base on the same tasks."""
+    from marft.cli import commands
+
+    commands.compare(runs)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    against: Annotated[list[Path] | None, typer.Option(help="Other runs to show beside it; repeat the option.")] = None,
+) -> None:
+    """Write report.html: training curves, before and after, sample episodes."""
+    from marft.cli import commands
+
+    commands.report(run, against or [])
+
+
+def main() -> None:
+    """The console entry point: errors of the user's making are one message, not a traceback."""
+    from marft.cli.errors import friendly
+
+    with friendly():
+        app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Runs side by side: each evaluated checkpoint against its own base, on the same tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from marft.evaluation.intervals import paired_difference
+from marft.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A checkpoint's accuracy, and what it gained over the base on the tasks that both scored."""
+
+    run: str
+    checkpoint: str
+    mode: str
+    tasks: int
+    base: float | None
+    accuracy: float
+    interval: tuple[float, float]
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    shuffle_cost: float | None = None  # accuracy lost when agents see messages of other tasks
+
+
+def gains(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[Gain]:
+    """One row for each evaluated checkpoint but the base, from the evaluation files of one run."""
+    own = {(e["checkpoint"], e["mode"]): e for e in evaluations if not e["shuffled_messages"]}
+    shuffled = {(e["checkpoint"], e["mode"]): e for e in evaluations if e["shuffled_messages"]}
+    rows = []
+    for (checkpoint, mode), after in sorted(own.items()):
+        if checkpoint == "base":
+            continue
+        before, probe = own.get(("base", mode)), shuffled.get((checkpoint, mode))
+        difference = _paired(before, after) if before else None
+        rows.append(
+            Gain(
+                run=name,
+                checkpoint=checkpoint,
+                mode=mode,
+                tasks=after["tasks"],
+                base=before["accuracy"] if before else None,
+                accuracy=after["accuracy"],
+                interval=tuple(after["interval"]),
+                gain=difference[0] if difference else None,
+                gain_interval=difference[1] if difference else None,
+                shuffle_cost=-_paired(after, probe)[0] if probe else None,
+            )
+        )
+    return rows
+
+
+def comparison_table(folders: Sequence[RunFolder]) -> Table:
+    """A table for the terminal.
+
+    Raises:
+        ValueError: a run has not been evaluated.
+    """
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "checkpoint", "mode", "base", "accuracy", "95 % interval", "gain", "95 % interval", "shuffling costs"):
+        table.add_column(heading, justify="left" if heading in ("run", "checkpoint", "mode") else "right")
+    for folder in folders:
+        rows = gains(folder.path.name, folder.read_evaluations())
+        if not rows:
+            raise ValueError(f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}")
+        for row in rows:
+            table.add_row(
+                row.run, row.checkpoint, row.mode, _percent(row.base), _percent(row.accuracy), _range(row.interval),
+                _points(row.gain), _range(row.gain_interval, points=True), _points(row.shuffle_cost),
+            )  # fmt: skip
+    return table
+
+
+def _paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, tuple[float, float]]:
+    both = [task for task in before["outcomes"] if task in after["outcomes"]]
+    return paired_difference(
+        [before["outcomes"][task] for task in both], [after["outcomes"][task] for task in both]
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _points(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.1f}"
+
+
+def _range(interval: tuple[float, float] | None, points: bool = False) -> str:
+    if interval is None:
+        return ""
+    low, high = interval
+    return f"{100 * low:+.1f} to {100 * high:+.1f}" if points else f"{low:.1%} to {high:.1%}"

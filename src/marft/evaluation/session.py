@@ -1,0 +1,74 @@
+"""One evaluation session: several checkpoints of a run, and its untuned base, on the same held-out tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from marft.config.run import RunSettings
+from marft.evaluation.evaluate import Evaluation, Mode, evaluate, shuffle
+from marft.runs.checkpoints import Checkpoints, load_policies, verify
+from marft.runs.folder import RunFolder
+from marft.stage import Stage
+
+BASE = "base"
+
+
+class Advance(Protocol):
+    """Called with the total number of episodes once, then once an episode."""
+
+    def __call__(self, total: int | None = None) -> None: ...
+
+
+def evaluate_checkpoints(
+    run: RunSettings,
+    folder: RunFolder | None,
+    checkpoints: Sequence[str],
+    modes: Sequence[Mode],
+    tasks: int,
+    shuffled_too: bool,
+    advance: Advance,
+) -> list[Evaluation]:
+    """Evaluate each checkpoint in each mode.
+
+    Args:
+        checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
+        shuffled_too: evaluate again with messages of other tasks.
+
+    Raises:
+        ValueError: a checkpoint is not there or damaged, or the test split is empty.
+    """
+    paths = {name: _find(run, folder, name) for name in checkpoints}
+    with Stage(run) as stage:
+        chosen = stage.run.environment.tasks("test")[:tasks]  # type: ignore[attr-defined]
+        if not chosen:
+            raise ValueError("environment: its test split has no tasks")
+        advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen))
+        results = []
+        for version, (name, path) in enumerate(paths.items()):
+            for policy in run.trained_policies:
+                stage.models.reset_policy(policy)
+            if path is not None:
+                load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
+            stage.engine.publish(version)
+            for mode in modes:
+                result, episodes = evaluate(stage, path.name if path else name, mode, chosen, on_done=lambda _: advance())
+                results.append(result)
+                if shuffled_too:
+                    donors = shuffle(episodes, run.seed)
+                    result, _ = evaluate(
+                        stage, path.name if path else name, mode, chosen, messages_from=donors, on_done=lambda _: advance()
+                    )
+                    results.append(result)
+    return results
+
+
+def _find(run: RunSettings, folder: RunFolder | None, name: str) -> Path | None:
+    if name == BASE:
+        return None
+    if folder is None:
+        raise ValueError(f"checkpoint {name!r}: a recipe has none; give the folder of a run")
+    path = Checkpoints(folder, run.checkpoints).find(name)
+    verify(path)
+    return path

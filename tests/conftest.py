@@ -1,0 +1,56 @@
+"""Shared fixtures: small random models, and the bundled tiny one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
+
+from marft.config.run import ModelSettings
+from marft.models.backbone import Backbone
+from marft.models.loading import load_backbone, load_tokenizer
+
+settings.register_profile("marft", deadline=None, derandomize=True)
+settings.load_profile("marft")
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer(ModelSettings(path="tiny"))
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A folder with a random two-layer Qwen2 and the tiny model's tokenizer; logits are far from uniform."""
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        vocab_size=len(tiny_tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True,
+        eos_token_id=tiny_tokenizer.eos_token_id, pad_token_id=tiny_tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    folder = tmp_path_factory.mktemp("random_model")
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def backbone(random_model: Path) -> Backbone:
+    return load_backbone(ModelSettings(path=str(random_model)), torch.device("cpu"), torch.float32)

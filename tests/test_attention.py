@@ -1,0 +1,100 @@
+"""The packed forward against the model's own, row by row, values and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
+
+from marft.config.run import ModelSettings
+from marft.models.attention import _groups
+from marft.models.backbone import Backbone, PackedRows
+from marft.models.loading import load_backbone
+
+
+def rows(*lengths: int) -> list[np.ndarray]:
+    return [(np.arange(n) * 7 + n).astype(np.int32) % 100 for n in lengths]
+
+
+@pytest.mark.parametrize("lengths", [(5,), (6, 6, 6), (3, 17, 4, 16, 1, 9), (40, 2)])
+def test_packed_rows_equal_the_models_own_forward(backbone: Backbone, random_model: Path, lengths: tuple[int, ...]) -> None:
+    own = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
+    batch = rows(*lengths)
+    mine = backbone.hidden_states(PackedRows.of(batch, [None] * len(batch), backbone.device))
+    theirs = torch.cat([own.model(torch.from_numpy(row).long()[None]).last_hidden_state[0] for row in batch])
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_do_not_depend_on_how_rows_are_packed(backbone: Backbone) -> None:
+    backbone.model.requires_grad_(True)
+    batch = rows(3, 17, 4, 16, 1, 9)
+    gradients = []
+    for packs in ([batch], [[row] for row in batch], [batch[::-1][:2], batch[:4]]):
+        backbone.model.zero_grad()
+        for pack in packs:
+            hidden = backbone.hidden_states(PackedRows.of(pack, [None] * len(pack), backbone.device))
+            hidden.square().sum().backward()
+        gradients.append({n: p.grad.clone() for n, p in backbone.model.named_parameters() if p.grad is not None})
+    for other in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            scale = gradient.abs().max() + 1e-6
+            torch.testing.assert_close(other[name] / scale, gradient / scale, rtol=0, atol=1e-5)
+
+
+def test_no_row_is_padded_by_more_than_a_quarter() -> None:
+    lengths = sorted([100, 99, 81, 80, 79, 30, 24, 23, 1], reverse=True)
+    groups = _groups(lengths)
+    assert sum(count for count, _ in groups) == len(lengths)
+    start = 0
+    for count, longest in groups:
+        assert all(longest <= 1.25 * length for length in lengths[start : start + count])
+        start += count
+
+
+SMALL = {
+    "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LlamaConfig(**SMALL), Qwen3Config(**SMALL, head_dim=16), MistralConfig(**SMALL, sliding_window=4)],
+    ids=lambda config: config.model_type,
+)
+def test_other_architectures_load_and_agree(config: LlamaConfig, tmp_path: Path) -> None:
+    _save_random(config, tmp_path)
+    load_backbone(ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32)  # checks the forward itself
+
+
+def test_an_architecture_that_does_more_is_refused_instead_of_trained_wrongly(tmp_path: Path) -> None:
+    from transformers import GraniteConfig
+
+    _save_random(GraniteConfig(**SMALL, logits_scaling=2.0), tmp_path)
+    with pytest.raises(ValueError, match="computes something that the packed forward does not"):
+        load_backbone(ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32)
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot load"):
+        load_backbone(ModelSettings(path=str(tmp_path / "nowhere")), torch.device("cpu"), torch.float32)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="cannot load"):
+        load_backbone(ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32)
+
+
+def test_a_context_longer_than_the_model_was_made_for_is_refused(random_model: Path) -> None:
+    with pytest.raises(ValueError, match="context 9999 is more than the 512 tokens"):
+        load_backbone(ModelSettings(path=str(random_model), context=9999), torch.device("cpu"), torch.float32)
+
+
+def _save_random(config: LlamaConfig, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)

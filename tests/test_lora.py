@@ -1,0 +1,176 @@
+"""The multi-adapter layer against peft, alone and with all agents in one forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.lora import Linear as LoraLinear
+from transformers import AutoModelForCausalLM
+
+from marft.config.run import LoraSettings, ModelSettings
+from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
+from marft.models.attention import DecodePlan, PackedPlan
+from marft.models.backbone import Backbone, PackedRows
+from marft.models.cache import KVCache
+from marft.models.loading import load_backbone
+from marft.models.lora import Adapter
+
+ROWS = [np.array([3, 14, 15, 92, 65, 35], np.int32), np.array([27, 18, 28], np.int32), np.array([31, 41, 59, 26], np.int32)]
+LORA = {"one": LoraSettings(rank=4, alpha=16.0), "two": LoraSettings(rank=8, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))}
+
+
+@pytest.fixture
+def tuned(backbone: Backbone) -> Backbone:
+    """Two policies with random adapters of different ranks and targets."""
+    torch.manual_seed(1)
+    for name, lora in LORA.items():
+        backbone.add_adapter(name, lora.rank, lora.alpha, lora.targets, seed=0)
+        for adapter in backbone.adapters(name).values():
+            torch.nn.init.normal_(adapter.b, std=0.3)
+    return backbone
+
+
+def test_the_layer_equals_pefts_layer_to_1e_6_in_float32(tuned: Backbone) -> None:
+    """One layer, outputs and all gradients, for inputs of unit size."""
+    torch.manual_seed(2)
+    layer = tuned.layers["model.layers.0.self_attn.q_proj"]
+    for name, lora in LORA.items():
+        adapter = layer.adapter(name)
+        assert adapter is not None
+        theirs = peft_layer(layer.base, adapter, lora)
+        x = torch.randn(1, 11, layer.base.in_features)
+        mine_x, their_x = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with tuned.routing.by_stretch([(name, 0, 11)]):
+            mine = layer(mine_x)
+        other = theirs(their_x)
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+        upstream = torch.randn_like(mine) / 10
+        (mine * upstream).sum().backward()
+        (other * upstream).sum().backward()
+        pairs = [
+            (mine_x.grad, their_x.grad),
+            (adapter.a.grad, theirs.lora_A["default"].weight.grad),
+            (adapter.b.grad, theirs.lora_B["default"].weight.grad),
+        ]
+        for gradient, expected in pairs:
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_whole_model_and_its_saved_adapter_equal_peft(tuned: Backbone, random_model: Path, tmp_path: Path, name: str) -> None:
+    """In float64, so that only a different computation could show."""
+    save_adapter(tuned.adapters(name), LORA[name], str(random_model), tmp_path)
+    tuned.model.double()
+    base = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float64)
+    other = PeftModel.from_pretrained(base, str(tmp_path), is_trainable=True).eval().double()
+    theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
+    mine = tuned.hidden_states(PackedRows.of(ROWS, [name] * 3, tuned.device)) @ tuned.head.weight.T
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    mine.square().sum().backward()
+    theirs.square().sum().backward()
+    gradients = {n: p.grad for n, p in other.named_parameters() if p.grad is not None}
+    for layer, adapter in tuned.adapters(name).items():
+        for half, parameter in (("A", adapter.a), ("B", adapter.b)):
+            expected = gradients.pop(f"base_model.model.{layer}.lora_{half}.default.weight")
+            torch.testing.assert_close(parameter.grad, expected, rtol=1e-6, atol=1e-6)
+    assert not gradients
+
+
+def peft_layer(base: torch.nn.Linear, adapter: Adapter, lora: LoraSettings) -> LoraLinear:
+    layer = LoraLinear(base, "default", LoraConfig(), r=lora.rank, lora_alpha=lora.alpha)  # type: ignore[arg-type]
+    with torch.no_grad():
+        layer.lora_A["default"].weight.copy_(adapter.a)
+        layer.lora_B["default"].weight.copy_(adapter.b)
+    layer.lora_A.requires_grad_(True)
+    layer.lora_B.requires_grad_(True)
+    return layer
+
+
+def test_all_agents_in_one_forward_equal_each_alone(tuned: Backbone) -> None:
+    together = tuned.hidden_states(PackedRows.of(ROWS, ["one", "two", None], tuned.device))
+    alone = torch.cat([
+        tuned.hidden_states(PackedRows.of([row], [policy], tuned.device))
+        for row, policy in zip(ROWS, ["one", "two", None], strict=True)
+    ])  # fmt: skip
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+def test_rows_of_many_policies_decode_as_they_would_alone(tuned: Backbone) -> None:
+    """One token a row, adapters stacked and masked by row, against the packed forward of the whole rows."""
+    policies = ["one", None, "two"]
+    expected = tuned.hidden_states(PackedRows.of(ROWS, policies, tuned.device))
+    cache = KVCache(tuned.depth)
+    cache.reserve(3, 16)
+    heads = [row[:-1] for row in ROWS]
+    with torch.inference_mode():
+        packed = PackedRows.of(heads, policies, tuned.device)
+        tuned.hidden_states(packed, PackedPlan(packed.lengths, tuned.device, cache, [[0], [1], [2]]))
+        lengths = torch.tensor(packed.lengths)
+        last = torch.tensor([int(row[-1]) for row in ROWS])
+        hidden = tuned.next_hidden_states(last, lengths, policies, DecodePlan(cache, lengths))
+    ends = np.cumsum([len(row) for row in ROWS]) - 1
+    torch.testing.assert_close(hidden, expected[torch.from_numpy(ends)], rtol=0, atol=1e-5)
+
+
+def test_every_agent_of_one_forward_gets_a_gradient(tuned: Backbone) -> None:
+    """Switching the active adapter between forwards once left only the last agent with gradients."""
+    hidden = tuned.hidden_states(PackedRows.of(ROWS, ["one", "two", "one"], tuned.device))
+    hidden[:, 0].sum().backward()
+    for name in LORA:
+        for adapter in tuned.adapters(name).values():
+            assert adapter.a.grad is not None
+            assert adapter.a.grad.abs().sum() > 0
+
+
+def test_a_policy_without_rows_gets_no_gradient_at_all(tuned: Backbone) -> None:
+    tuned.hidden_states(PackedRows.of(ROWS, ["one", "one", None], tuned.device))[:, 0].sum().backward()
+    assert all(adapter.a.grad is None for adapter in tuned.adapters("two").values())
+
+
+def test_a_fresh_adapter_changes_nothing(backbone: Backbone) -> None:
+    before = backbone.hidden_states(PackedRows.of(ROWS, [None] * 3, backbone.device))
+    backbone.add_adapter("new", 4, 16.0, ("q_proj", "o_proj"), seed=0)
+    after = backbone.hidden_states(PackedRows.of(ROWS, ["new"] * 3, backbone.device))
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_adapters_are_float32_on_a_half_precision_base(random_model: Path) -> None:
+    """Half-precision adapters with Adam's ε once lost the second moment to underflow."""
+    half = load_backbone(ModelSettings(path=str(random_model)), torch.device("cpu"), torch.bfloat16)
+    half.add_adapter("new", 4, 16.0, ("q_proj",), seed=0)
+    for adapter in half.adapters("new").values():
+        assert adapter.a.dtype == adapter.b.dtype == torch.float32
+    hidden = half.hidden_states(PackedRows.of(ROWS, ["new"] * 3, half.device))
+    assert hidden.dtype == torch.bfloat16
+    hidden.float().sum().backward()
+
+
+def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tmp_path: Path) -> None:
+    save_adapter(tuned.adapters("two"), LORA["two"], str(random_model), tmp_path)
+    assert read_lora_settings(tmp_path).rank == 8
+    before = {n: (a.a.clone(), a.b.clone()) for n, a in tuned.adapters("two").items()}
+    with torch.no_grad():
+        for adapter in tuned.adapters("two").values():
+            adapter.b.zero_()
+    load_adapter(tuned, "two", tmp_path)
+    for name, adapter in tuned.adapters("two").items():
+        assert torch.equal(adapter.a, before[name][0])
+        assert torch.equal(adapter.b, before[name][1])
+
+
+def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(tuned: Backbone, random_model: Path, tmp_path: Path) -> None:
+    save_adapter(tuned.adapters("one"), LORA["one"], str(random_model), tmp_path)
+    with pytest.raises(ValueError, match=r"set lora\.targets"):
+        load_adapter(tuned, "two", tmp_path)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="cannot read the adapter"):
+        load_adapter(tuned, "one", tmp_path)
+
+
+def test_an_unknown_target_names_the_known_ones(backbone: Backbone) -> None:
+    with pytest.raises(ValueError, match=r"no layer is called 'q_porj'; known: .*q_proj"):
+        backbone.add_adapter("new", 4, 16.0, ("q_porj",), seed=0)
