@@ -138,7 +138,7 @@ class Batch:
         """Sample a token for the rows of ``part``, whose hidden states are given, and let finished rows go."""
         head = self.backbone.head
         logits = scaled_logits(hidden, head.weight, head.bias, self.temperatures[part])
-        made = self.made[part]
+        made = self.made[part].clone()
         uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
         allowed = allowed_tokens(logits, [row.sampling for row in self.rows[part]])
         ids, log_probs = draw(logits, uniforms, self.greedy[part], allowed)

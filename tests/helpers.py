@@ -1,0 +1,36 @@
+"""Small recipes for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from marft.config import RunSettings, parse_recipe
+
+CHAIN_SUM = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}
+
+
+def recipe(model: Path | str = "tiny", output: Path | str = "runs", **changes: Any) -> dict[str, Any]:
+    """A dual team on chain_sum, small enough for a test."""
+    table: dict[str, Any] = {
+        "name": "test",
+        "output": str(output),
+        "device": "cpu",
+        "threads": 1,
+        "models": {"base": {"path": str(model)}},
+        "policies": {"reasoner": {"model": "base"}, "actor": {"model": "base"}},
+        "agents": [
+            {"role": "reasoner", "policy": "reasoner", "instructions": "Reason.", "sampling": {"max_new_tokens": 8}},
+            {"role": "actor", "policy": "actor", "instructions": "Act.", "answers": True, "sampling": {"max_new_tokens": 8}},
+        ],
+        "environment": {"name": "reasoning_gym", "dataset": "chain_sum", "params": CHAIN_SUM, "train_tasks": 64, "held_out_tasks": 16},
+        "rollout": {"tasks_per_step": 2, "samples_per_task": 2},
+        "training": {"steps": 2},
+        "checkpoints": {"every": 1},
+        "algorithm": {"critic": {"warmup_steps": 0}, "optimizer": {"learning_rate": 1e-2}},
+    }
+    return {**table, **changes}
+
+
+def settings(model: Path | str = "tiny", output: Path | str = "runs", *overrides: str, **changes: Any) -> RunSettings:
+    return parse_recipe(recipe(model, output, **changes), overrides)

@@ -1,0 +1,142 @@
+"""The critic reads where it must: before the action, with the frozen base alone, each reading once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from marft.config.algorithm import CriticSettings
+from marft.learning.critic import Critic, Reading, frozen_features, reading
+from marft.learning.interfaces import Credits, Level
+from marft.models.backbone import Backbone, PackedRows
+from marft.types import Action, Episode, Observation, Task, Transition
+from tests.episodes import make_action
+
+
+def episode(*actions: Action, reward: float = 1.0, **changes: object) -> Episode:
+    whole = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", (Transition(Observation("o"), reward),))
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def critic(backbone: Backbone, level: Level = "action", **changes: object) -> Critic:
+    made = Critic(
+        CriticSettings.model_validate({"learning_rate": 0.01, **changes}), level, {"a": backbone, "b": backbone},
+        {"a": "base", "b": "base"}, seed=0, tokens_per_batch=1000,
+    )  # fmt: skip
+    with torch.no_grad():  # the last layer starts at zero, where every reading looks alike
+        torch.nn.init.normal_(made.heads["base"].layers[-1].weight)  # type: ignore[arg-type]
+    return made
+
+
+def test_an_untrained_critic_says_zero(backbone: Backbone) -> None:
+    fresh = Critic(CriticSettings(), "action", {"a": backbone}, {"a": "base"}, seed=0, tokens_per_batch=1000)
+    assert fresh.evaluate([episode(make_action("a"))]).actions[0].tolist() == [0.0]
+
+
+def test_the_value_of_an_action_stands_at_the_last_token_before_it(backbone: Backbone) -> None:
+    """Not at the first prompt token, where it would be the same for every state."""
+    action = make_action("a", prompt=(5, 6, 7, 8))
+    hidden = backbone.hidden_states(PackedRows.of([action.prompt], [None], backbone.device))
+    mine = critic(backbone)
+    expected = mine.heads["base"](hidden[-1:]).item()
+    assert mine.evaluate([episode(action)]).actions[0][0] == pytest.approx(expected, abs=1e-6)
+    other = replace(action, prompt=np.array([5, 6, 7, 9], np.int32))
+    assert mine.evaluate([episode(other)]).actions[0][0] != pytest.approx(expected, abs=1e-4)
+
+
+def test_a_value_does_not_see_what_it_judges(backbone: Backbone) -> None:
+    """Changing token j of an action leaves the values of tokens up to j as they are, and moves the next one."""
+    mine = critic(backbone, "token")
+    before = mine.evaluate([episode(make_action("a", tokens=(8, 9, 10, 11)))]).actions[0]
+    after = mine.evaluate([episode(make_action("a", tokens=(8, 50, 10, 11)))]).actions[0]
+    np.testing.assert_allclose(before[:2], after[:2], atol=1e-6)
+    assert abs(before[2] - after[2]) > 1e-4
+    at_action_level = critic(backbone, "action")
+    a = at_action_level.evaluate([episode(make_action("a", tokens=(8, 9)))]).actions[0]
+    b = at_action_level.evaluate([episode(make_action("a", tokens=(50, 51)))]).actions[0]
+    assert a.tolist() == b.tolist()
+
+
+def test_token_values_stand_where_the_sampled_tokens_are_predicted() -> None:
+    action = make_action("a", prompt=(1, 2, 3), tokens=(4, 5, 6, 7), marks=(0, 1, 0, 0))
+    read = reading(action, "token")
+    assert read.ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert read.positions.tolist() == [2, 4, 5]
+
+
+def test_the_state_is_read_where_it_says_more_than_the_prompt() -> None:
+    action = replace(make_action("a", prompt=(1, 2)), state=np.array([1, 2, 9], np.int32))
+    assert reading(action, "action").ids.tolist() == [1, 2, 9]
+    assert reading(action, "token").positions.tolist() == [2, 3]
+
+
+def test_adapters_do_not_touch_the_critics_features(backbone: Backbone) -> None:
+    reads = [Reading(np.array([4, 5, 6], np.int32), np.array([0, 2]))]
+    before = frozen_features(backbone, reads, 100)
+    backbone.add_adapter("a", 4, 16.0, ("q_proj", "v_proj"), seed=0)
+    for adapter in backbone.adapters("a").values():
+        torch.nn.init.normal_(adapter.b)
+    assert torch.equal(frozen_features(backbone, reads, 100), before)
+
+
+def test_equal_readings_are_computed_once_and_all_get_their_rows(backbone: Backbone) -> None:
+    reads = [
+        Reading(np.array([4, 5, 6], np.int32), np.array([2])),
+        Reading(np.array([7, 8], np.int32), np.array([0, 1])),
+        Reading(np.array([4, 5, 6], np.int32), np.array([0, 2])),
+    ]
+    forwarded: list[int] = []
+    original = backbone.hidden_states
+
+    def counted(rows: PackedRows, *arguments: object) -> torch.Tensor:
+        forwarded.append(len(rows.ids))
+        return original(rows, *arguments)  # type: ignore[arg-type]
+
+    backbone.hidden_states = counted  # type: ignore[method-assign]
+    features = frozen_features(backbone, reads, 1000)
+    assert sum(forwarded) == 5
+    alone = torch.cat([frozen_features(backbone, [read], 1000) for read in reads])
+    torch.testing.assert_close(features, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_only_truncated_episodes_have_a_bootstrap_value(backbone: Backbone) -> None:
+    mine = critic(backbone)
+    ended = episode(make_action("a"))
+    cut = episode(make_action("a"), status="truncated", bootstrap=np.array([3, 4], np.int32), bootstrap_policy="b")
+    values = mine.evaluate([ended, cut])
+    assert values.bootstrap[0] == 0.0
+    assert values.bootstrap[1] != 0.0
+
+
+def test_features_are_computed_once_for_all_epochs(backbone: Backbone) -> None:
+    mine = critic(backbone, epochs=5, minibatches=2)
+    batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 9)]
+    values = mine.evaluate(batch)
+    backbone.hidden_states = None  # type: ignore[assignment]  # no forward may follow
+    returns = [np.array([float(n)]) for n in range(6)]
+    mine.update(values, Credits(returns, returns), step=0)
+
+
+def test_fitting_lowers_the_loss_and_explains_the_returns(backbone: Backbone) -> None:
+    mine = critic(backbone, epochs=60, value_clip=0.0)
+    batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 19)]
+    returns = [np.array([float(n % 2)]) for n in range(16)]
+    first = mine.update(mine.evaluate(batch), Credits(returns, returns), step=0)
+    second = mine.update(mine.evaluate(batch), Credits(returns, returns), step=1)
+    assert second["critic/loss"] < first["critic/loss"]
+    assert second["critic/explained_variance"] > 0.8
+
+
+def test_heads_of_different_bases_keep_their_own_decisions_apart(backbone: Backbone) -> None:
+    mine = Critic(
+        CriticSettings(), "action", {"a": backbone, "b": backbone}, {"a": "first", "b": "second"}, seed=0, tokens_per_batch=99
+    )
+    with torch.no_grad():
+        for value, name in ((1.0, "first"), (2.0, "second")):
+            mine.heads[name].layers[-1].bias.fill_(value)  # type: ignore[union-attr, operator]
+    values = mine.evaluate([episode(make_action("a"), make_action("b", index=1)), episode(make_action("b"))])
+    assert [float(v[0]) for v in values.actions] == [1.0, 2.0, 2.0]
+    assert [len(order) for order in mine._order] == [1, 2]

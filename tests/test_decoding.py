@@ -1,0 +1,173 @@
+"""The running batch: what it samples, with what probability, and that neighbours do not matter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft import seeds
+from marft.engines.decoding import Batch, Finished, Row
+from marft.engines.sampling import allowed_tokens, draw
+from marft.models.backbone import Backbone, PackedRows
+from marft.models.cache import KVCache
+from marft.types import Sampling
+
+
+def row(prompt: tuple[int, ...], adapter: str | None = None, seed: int = 0, **options: object) -> Row:
+    sampling = Sampling(**{"max_new_tokens": 12, **options})  # type: ignore[arg-type]
+    uniforms = seeds.generator(seed, "row", *prompt).random(sampling.max_new_tokens, np.float32)
+    return Row(adapter, np.array(prompt, np.int32), sampling, uniforms)
+
+
+def run(batch: Batch, rows: list[Row], later: list[Row] | None = None) -> dict[int, Finished]:
+    finished = batch.admit(rows)
+    steps = 0
+    while len(batch) or later:
+        steps += 1
+        if later and steps == 3:
+            finished += batch.admit(later)
+            later = None
+        if len(batch):
+            finished += batch.step()
+    return {id(done.row): done for done in finished}
+
+
+def new_batch(backbone: Backbone, stop_ids: tuple[int, ...] = (2,)) -> Batch:
+    return Batch(backbone, stop_ids, lambda ids: " ".join(str(i) for i in ids))
+
+
+PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14), (20,), (5, 6, 7), (30, 31, 32)]
+
+
+@pytest.fixture
+def tuned(backbone: Backbone) -> Backbone:
+    torch.manual_seed(5)
+    for policy in ("one", "two"):
+        backbone.add_adapter(policy, 4, 8.0, ("q_proj", "v_proj"), seed=0)
+        for adapter in backbone.adapters(policy).values():
+            torch.nn.init.normal_(adapter.b, std=0.3)
+    return backbone
+
+
+def test_greedy_tokens_and_log_probs_equal_a_forward_over_the_whole_row(tuned: Backbone) -> None:
+    policies = ["one", "two", None, "one", "two", "one"]
+    rows = [row(p, a, temperature=0.0) for p, a in zip(PROMPTS, policies, strict=True)]
+    done = run(new_batch(tuned), rows)
+    for one, policy in zip(rows, policies, strict=True):
+        tokens, log_probs = done[id(one)].tokens, done[id(one)].log_probs
+        whole = PackedRows.of([np.concatenate([one.prompt, tokens])], [policy], tuned.device)
+        log_p = (tuned.hidden_states(whole) @ tuned.head.weight.T).log_softmax(-1)[len(one.prompt) - 1 : -1]
+        assert tokens.tolist() == log_p.argmax(-1).tolist()
+        expected = log_p.gather(1, torch.from_numpy(tokens).long()[:, None])[:, 0].detach().numpy()
+        np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+
+
+def test_a_row_samples_the_same_whoever_its_neighbours_are(tuned: Backbone) -> None:
+    """Its random stream is its own; finished neighbours are swapped out and others join while it runs."""
+    options = [{"max_new_tokens": n} for n in (12, 3, 7, 1, 12, 5)]
+    policies = ["one", "two", None, "one", "two", "one"]
+    rows = [row(p, a, seed=i, **o) for i, (p, a, o) in enumerate(zip(PROMPTS, policies, options, strict=True))]
+    alone = {id(one): run(new_batch(tuned), [one])[id(one)].tokens.tolist() for one in rows}
+    together = run(new_batch(tuned), rows)
+    staggered = run(new_batch(tuned), rows[:4], later=rows[4:])
+    for one in rows:
+        assert together[id(one)].tokens.tolist() == alone[id(one)]
+        assert staggered[id(one)].tokens.tolist() == alone[id(one)]
+
+
+def test_log_probs_are_those_of_the_sampling_temperature(tuned: Backbone) -> None:
+    one = row((5, 6, 7), "one", temperature=0.5)
+    done = run(new_batch(tuned), [one])[id(one)]
+    whole = PackedRows.of([np.concatenate([one.prompt, done.tokens])], ["one"], tuned.device)
+    log_p = (tuned.hidden_states(whole) @ tuned.head.weight.T / 0.5).log_softmax(-1)[2:-1]
+    expected = log_p.gather(1, torch.from_numpy(done.tokens).long()[:, None])[:, 0].detach().numpy()
+    np.testing.assert_allclose(done.log_probs, expected, atol=1e-5)
+
+
+def test_the_end_of_turn_token_is_recorded_and_ends_the_row(backbone: Backbone) -> None:
+    greedy = row((5, 6, 7), temperature=0.0)
+    first = int(run(new_batch(backbone), [greedy])[id(greedy)].tokens[0])
+    again = row((5, 6, 7), temperature=0.0)
+    done = run(new_batch(backbone, stop_ids=(first,)), [again])[id(again)]
+    assert done.tokens.tolist() == [first]
+    assert done.finish == "stop"
+
+
+def test_a_row_that_reaches_its_limit_says_so(backbone: Backbone) -> None:
+    one = row((5, 6, 7), max_new_tokens=4)
+    done = run(new_batch(backbone, stop_ids=()), [one])[id(one)]
+    assert (len(done.tokens), done.finish) == (4, "length")
+
+
+def test_a_stop_string_ends_the_row_after_the_token_that_completes_it(backbone: Backbone) -> None:
+    free = row((5, 6, 7), temperature=0.0)
+    tokens = run(new_batch(backbone, stop_ids=()), [free])[id(free)].tokens
+    stopped = row((5, 6, 7), temperature=0.0, stop=(f"{tokens[1]} {tokens[2]}",))
+    done = run(new_batch(backbone, stop_ids=()), [stopped])[id(stopped)]
+    assert done.tokens.tolist() == tokens[:3].tolist()
+    assert done.finish == "stop"
+
+
+def test_rows_with_one_prompt_share_a_prefill(tuned: Backbone) -> None:
+    seen: list[int] = []
+    original = tuned.hidden_states
+
+    def counted(rows: PackedRows, *arguments: object) -> torch.Tensor:
+        seen.append(len(rows.ids))
+        return original(rows, *arguments)  # type: ignore[arg-type]
+
+    tuned.hidden_states = counted  # type: ignore[method-assign]
+    batch = new_batch(tuned)
+    batch.admit([row((5, 6, 7), "one", seed=1), row((5, 6, 7), "one", seed=2), row((5, 6, 7), "two"), row((8, 9), "one")])
+    assert seen == [3 + 2 + 3]
+
+
+def test_the_weights_cannot_change_under_running_rows(backbone: Backbone) -> None:
+    batch = new_batch(backbone)
+    batch.admit([row((5, 6, 7))])
+    if len(batch):
+        with pytest.raises(AssertionError):
+            batch.clear()
+
+
+def test_drawn_frequencies_match_the_distribution() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1, 12)
+    n = 40_000
+    uniforms = torch.rand(n)
+    ids, _ = draw(logits.expand(n, -1), uniforms, torch.zeros(n, dtype=torch.bool), None)
+    frequencies = torch.bincount(ids, minlength=12) / n
+    torch.testing.assert_close(frequencies, logits.softmax(-1)[0], rtol=0, atol=0.01)
+
+
+@given(u=st.floats(0, 1, exclude_max=True, width=32), logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6))
+def test_every_uniform_number_draws_a_possible_token(u: float, logits: list[float]) -> None:
+    table = torch.tensor([[*logits, float("-inf")]])
+    ids, log_probs = draw(table, torch.tensor([u]), torch.tensor([False]), None)
+    assert 0 <= ids.item() < len(logits)
+    assert torch.isfinite(log_probs).all()
+
+
+def test_top_k_and_top_p_leave_the_likeliest_tokens() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4, -1)
+    options = [Sampling(top_k=2), Sampling(top_p=0.7), Sampling(top_p=0.01), Sampling()]
+    allowed = allowed_tokens(logits, options)
+    assert allowed is not None
+    assert allowed.tolist() == [
+        [True, True, False, False], [True, True, False, False], [True, False, False, False], [True] * 4,
+    ]  # fmt: skip
+    assert allowed_tokens(logits, [Sampling()] * 4) is None
+
+
+def test_the_cache_grows_without_losing_what_it_holds() -> None:
+    cache = KVCache(1)
+    cache.reserve(2, 4)
+    keys = torch.arange(2 * 3 * 1 * 2, dtype=torch.float32).view(6, 1, 2)
+    cache.write_rows(0, keys, keys + 100, [3, 3], [[0], [1]])
+    cache.reserve(5, 9)
+    assert cache.capacity >= 9
+    assert cache.keys[0] is not None
+    assert torch.equal(cache.keys[0][1, 0, :3], keys[3:, 0])
