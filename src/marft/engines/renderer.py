@@ -40,18 +40,18 @@ class ChatRenderer:
         budget = dialect.context - reserve
         texts = _Texts(observation, tuple(seen))
         ids = _ids(dialect, profile, texts)
-        removed = 0
+        whole = len(ids)
         while len(ids) > budget:
-            texts, gone = _shorten(dialect.tokenizer, texts, len(ids) - budget, cut)
-            if gone == 0:
+            shorter = _shorten(dialect.tokenizer, texts, len(ids) - budget, cut)
+            if shorter is None:
                 raise PromptTooLongError(
                     f"agent {profile.role!r}: its rollout observation has {len(ids)} tokens, but the context of "
                     f"{dialect.context} leaves {budget} beside max_new_tokens = {reserve}; shorten the instructions, "
                     "lower max_new_tokens, raise the model's context, or allow cuts (agents.context.cut)"
                 )
-            removed += gone
+            texts = shorter
             ids = _ids(dialect, profile, texts)
-        return Prompt(ids, removed)
+        return Prompt(ids, cut=whole - len(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +68,22 @@ def _ids(dialect: Dialect, profile: Profile, texts: _Texts) -> TokenIds:
     return np.array(dialect.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
-def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut: Cut) -> tuple[_Texts, int]:
-    """Cut up to ``excess`` tokens from the first text that may give way → the texts and how many went."""
+def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut: Cut) -> _Texts | None:
+    """Cut up to ``excess`` tokens from the first text that may give way; None when nothing is left that may."""
     if cut.what == "nothing":
-        return texts, 0
-    order = ["messages", "observation"] if cut.what == "messages" else ["observation", "messages"]
-    for part in order:
-        if part == "observation" and texts.observation:
-            shorter, gone = _cut_text(tokenizer, texts.observation, excess, cut)
-            return replace(texts, observation=shorter), gone
-        if part == "messages":
-            for index, message in enumerate(texts.seen):
-                if message.text:
-                    shorter, gone = _cut_text(tokenizer, message.text, excess, cut)
-                    seen = (*texts.seen[:index], Message(message.role, shorter), *texts.seen[index + 1 :])
-                    return replace(texts, seen=seen), gone
-    return texts, 0
+        return None
+    message = next((index for index, message in enumerate(texts.seen) if message.text), None)
+    if texts.observation and (cut.what == "observation" or message is None):
+        return replace(texts, observation=_cut_text(tokenizer, texts.observation, excess, cut))
+    if message is None:
+        return None
+    shorter = replace(texts.seen[message], text=_cut_text(tokenizer, texts.seen[message].text, excess, cut))
+    return replace(texts, seen=(*texts.seen[:message], shorter, *texts.seen[message + 1 :]))
 
 
-def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, excess: int, cut: Cut) -> tuple[str, int]:
+def _cut_text(tokenizer: PreTrainedTokenizerBase, text: str, excess: int, cut: Cut) -> str:
+    """The text without ``excess`` of its tokens; always shorter than before."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     kept = max(0, len(ids) - excess)
-    shorter = tokenizer.decode(ids[len(ids) - kept :] if cut.keep == "end" else ids[:kept]) if kept else ""
-    assert isinstance(shorter, str)
-    if len(shorter) >= len(text):  # a cut inside a character can decode to as much text again
-        return "", len(ids)
-    return shorter, len(ids) - kept
+    shorter = str(tokenizer.decode(ids[len(ids) - kept :] if cut.keep == "end" else ids[:kept])) if kept else ""
+    return shorter if len(shorter) < len(text) else ""  # half a character can decode to as much text again

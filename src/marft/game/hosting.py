@@ -22,6 +22,10 @@ class HostThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.loop.close()
 
     async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float) -> T:

@@ -1,0 +1,107 @@
+"""An engine and a renderer without models, and environments that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from marft.game.agents import Agent
+from marft.game.hosting import Host
+from marft.game.organizations.chain import Chain
+from marft.game.play import Game
+from marft.game.rendering import Cut, Message, compose
+from marft.game.team import Organization, Team
+from marft.types import (
+    ActionKey,
+    Completion,
+    JointAction,
+    Observation,
+    Profile,
+    Prompt,
+    Sampling,
+    Step,
+    Task,
+    TokenIds,
+)
+
+
+class FakeRenderer:
+    """Renders to the bytes of the chat."""
+
+    def render(
+        self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
+    ) -> Prompt:
+        chat = compose(profile, observation, seen)
+        return Prompt(np.frombuffer(str(chat).encode(), np.uint8).astype(np.int32))
+
+
+class FakeEngine:
+    """Says ``<agent><number of calls so far>``; keeps what it was asked."""
+
+    def __init__(self, say: Callable[[ActionKey, str], str] = lambda key, prompt: f"{key.agent} says {key.step}") -> None:
+        self.say = say
+        self.asked: list[tuple[ActionKey, str]] = []
+
+    async def sample(self, policy: str, prompt: TokenIds, sampling: Sampling, key: ActionKey) -> Completion:
+        text = bytes(prompt.astype(np.uint8)).decode()
+        self.asked.append((key, text))
+        await asyncio.sleep(0)
+        said = self.say(key, text)
+        tokens = np.frombuffer(said.encode(), np.uint8).astype(np.int32)
+        return Completion(tokens, np.full(len(tokens), -1.0, np.float32), said, "stop")
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class Script:
+    """An environment that runs functions: one for each call of its session."""
+
+    steps: list[Callable[[JointAction], Step]]
+    reset: Callable[[], Observation] = lambda: Observation("begin")
+    close: Callable[[], None] = lambda: None
+    closed: list[str] = field(default_factory=list)
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task("t0", "begin"), Task("t1", "begin")]
+
+    def start(self, task: Task, seed: int) -> ScriptSession:
+        return ScriptSession(self, task)
+
+
+class ScriptSession:
+    def __init__(self, script: Script, task: Task) -> None:
+        self.script, self.task, self.at = script, task, 0
+
+    async def reset(self) -> Observation:
+        return self.script.reset()
+
+    async def step(self, actions: JointAction) -> Step:
+        self.at += 1
+        return self.script.steps[self.at - 1](actions)
+
+    async def close(self) -> None:
+        self.script.closed.append(self.task.id)
+        self.script.close()
+
+
+def ends(reward: float = 1.0, **changes: object) -> Callable[[JointAction], Step]:
+    return lambda _: Step(Observation("end"), reward, **{"terminated": True, **changes})  # type: ignore[arg-type]
+
+
+def goes_on(reward: float = 0.0, text: str = "next", **changes: object) -> Callable[[JointAction], Step]:
+    return lambda _: Step(Observation(text), reward, **changes)  # type: ignore[arg-type]
+
+
+def game(script: Script, *roles: str, organization: Organization | None = None, engine: FakeEngine | None = None, **changes: object) -> Game:
+    agents = tuple(
+        Agent(Profile(role, f"You are {role}.", answers=role == (roles or ("a",))[-1]), policy=role) for role in roles or ("a",)
+    )
+    settings = {"timeout": 5.0, **changes}
+    return Game(script, Team(agents, organization or Chain()), engine or FakeEngine(), FakeRenderer(), Host(), **settings)  # type: ignore[arg-type]

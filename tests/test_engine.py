@@ -1,0 +1,117 @@
+"""The local engine: in-order admission makes results independent of timing; nothing hidden shapes sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from marft.engines.local import LocalEngine
+from marft.stage import Stage
+from marft.types import ActionKey, Completion, Sampling
+from tests.helpers import settings
+
+
+def key(sample: int, agent: str = "a", step: int = 0) -> ActionKey:
+    return ActionKey("s", "t", sample, step, agent, 0)
+
+
+async def chains(engine: LocalEngine, count: int, jitter: random.Random | None) -> list[list[Completion]]:
+    """``count`` two-agent chains at once, with pauses outside the engine between the agents."""
+
+    async def chain(sample: int) -> list[Completion]:
+        first = await engine.sample("reasoner", np.array([5, 6, sample + 3], np.int32), Sampling(max_new_tokens=6), key(sample))
+        if jitter:
+            with engine.outside():
+                await asyncio.sleep(jitter.random() / 100)
+        prompt = np.concatenate([[9], first.tokens]).astype(np.int32)
+        return [first, await engine.sample("actor", prompt, Sampling(max_new_tokens=9), key(sample, "b"))]
+
+    order = list(range(count))
+    if jitter:
+        jitter.shuffle(order)
+    done = await asyncio.gather(*(chain(sample) for sample in order))
+    return [done[order.index(sample)] for sample in range(count)]
+
+
+def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> None:
+    with Stage(settings(random_model)) as stage:
+        torch.manual_seed(0)
+        for policy in ("reasoner", "actor"):
+            for adapter in stage.models.policies[policy].backbone.adapters(policy).values():
+                torch.nn.init.normal_(adapter.b, std=0.2)
+        plain = asyncio.run(chains(stage.engine, 12, None))
+    for seed in range(3):
+        with Stage(settings(random_model)) as stage:
+            torch.manual_seed(0)
+            for policy in ("reasoner", "actor"):
+                for adapter in stage.models.policies[policy].backbone.adapters(policy).values():
+                    torch.nn.init.normal_(adapter.b, std=0.2)
+            shaken = asyncio.run(chains(stage.engine, 12, random.Random(seed)))
+        for expected, mine in zip(plain, shaken, strict=True):
+            for a, b in zip(expected, mine, strict=True):
+                assert a.tokens.tolist() == b.tokens.tolist()
+                assert a.log_probs.tobytes() == b.log_probs.tobytes()
+
+
+def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> None:
+    with Stage(settings(random_model)) as one, Stage(settings(random_model, "runs", "--engine.admission", "continuous")) as two:
+        a = asyncio.run(chains(one.engine, 6, None))
+        b = asyncio.run(chains(two.engine, 6, None))
+    for expected, mine in zip(a, b, strict=True):
+        assert [c.tokens.tolist() for c in expected] == [c.tokens.tolist() for c in mine]
+
+
+def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) -> None:
+    with Stage(settings(random_model, "runs", "--engine.max_rows", "3")) as stage:
+        done = asyncio.run(chains(stage.engine, 10, None))
+        assert len(done) == 10
+        assert max(len(batch.tokens) for batch in stage.engine._batches.values()) <= 3
+
+
+def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_path: Path) -> None:
+    """A top-k hidden in generation_config.json once made every ratio wrong."""
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(random_model, folder)
+    (folder / "generation_config.json").write_text('{"do_sample": true, "top_k": 1, "temperature": 0.01, "top_p": 0.1}')
+    results = []
+    for path in (random_model, folder):
+        with Stage(settings(path)) as stage:
+            results.append(asyncio.run(chains(stage.engine, 4, None)))
+    for a, b in zip(*results, strict=True):
+        assert [c.tokens.tolist() for c in a] == [c.tokens.tolist() for c in b]
+
+
+def test_the_text_leaves_out_the_end_of_turn_and_what_follows_a_stop_string(random_model: Path) -> None:
+    with Stage(settings(random_model)) as stage:
+        engine = stage.engine
+        prompt = np.array([5, 6, 7], np.int32)
+        free = asyncio.run(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
+        stop = free.text[3:5]
+        cut = asyncio.run(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
+        assert cut.finish == "stop"
+        assert cut.text == free.text[: free.text.index(stop)]
+        assert len(cut.tokens) < len(free.tokens)
+
+
+def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stage(settings(random_model)) as stage:
+
+        def boom(*_: object) -> None:
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(stage.engine, "_advance", boom)
+
+        async def ask() -> list[object]:
+            calls = (
+                stage.engine.sample("actor", np.array([5], np.int32), Sampling(max_new_tokens=2), key(n)) for n in range(3)
+            )
+            return list(await asyncio.gather(*calls, return_exceptions=True))
+
+        assert [str(error) for error in asyncio.run(ask())] == ["device lost"] * 3
