@@ -53,7 +53,12 @@ def episodes(draw: st.DrawFn, chain: bool = False, sees_nothing: bool = False, m
                 sees = [a.id for a in here if draw(st.booleans())]
             length = draw(st.integers(1, 4))
             action = make_action(
-                agent, step=step, call=calls.get(agent, 0), index=len(actions), sees=tuple(sees), tokens=tuple(range(10, 10 + length))
+                agent,
+                step=step,
+                call=calls.get(agent, 0),
+                index=len(actions),
+                sees=tuple(sees),
+                tokens=tuple(range(10, 10 + length)),
             )
             calls[agent] = calls.get(agent, 0) + 1
             here.append(action)

@@ -42,7 +42,9 @@ class FakeRenderer:
 class FakeEngine:
     """Says ``<agent><number of calls so far>``; keeps what it was asked."""
 
-    def __init__(self, say: Callable[[ActionKey, str], str] = lambda key, prompt: f"{key.agent} says {key.step}") -> None:
+    def __init__(
+        self, say: Callable[[ActionKey, str], str] = lambda key, prompt: f"{key.agent} says {key.step}"
+    ) -> None:
         self.say = say
         self.asked: list[tuple[ActionKey, str]] = []
 
@@ -99,9 +101,18 @@ def goes_on(reward: float = 0.0, text: str = "next", **changes: object) -> Calla
     return lambda _: Step(Observation(text), reward, **changes)  # type: ignore[arg-type]
 
 
-def game(script: Script, *roles: str, organization: Organization | None = None, engine: FakeEngine | None = None, **changes: object) -> Game:
+def game(
+    script: Script,
+    *roles: str,
+    organization: Organization | None = None,
+    engine: FakeEngine | None = None,
+    **changes: object,
+) -> Game:
     agents = tuple(
-        Agent(Profile(role, f"You are {role}.", answers=role == (roles or ("a",))[-1]), policy=role) for role in roles or ("a",)
+        Agent(Profile(role, f"You are {role}.", answers=role == (roles or ("a",))[-1]), policy=role)
+        for role in roles or ("a",)
     )
     settings = {"timeout": 5.0, **changes}
-    return Game(script, Team(agents, organization or Chain()), engine or FakeEngine(), FakeRenderer(), Host(), **settings)  # type: ignore[arg-type]
+    return Game(
+        script, Team(agents, organization or Chain()), engine or FakeEngine(), FakeRenderer(), Host(), **settings
+    )  # type: ignore[arg-type]

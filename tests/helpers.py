@@ -21,9 +21,21 @@ def recipe(model: Path | str = "tiny", output: Path | str = "runs", **changes: A
         "policies": {"reasoner": {"model": "base"}, "actor": {"model": "base"}},
         "agents": [
             {"role": "reasoner", "policy": "reasoner", "instructions": "Reason.", "sampling": {"max_new_tokens": 8}},
-            {"role": "actor", "policy": "actor", "instructions": "Act.", "answers": True, "sampling": {"max_new_tokens": 8}},
+            {
+                "role": "actor",
+                "policy": "actor",
+                "instructions": "Act.",
+                "answers": True,
+                "sampling": {"max_new_tokens": 8},
+            },
         ],
-        "environment": {"name": "reasoning_gym", "dataset": "chain_sum", "params": CHAIN_SUM, "train_tasks": 64, "held_out_tasks": 16},
+        "environment": {
+            "name": "reasoning_gym",
+            "dataset": "chain_sum",
+            "params": CHAIN_SUM,
+            "train_tasks": 64,
+            "held_out_tasks": 16,
+        },
         "rollout": {"tasks_per_step": 2, "samples_per_task": 2},
         "training": {"steps": 2},
         "checkpoints": {"every": 1},

@@ -29,7 +29,9 @@ class Decision:
     reward: float = 0.0
 
 
-def gae(episode: Episode, values: Sequence[Sequence[float]], final_value: float, s: Settings, level: Level) -> list[list[float]]:
+def gae(
+    episode: Episode, values: Sequence[Sequence[float]], final_value: float, s: Settings, level: Level
+) -> list[list[float]]:
     """Advantages of one episode, by action and decision; γ and λ are looked up hop by hop."""
     actions = episode.actions
     pay = rewards(episode, s)

@@ -20,7 +20,9 @@ def rows(*lengths: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("lengths", [(5,), (6, 6, 6), (3, 17, 4, 16, 1, 9), (40, 2)])
-def test_packed_rows_equal_the_models_own_forward(backbone: Backbone, random_model: Path, lengths: tuple[int, ...]) -> None:
+def test_packed_rows_equal_the_models_own_forward(
+    backbone: Backbone, random_model: Path, lengths: tuple[int, ...]
+) -> None:
     own = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
     batch = rows(*lengths)
     mine = backbone.hidden_states(PackedRows.of(batch, [None] * len(batch), backbone.device))

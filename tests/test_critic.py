@@ -132,7 +132,12 @@ def test_fitting_lowers_the_loss_and_explains_the_returns(backbone: Backbone) ->
 
 def test_heads_of_different_bases_keep_their_own_decisions_apart(backbone: Backbone) -> None:
     mine = Critic(
-        CriticSettings(), "action", {"a": backbone, "b": backbone}, {"a": "first", "b": "second"}, seed=0, tokens_per_batch=99
+        CriticSettings(),
+        "action",
+        {"a": backbone, "b": backbone},
+        {"a": "first", "b": "second"},
+        seed=0,
+        tokens_per_batch=99,
     )
     with torch.no_grad():
         for value, name in ((1.0, "first"), (2.0, "second")):

@@ -121,7 +121,9 @@ def test_rows_with_one_prompt_share_a_prefill(tuned: Backbone) -> None:
 
     tuned.hidden_states = counted  # type: ignore[method-assign]
     batch = new_batch(tuned)
-    batch.admit([row((5, 6, 7), "one", seed=1), row((5, 6, 7), "one", seed=2), row((5, 6, 7), "two"), row((8, 9), "one")])
+    batch.admit(
+        [row((5, 6, 7), "one", seed=1), row((5, 6, 7), "one", seed=2), row((5, 6, 7), "two"), row((8, 9), "one")]
+    )
     assert seen == [3 + 2 + 3]
 
 
@@ -143,7 +145,9 @@ def test_drawn_frequencies_match_the_distribution() -> None:
     torch.testing.assert_close(frequencies, logits.softmax(-1)[0], rtol=0, atol=0.01)
 
 
-@given(u=st.floats(0, 1, exclude_max=True, width=32), logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6))
+@given(
+    u=st.floats(0, 1, exclude_max=True, width=32), logits=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6)
+)
 def test_every_uniform_number_draws_a_possible_token(u: float, logits: list[float]) -> None:
     table = torch.tensor([[*logits, float("-inf")]])
     ids, log_probs = draw(table, torch.tensor([u]), torch.tensor([False]), None)

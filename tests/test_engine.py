@@ -24,7 +24,9 @@ async def chains(engine: LocalEngine, count: int, jitter: random.Random | None) 
     """``count`` two-agent chains at once, with pauses outside the engine between the agents."""
 
     async def chain(sample: int) -> list[Completion]:
-        first = await engine.sample("reasoner", np.array([5, 6, sample + 3], np.int32), Sampling(max_new_tokens=6), key(sample))
+        first = await engine.sample(
+            "reasoner", np.array([5, 6, sample + 3], np.int32), Sampling(max_new_tokens=6), key(sample)
+        )
         if jitter:
             with engine.outside():
                 await asyncio.sleep(jitter.random() / 100)
@@ -59,7 +61,10 @@ def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> 
 
 
 def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> None:
-    with Stage(settings(random_model)) as one, Stage(settings(random_model, "runs", "--engine.admission", "continuous")) as two:
+    with (
+        Stage(settings(random_model)) as one,
+        Stage(settings(random_model, "runs", "--engine.admission", "continuous")) as two,
+    ):
         a = asyncio.run(chains(one.engine, 6, None))
         b = asyncio.run(chains(two.engine, 6, None))
     for expected, mine in zip(a, b, strict=True):
@@ -110,7 +115,8 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
 
         async def ask() -> list[object]:
             calls = (
-                stage.engine.sample("actor", np.array([5], np.int32), Sampling(max_new_tokens=2), key(n)) for n in range(3)
+                stage.engine.sample("actor", np.array([5], np.int32), Sampling(max_new_tokens=2), key(n))
+                for n in range(3)
             )
             return list(await asyncio.gather(*calls, return_exceptions=True))
 

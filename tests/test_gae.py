@@ -72,9 +72,7 @@ def test_without_dependencies_the_graph_equals_one_recursion_an_agent(data: st.D
 @given(data=st.data())
 def test_action_level_is_token_level_with_one_token(data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=2))
-    short = [
-        Episode(**{**_fields(e), "actions": tuple(_one_token(a) for a in e.actions)}) for e in batch
-    ]
+    short = [Episode(**{**_fields(e), "actions": tuple(_one_token(a) for a in e.actions)}) for e in batch]
     values = data.draw(values_for(short, "action"))
     by_action = GAE(gamma_agent=0.7).assign(short, values, "action")
     by_token = GAE(gamma_agent=0.7, gamma_token=0.1).assign(short, values, "token")
@@ -160,7 +158,9 @@ def _fields(episode: Episode) -> dict:  # type: ignore[type-arg]
 
 
 def _one_token(action):  # type: ignore[no-untyped-def]
-    return make_action(action.agent, step=action.step, call=action.key.call, index=action.index, sees=action.sees, tokens=(8,))
+    return make_action(
+        action.agent, step=action.step, call=action.key.call, index=action.index, sees=action.sees, tokens=(8,)
+    )
 
 
 def test_rows_are_in_the_order_of_all_actions() -> None:

@@ -10,7 +10,9 @@ from marft.models import log_probs
 from marft.models.log_probs import token_scores
 
 
-def reference(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def reference(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor
+) -> tuple[Tensor, Tensor]:
     logits = (hidden @ weight.T + (0 if bias is None else bias)) / temperatures[:, None]
     log_p = logits.log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)

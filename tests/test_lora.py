@@ -19,8 +19,15 @@ from marft.models.cache import KVCache
 from marft.models.loading import load_backbone
 from marft.models.lora import Adapter
 
-ROWS = [np.array([3, 14, 15, 92, 65, 35], np.int32), np.array([27, 18, 28], np.int32), np.array([31, 41, 59, 26], np.int32)]
-LORA = {"one": LoraSettings(rank=4, alpha=16.0), "two": LoraSettings(rank=8, alpha=8.0, targets=("q_proj", "v_proj", "down_proj"))}
+ROWS = [
+    np.array([3, 14, 15, 92, 65, 35], np.int32),
+    np.array([27, 18, 28], np.int32),
+    np.array([31, 41, 59, 26], np.int32),
+]
+LORA = {
+    "one": LoraSettings(rank=4, alpha=16.0),
+    "two": LoraSettings(rank=8, alpha=8.0, targets=("q_proj", "v_proj", "down_proj")),
+}
 
 
 @pytest.fixture
@@ -61,7 +68,9 @@ def test_the_layer_equals_pefts_layer_to_1e_6_in_float32(tuned: Backbone) -> Non
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_whole_model_and_its_saved_adapter_equal_peft(tuned: Backbone, random_model: Path, tmp_path: Path, name: str) -> None:
+def test_a_whole_model_and_its_saved_adapter_equal_peft(
+    tuned: Backbone, random_model: Path, tmp_path: Path, name: str
+) -> None:
     """In float64, so that only a different computation could show."""
     save_adapter(tuned.adapters(name), LORA[name], str(random_model), tmp_path)
     tuned.model.double()
@@ -162,7 +171,9 @@ def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tm
         assert torch.equal(adapter.b, before[name][1])
 
 
-def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(tuned: Backbone, random_model: Path, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(
+    tuned: Backbone, random_model: Path, tmp_path: Path
+) -> None:
     save_adapter(tuned.adapters("one"), LORA["one"], str(random_model), tmp_path)
     with pytest.raises(ValueError, match=r"set lora\.targets"):
         load_adapter(tuned, "two", tmp_path)

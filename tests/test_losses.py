@@ -72,7 +72,9 @@ def test_ratios_are_clamped_before_they_overflow() -> None:
 
 @given(value=NUMBER, old=NUMBER, target=NUMBER, clip=st.sampled_from([0.0, 0.2]), delta=st.none() | st.floats(0.1, 2))
 @settings(max_examples=200)
-def test_value_loss_equals_the_slow_reference(value: float, old: float, target: float, clip: float, delta: float | None) -> None:
+def test_value_loss_equals_the_slow_reference(
+    value: float, old: float, target: float, clip: float, delta: float | None
+) -> None:
     tensors = (torch.tensor([x], dtype=torch.float64) for x in (value, old, target))
     loss = value_loss(*tensors, clip, delta)
     assert loss.item() == pytest.approx(references.value_term(value, old, target, clip, delta), rel=1e-9, abs=1e-12)

@@ -209,7 +209,12 @@ class TestFailures:
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 return JointAction(answer=await agents.plannr(observation))
 
-        self.expect(game(Script([ends()]), "planner", organization=Wrong()), "failed", "no agent 'plannr'", "did you mean 'planner'?")
+        self.expect(
+            game(Script([ends()]), "planner", organization=Wrong()),
+            "failed",
+            "no agent 'plannr'",
+            "did you mean 'planner'?",
+        )
 
     def test_a_broken_engine_is_not_the_episodes_fault(self) -> None:
         class Broken(FakeEngine):

@@ -17,12 +17,16 @@ def renderer(tokenizer: PreTrainedTokenizerBase, context: int = 512) -> ChatRend
     return ChatRenderer({"p": Dialect(tokenizer, context, {})})
 
 
-def render(tokenizer: PreTrainedTokenizerBase, context: int, observation: str, seen: list[Message], cut: Cut) -> tuple[str, int, int]:
+def render(
+    tokenizer: PreTrainedTokenizerBase, context: int, observation: str, seen: list[Message], cut: Cut
+) -> tuple[str, int, int]:
     prompt = renderer(tokenizer, context).render("p", PROFILE, observation, seen, reserve=20, cut=cut)
     return tokenizer.decode(prompt.ids), prompt.cut, len(prompt.ids)
 
 
-def test_a_prompt_holds_profile_observation_messages_and_guidance_in_order(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_prompt_holds_profile_observation_messages_and_guidance_in_order(
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> None:
     text, cut, _ = render(tiny_tokenizer, 512, "2 + 3 =", [Message("reasoner", "It is 5.")], Cut())
     assert cut == 0
     places = [text.index(part) for part in ("Act well.", "2 + 3 =", "Message from reasoner:\nIt is 5.", "Be brief.")]
@@ -64,7 +68,7 @@ def test_when_messages_are_used_up_the_observation_gives_way(tiny_tokenizer: Pre
 
 
 def test_a_prompt_that_may_not_be_cut_is_refused_with_the_remedy(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(PromptTooLongError, match="agent 'actor': .*raise the model's context"):
+    with pytest.raises(PromptTooLongError, match=r"agent 'actor': .*raise the model's context"):
         render(tiny_tokenizer, 100, LONG, [], Cut("nothing"))
 
 

@@ -41,7 +41,9 @@ def double(backbone: Backbone) -> Backbone:
     return backbone
 
 
-def packing(backbone: Backbone, level: str = "action", aggregation: str = "action-mean", tokens: int = 10**6) -> Packing:
+def packing(
+    backbone: Backbone, level: str = "action", aggregation: str = "action-mean", tokens: int = 10**6
+) -> Packing:
     return Packing(
         backbones=dict.fromkeys(POLICIES, backbone),
         adapters={policy: policy for policy in POLICIES},
@@ -60,7 +62,11 @@ def random_samples(backbone: Backbone, level: str, count: int = 7, seed: int = 0
         policy = POLICIES[number % 2] if number else "one"
         tokens = tuple(int(t) for t in random.integers(3, 100, random.integers(1, 6)))
         action = make_action(
-            policy, sample=number, policy=policy, prompt=tuple(int(t) for t in random.integers(3, 100, random.integers(1, 9))), tokens=tokens
+            policy,
+            sample=number,
+            policy=policy,
+            prompt=tuple(int(t) for t in random.integers(3, 100, random.integers(1, 9))),
+            tokens=tokens,
         )
         size = 1 if level == "action" else len(tokens)
         samples.append(Sample(action, float(random.integers(1, 4)), random.normal(size=size)))
@@ -118,7 +124,9 @@ def assert_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -
         torch.testing.assert_close(b[name], gradient, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.parametrize(("level", "aggregation"), [("action", "action-mean"), ("token", "token-mean"), ("token", "action-mean")])
+@pytest.mark.parametrize(
+    ("level", "aggregation"), [("action", "action-mean"), ("token", "token-mean"), ("token", "action-mean")]
+)
 def test_gradients_do_not_depend_on_micro_batches_or_row_order(double: Backbone, level: str, aggregation: str) -> None:
     samples = random_samples(double, level)
     whole, whole_metrics = gradients(double, samples, packing(double, level, aggregation))
@@ -171,8 +179,12 @@ def test_the_token_level_loss_equals_the_slow_reference(double: Backbone) -> Non
     counts = {policy: sum(len(s.action.tokens) for s in samples if s.action.policy == policy) for policy in POLICIES}
     expected = 0.0
     for sample in samples:
-        for now, old, advantage in zip(_log_probs(double, sample), sample.action.log_probs, sample.advantages, strict=True):
-            expected += references.ppo_term(now, float(old), float(advantage), 0.2, 0.2, 3.0) / counts[sample.action.policy]
+        for now, old, advantage in zip(
+            _log_probs(double, sample), sample.action.log_probs, sample.advantages, strict=True
+        ):
+            expected += (
+                references.ppo_term(now, float(old), float(advantage), 0.2, 0.2, 3.0) / counts[sample.action.policy]
+            )
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -220,7 +232,9 @@ def test_the_kl_stop_comes_before_the_optimizer_step(double: Backbone) -> None:
     samples = random_samples(double, "action", drift=2.0)
     for tokens in (10**6, 13):  # one micro-batch, and several
         made, meter = optimizers(double), Meter()
-        update = Update(algorithm(kl_stop=0.01, epochs=3), PPO(), made, packing(double, tokens=tokens), {}, meter, seed=0)
+        update = Update(
+            algorithm(kl_stop=0.01, epochs=3), PPO(), made, packing(double, tokens=tokens), {}, meter, seed=0
+        )
         update.run(UpdatePhase(POLICIES), samples, step=0)
         assert all(not hasattr(optimizer, "gradient") for optimizer in made.values())
         assert meter.total("kl_stops") == 1
@@ -248,7 +262,10 @@ def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> N
 
 def test_schedules_name_the_policies_in_turn() -> None:
     assert Simultaneous().plan(Progress(0, 0), ("a", "b")) == [UpdatePhase(("a", "b"))]
-    turns = [AgentByAgent(interval=10).plan(Progress(0, steps), ("a", "b", "c"))[0].policies[0] for steps in (0, 9, 10, 20, 30)]
+    turns = [
+        AgentByAgent(interval=10).plan(Progress(0, steps), ("a", "b", "c"))[0].policies[0]
+        for steps in (0, 9, 10, 20, 30)
+    ]
     assert turns == ["a", "a", "b", "c", "a"]
 
 
@@ -316,4 +333,3 @@ def _log_probs(backbone: Backbone, sample: Sample) -> list[float]:
     batch = packing(backbone).micro_batches([sample], Denominators.of([sample], pooled=False))[0]
     with torch.no_grad():
         return [float(x) for x in score(batch).log_probs]
-

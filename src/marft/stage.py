@@ -33,8 +33,8 @@ class Stage:
             context = self.models.policies[agent.policy].reference.context
             if agent.sampling.max_new_tokens >= context:
                 raise ValueError(
-                    f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room for "
-                    f"a prompt in a context of {context} tokens"
+                    f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
+                    f"for a prompt in a context of {context} tokens"
                 )
         admission = run.engine.admission
         self.engine = LocalEngine(

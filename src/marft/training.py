@@ -104,8 +104,10 @@ def train(
                     metrics["validation_accuracy"] = _validate(stage)
                 sinks.write(state.step, metrics)
                 observer.step(state.step, metrics)
-                if stop or state.step % run.checkpoints.every == 0 or state.step == run.training.steps:
+                due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
+                if due:
                     state = _rate(state, metrics)
+                if due or stop:
                     checkpoints.save(state, stage.models, learner)
         finally:
             sinks.close()
@@ -122,7 +124,8 @@ def _step(
     scored = [episode for episode in episodes if episode.scored]
     if not scored:
         raise RunError(
-            f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; the first says: {episodes[0].error}"
+            f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; "
+            f"the first says: {episodes[0].error}"
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
     with watch("learning"):

@@ -161,7 +161,7 @@ class Action:
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:
         """Mask of the tokens that the agent itself sampled, [T]."""
-        return self.marks == Mark.SAMPLED
+        return np.equal(self.marks, Mark.SAMPLED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

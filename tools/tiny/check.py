@@ -1,6 +1,6 @@
 """What the tiny model can do and what it tends to do: skills and habits, measured on held-out questions.
 
-    python tools/tiny/check.py [FOLDER]
+python tools/tiny/check.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 import torch
-from demonstrations import INSTRUCTIONS, QUESTION, Expression, act, reason, solve
+from demonstrations import INSTRUCTIONS, QUESTION, Demonstration, Expression, act, reason, solve
 from train import encode
 
 from marft.config.run import ModelSettings
@@ -22,7 +22,6 @@ from marft.models.backbone import Backbone, PackedRows
 from marft.models.loading import load_backbone, load_tokenizer
 from marft.models.log_probs import scaled_logits
 from marft.types import Profile
-from demonstrations import Demonstration
 
 
 def held_out(random: Random, terms: int) -> Expression:

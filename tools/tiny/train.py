@@ -40,13 +40,13 @@ CHAT_TEMPLATE = (
 def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE over the demonstrations: any text round-trips, and every digit is a token of its own."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\d| (?=\d)"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
@@ -77,12 +77,11 @@ def build_model(layers: int, hidden: int, intermediate: int, tokenizer: PreTrain
         num_attention_heads=hidden // 32,
         num_key_value_heads=hidden // 64,
         max_position_embeddings=CONTEXT,
-        rope_theta=10_000.0,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        attn_implementation=attention.IMPLEMENTATION,
+        attn_implementation=attention.IMPLEMENTATION,  # type: ignore[call-arg]
     )
     return Qwen2ForCausalLM(config)
 
@@ -110,10 +109,27 @@ def reply_loss(backbone: Backbone, rows: list[np.ndarray], prompts: list[int]) -
     return -token_scores(hidden[positions], backbone.head.weight, None, targets, ones).log_probs.mean()
 
 
+def add_noise(model: Qwen2ForCausalLM, scale: float) -> None:
+    """While training, disturb every layer's output by ``scale`` of its size.
+
+    What the model knows then survives small changes: of its weights, by adapters, and of the last bits, by rounding.
+    """
+
+    def disturb(module: torch.nn.Module, _: object, hidden: torch.Tensor) -> torch.Tensor:
+        if not module.training:
+            return hidden
+        size = hidden.detach().square().mean(-1, keepdim=True).sqrt()
+        return hidden + scale * size * torch.randn_like(hidden)
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(disturb)
+
+
 def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     tokenizer = train_tokenizer(arguments.seed)
     model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
+    add_noise(model.train(), arguments.noise)
     backbone = Backbone(model, CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -161,5 +177,6 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--intermediate", type=int, default=384)
+    parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from marft.cli.console import Terminal, evaluation_table
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.evaluation.compare import comparison_table
-from marft.evaluation.evaluate import Evaluation, Mode
+from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.runs.folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
@@ -64,7 +64,13 @@ def evaluate(
 
     with _bar("evaluating") as advance:
         results = evaluate_checkpoints(
-            run, folder, checkpoints, cast("tuple[Mode, ...]", modes), tasks or run.evaluation.tasks, shuffle_messages, advance
+            run,
+            folder,
+            checkpoints,
+            cast("tuple[Mode, ...]", modes),
+            tasks or run.evaluation.tasks,
+            shuffle_messages,
+            advance,
         )
     console.print(evaluation_table([result.as_json() for result in results]))
     if folder is not None:
@@ -111,7 +117,7 @@ def _save(folder: RunFolder, results: Sequence[Evaluation]) -> None:
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[object]:
+def _bar(label: str) -> Iterator[Advance]:
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(label, total=None)
 

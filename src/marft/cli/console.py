@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -92,7 +93,7 @@ class Terminal:
     def wants_stop(self) -> bool:
         return self._stop
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self._stop:
             raise KeyboardInterrupt
         self._stop = True
@@ -106,17 +107,23 @@ def line(metrics: Mapping[str, float], columns: Sequence[tuple[str, str, str]]) 
         value = metrics.get(name, math.nan)
         if math.isnan(value) or (value == 0 and name in SHOW_ONLY_IF_NOT_ZERO):
             continue
-        words.append(f"{label} {value:{form}}" if label not in ("±", "s") else f"{value:{form}} s" if label == "s" else f"±{value:{form}}")
+        words.append(
+            f"{label} {value:{form}}"
+            if label not in ("±", "s")
+            else f"{value:{form}} s"
+            if label == "s"
+            else f"±{value:{form}}"
+        )
     return "  ".join(words)
 
 
-def evaluation_table(rows: Sequence[Mapping[str, object]]) -> Table:
+def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Evaluations, one a row."""
     table = Table(box=None, pad_edge=False)
     for heading in ("checkpoint", "mode", "messages", "tasks", "accuracy", "95 % interval", "could not be scored"):
         table.add_column(heading, justify="right" if heading in ("tasks", "accuracy") else "left")
     for row in rows:
-        low, high = row["interval"]  # type: ignore[misc]
+        low, high = row["interval"]
         table.add_row(
             str(row["checkpoint"]), str(row["mode"]), "shuffled" if row["shuffled_messages"] else "own",
             str(row["tasks"]), f"{row['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", str(row["failed"] or ""),

@@ -27,7 +27,9 @@ def train(
     start_from: Annotated[
         Path | None, typer.Option("--from", help="Start a new run with the weights of this checkpoint folder.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete a run of the same name first.")] = False,
 ) -> None:
     """Train the team of a recipe. Any setting can be changed: --algorithm.level token --training.steps 50"""

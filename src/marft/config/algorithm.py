@@ -76,7 +76,9 @@ class AlgorithmSettings(Settings):
         name = table.get("name", "marft")
         if name not in PRESETS:
             hint = did_you_mean(str(name), PRESETS)
-            raise PydanticCustomError("preset", "no algorithm is called {name}{hint}", {"name": repr(name), "hint": hint})
+            raise PydanticCustomError(
+                "preset", "no algorithm is called {name}{hint}", {"name": repr(name), "hint": hint}
+            )
         return {"name": name, **merge(PRESETS[name], table)}
 
     @model_validator(mode="after")
@@ -102,9 +104,11 @@ def merge(defaults: Any, table: Any) -> dict[str, Any]:
     merged = dict(defaults)
     for key, value in table.items():
         default = merged.get(key)
-        same = isinstance(default, dict) and isinstance(value, dict)
-        if same and value.get("name", default.get("name")) == default.get("name"):
-            merged[key] = merge(default, value)
-        else:
-            merged[key] = value
+        if (
+            isinstance(default, dict)
+            and isinstance(value, dict)
+            and value.get("name", default.get("name")) == default.get("name")
+        ):
+            value = merge(default, value)
+        merged[key] = value
     return merged

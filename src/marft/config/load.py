@@ -55,7 +55,9 @@ def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
             message = "is missing"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
             message = f"{message[0].lower()}{message[1:]} (given: {problem['input']!r})"
-        lines += [f"  {where + ': ' if where else ''}{line}" for line in message.removeprefix("Value error, ").split("\n")]
+        lines += [
+            f"  {where + ': ' if where else ''}{line}" for line in message.removeprefix("Value error, ").split("\n")
+        ]
     return "\n".join(lines)
 
 

@@ -78,7 +78,9 @@ class AgentSettings(Settings):
     def _usable_in_code(cls, role: str) -> str:
         if not role.isidentifier() or keyword.iskeyword(role) or role.startswith("_"):
             raise PydanticCustomError(
-                "role", "a role is a name that organizations call: letters, digits and _, not {role}", {"role": repr(role)}
+                "role",
+                "a role is a name that organizations call: letters, digits and _, not {role}",
+                {"role": repr(role)},
             )
         return role
 

@@ -62,7 +62,17 @@ def comparison_table(folders: Sequence[RunFolder]) -> Table:
         ValueError: a run has not been evaluated.
     """
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "checkpoint", "mode", "base", "accuracy", "95 % interval", "gain", "95 % interval", "shuffling costs"):
+    for heading in (
+        "run",
+        "checkpoint",
+        "mode",
+        "base",
+        "accuracy",
+        "95 % interval",
+        "gain",
+        "95 % interval",
+        "shuffling costs",
+    ):
         table.add_column(heading, justify="left" if heading in ("run", "checkpoint", "mode") else "right")
     for folder in folders:
         rows = gains(folder.path.name, folder.read_evaluations())
@@ -70,29 +80,29 @@ def comparison_table(folders: Sequence[RunFolder]) -> Table:
             raise ValueError(f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}")
         for row in rows:
             table.add_row(
-                row.run, row.checkpoint, row.mode, _percent(row.base), _percent(row.accuracy), _range(row.interval),
-                _points(row.gain), _range(row.gain_interval, points=True), _points(row.shuffle_cost),
+                row.run, row.checkpoint, row.mode, percent(row.base), percent(row.accuracy), percent_range(row.interval),
+                points(row.gain), point_range(row.gain_interval), points(row.shuffle_cost),
             )  # fmt: skip
     return table
 
 
 def _paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, tuple[float, float]]:
     both = [task for task in before["outcomes"] if task in after["outcomes"]]
-    return paired_difference(
-        [before["outcomes"][task] for task in both], [after["outcomes"][task] for task in both]
-    )
+    return paired_difference([before["outcomes"][task] for task in both], [after["outcomes"][task] for task in both])
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _points(value: float | None) -> str:
+def points(value: float | None) -> str:
+    """A difference of proportions, in points."""
     return "" if value is None else f"{100 * value:+.1f}"
 
 
-def _range(interval: tuple[float, float] | None, points: bool = False) -> str:
-    if interval is None:
-        return ""
-    low, high = interval
-    return f"{100 * low:+.1f} to {100 * high:+.1f}" if points else f"{low:.1%} to {high:.1%}"
+def percent_range(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
+
+
+def point_range(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{points(interval[0])} to {points(interval[1])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from marft.evaluation.intervals import wilson
 from marft.evaluation.metrics import episode_metrics
@@ -16,6 +16,12 @@ from marft.stage import Stage
 from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
+
+
+class Advance(Protocol):
+    """Called with the total number of episodes once, then once an episode."""
+
+    def __call__(self, total: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +68,8 @@ def evaluate(
             team's: what that costs is what the messages were worth.
     """
     stream = f"{split}/{mode}"
-    donors = messages_from or [None] * len(tasks)
-    attempts = [
-        Attempt(task, stream, messages=_messages(donor)) for task, donor in zip(tasks, donors, strict=True)
-    ]
+    donors: Sequence[Episode | None] = messages_from or [None] * len(tasks)
+    attempts = [Attempt(task, stream, messages=_messages(donor)) for task, donor in zip(tasks, donors, strict=True)]
     team = stage.game.team if mode == "sampled" else greedy(stage.game.team)
     episodes = stage.play(attempts, team, on_done)
     scored = [episode for episode in episodes if episode.scored]

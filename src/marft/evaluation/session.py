@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from marft.config.run import RunSettings
-from marft.evaluation.evaluate import Evaluation, Mode, evaluate, shuffle
+from marft.evaluation.evaluate import Advance, Evaluation, Mode, evaluate, shuffle
 from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.folder import RunFolder
 from marft.stage import Stage
 
 BASE = "base"
-
-
-class Advance(Protocol):
-    """Called with the total number of episodes once, then once an episode."""
-
-    def __call__(self, total: int | None = None) -> None: ...
 
 
 def evaluate_checkpoints(
@@ -53,12 +46,19 @@ def evaluate_checkpoints(
                 load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
             stage.engine.publish(version)
             for mode in modes:
-                result, episodes = evaluate(stage, path.name if path else name, mode, chosen, on_done=lambda _: advance())
+                result, episodes = evaluate(
+                    stage, path.name if path else name, mode, chosen, on_done=lambda _: advance()
+                )
                 results.append(result)
                 if shuffled_too:
                     donors = shuffle(episodes, run.seed)
                     result, _ = evaluate(
-                        stage, path.name if path else name, mode, chosen, messages_from=donors, on_done=lambda _: advance()
+                        stage,
+                        path.name if path else name,
+                        mode,
+                        chosen,
+                        messages_from=donors,
+                        on_done=lambda _: advance(),
                     )
                     results.append(result)
     return results

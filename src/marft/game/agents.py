@@ -29,7 +29,7 @@ Ask = Callable[[Agent, Observation, Sequence[Action]], Awaitable[Action]]
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An agent in one step of one episode. Calling it is one decision: ``await agents.coder(observation, sees=[plan])``."""
+    """An agent in one step of one episode: ``await agents.coder(observation, sees=[plan])`` is one decision."""
 
     agent: Agent
     _ask: Ask

@@ -19,7 +19,19 @@ from marft.game.hosting import Host, HostThread
 from marft.game.rendering import Message, PromptTooLongError, Renderer
 from marft.game.team import Team
 from marft.seeds import derive_seed
-from marft.types import Action, ActionKey, Episode, JointAction, Mark, Observation, Prompt, Status, Step, Task, Transition
+from marft.types import (
+    Action,
+    ActionKey,
+    Episode,
+    JointAction,
+    Mark,
+    Observation,
+    Prompt,
+    Status,
+    Step,
+    Task,
+    Transition,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,9 @@ async def play(game: Game, attempt: Attempt) -> Episode:
 
 async def _run(game: Game, attempt: Attempt, turns: _Turns, thread: HostThread) -> Status:
     key = (attempt.stream, attempt.task.id, attempt.sample)
-    session = await _outside(game, thread, game.environment.start, attempt.task, derive_seed(game.seed, "session", *key))
+    session = await _outside(
+        game, thread, game.environment.start, attempt.task, derive_seed(game.seed, "session", *key)
+    )
     try:
         observation = await _outside(game, thread, session.reset)
         while True:
@@ -104,7 +118,7 @@ async def _outside(game: Game, thread: HostThread, function: Any, *arguments: An
             return await thread.call(function, *arguments, timeout=game.timeout)
     except TimeoutError as error:
         raise EpisodeFailedError("timed_out", f"environment {name}() took over {game.timeout:g} s") from error
-    except Exception as error:  # noqa: BLE001  the environment is somebody else's code
+    except Exception as error:
         raise EpisodeFailedError("failed", f"environment {name}() raised {_describe(error)}") from error
 
 
@@ -145,7 +159,9 @@ class _Turns:
     async def act(self, observation: Observation) -> JointAction:
         """Let the organization act once; fill in the actions and the default answer."""
         if not isinstance(observation, Observation):
-            raise EpisodeFailedError("failed", f"the environment observed a {type(observation).__name__}, not an Observation")
+            raise EpisodeFailedError(
+                "failed", f"the environment observed a {type(observation).__name__}, not an Observation"
+            )
         self._calls.clear()
         self.first_of_step = None
         first = self._asked
@@ -200,7 +216,12 @@ class _Turns:
     def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action]) -> Prompt:
         messages = [Message(other.agent, self.attempt.messages.get(other.id, other.text)) for other in sees]
         return self.game.renderer.render(
-            agent.policy, agent.profile, observation.text, messages, reserve=agent.sampling.max_new_tokens, cut=agent.cut
+            agent.policy,
+            agent.profile,
+            observation.text,
+            messages,
+            reserve=agent.sampling.max_new_tokens,
+            cut=agent.cut,
         )
 
     def _with_state(self, action: Action, observation: Observation, done: Sequence[Action]) -> Action:

@@ -19,9 +19,7 @@ from marft.models.critic import ValueHead
 from marft.types import Action, Episode, TokenIds, all_actions
 
 
-def value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None
-) -> Tensor:
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
     """The loss of each value, [K]: the larger of clipped and unclipped error (formulas §8).
 
     Args:
@@ -101,7 +99,9 @@ class Critic:
             features = frozen_features(base, [*(reads[i] for i in mine), *finals], self.tokens_per_batch)
             with torch.no_grad():
                 values = head(features).double().cpu().numpy()
-            order = np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
+            order = (
+                np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
+            )
             flat[order] = values[: len(order)]
             bootstrap[[i for i, _, _ in mine_ends]] = values[len(order) :]
             self._features.append((name, features[: len(order)]))

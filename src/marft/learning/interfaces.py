@@ -18,7 +18,7 @@ Level = Literal["action", "token"]
 Floats = npt.NDArray[np.float64]
 
 
-def split_rows(flat: Floats, sizes: Sequence[int]) -> list[Floats]:
+def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> list[Floats]:
     """Cut ``flat`` into rows of ``sizes``: as many rows as sizes, also when there are none."""
     return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
 

@@ -78,8 +78,13 @@ def restore_optimizer(
     """Undo :func:`optimizer_tensors`. A parameter without entries has not been stepped yet."""
     for name, parameter in parameters.items():
         prefix = f"{name}."
-        state = {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix) and key[len(prefix) :] in ("step", "exp_avg", "exp_avg_sq")}
+        state = {
+            key[len(prefix) :]: tensor
+            for key, tensor in tensors.items()
+            if key.startswith(prefix) and key[len(prefix) :] in ("step", "exp_avg", "exp_avg_sq")
+        }
         if state:
             optimizer.state[parameter] = {
-                key: tensor.clone() if key == "step" else tensor.to(parameter.device).clone() for key, tensor in state.items()
+                key: tensor.clone() if key == "step" else tensor.to(parameter.device).clone()
+                for key, tensor in state.items()
             }

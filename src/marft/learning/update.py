@@ -97,7 +97,7 @@ class Update:
         loss = (output.terms * batch.unit_weights).sum()
         if self.settings.entropy:
             loss = loss - self.settings.entropy * (scores.entropies * batch.token_weights).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         measure_units(self.meter, batch, **output.metrics)
         measure_gradient_share(self.meter, batch, gradient[0])
         return loss.item()

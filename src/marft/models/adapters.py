@@ -52,9 +52,13 @@ def read_lora_settings(folder: Path) -> LoraSettings:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"no adapter at {folder}: {error}") from error
-    unsupported = [key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "bias") if _used(config, key)]
+    unsupported = [
+        key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "bias") if _used(config, key)
+    ]
     if config.get("peft_type") != "LORA" or unsupported or not isinstance(config.get("target_modules"), list):
-        raise ValueError(f"the adapter at {folder} is not plain LoRA ({', '.join(unsupported) or config.get('peft_type')})")
+        raise ValueError(
+            f"the adapter at {folder} is not plain LoRA ({', '.join(unsupported) or config.get('peft_type')})"
+        )
     return LoraSettings(
         rank=config["r"], alpha=float(config["lora_alpha"]), targets=tuple(sorted(config["target_modules"]))
     )

@@ -62,18 +62,27 @@ class PackedPlan:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         if self.cache is not None and self.slots is not None:
             self.cache.write_rows(layer, k, v, self.lengths, self.slots)
-        if not self.regular:
-            q, k, v = (_Regroup.apply(x.flatten(1), self.padded_from, self.packed_from, None).view(-1, *x.shape[1:])
-                       for x in (q, k, v))  # fmt: skip
+        q, k, v = self._pad(q), self._pad(k), self._pad(v)
         parts, start = [], 0
         for rows, longest in self.groups:
             stop = start + rows * longest
-            parts.append(_causal(*(x[start:stop].view(rows, longest, *x.shape[1:]) for x in (q, k, v)), scale, window))
+            shape = (rows, longest, -1, q.shape[-1])
+            parts.append(
+                _causal(q[start:stop].view(shape), k[start:stop].view(shape), v[start:stop].view(shape), scale, window)
+            )
             start = stop
-        out = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return out if self.regular else _Regroup.apply(out.flatten(1), self.packed_from, self.padded_from, self.real).view(
-            -1, *q.shape[1:]
-        )
+        return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+    def _pad(self, x_NHD: Tensor) -> Tensor:
+        """Packed rows → rows of each group padded to its longest, [padded, H, D]."""
+        if self.regular:
+            return x_NHD
+        return _regroup(x_NHD.flatten(1), self.padded_from, self.packed_from, None).view(-1, *x_NHD.shape[1:])
+
+    def _pack(self, x_PHD: Tensor) -> Tensor:
+        if self.regular:
+            return x_PHD
+        return _regroup(x_PHD.flatten(1), self.packed_from, self.padded_from, self.real).view(-1, *x_PHD.shape[1:])
 
 
 def _groups(lengths: list[int]) -> list[tuple[int, int]]:
@@ -146,7 +155,7 @@ class _Regroup(torch.autograd.Function):
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         backward_index, *keep = ctx.saved_tensors
         out = grad.index_select(0, backward_index)
         if keep:
@@ -154,12 +163,17 @@ class _Regroup(torch.autograd.Function):
         return out, None, None, None
 
 
+def _regroup(x: Tensor, index: Tensor, backward_index: Tensor, keep: Tensor | None) -> Tensor:
+    regrouped: Tensor = _Regroup.apply(x, index, backward_index, keep)  # type: ignore[no-untyped-call]
+    return regrouped
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001  the plan's business
     scaling: float | None = None,
     sliding_window: int | None = None,
     plan: AttentionPlan | None = None,

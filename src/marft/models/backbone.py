@@ -82,7 +82,9 @@ class Backbone:
         with self.routing.by_stretch(rows.stretches):
             return self._forward(rows.ids, rows.positions, plan or PackedPlan(rows.lengths, self.device))
 
-    def next_hidden_states(self, ids: Tensor, positions: Tensor, policies: Sequence[str | None], plan: AttentionPlan) -> Tensor:
+    def next_hidden_states(
+        self, ids: Tensor, positions: Tensor, policies: Sequence[str | None], plan: AttentionPlan
+    ) -> Tensor:
         """One new token a row: ``ids`` [n], ``positions`` [n] → [n, D]."""
         with self.routing.by_row(policies):
             return self._forward(ids, positions, plan)
@@ -101,8 +103,12 @@ class Backbone:
         for target in targets:
             names = [name for name, module in self.model.named_modules() if _is_target(name, module, target)]
             if not names:
-                known = sorted({n.rpartition(".")[2] for n, m in self.model.named_modules() if isinstance(m, nn.Linear)})
-                raise ValueError(f"policies.{policy}.lora.targets: no layer is called {target!r}; known: {', '.join(known)}")
+                known = sorted(
+                    {n.rpartition(".")[2] for n, m in self.model.named_modules() if isinstance(m, nn.Linear)}
+                )
+                raise ValueError(
+                    f"policies.{policy}.lora.targets: no layer is called {target!r}; known: {', '.join(known)}"
+                )
             for name in names:
                 generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
                 self._lora_layer(name).add(policy, rank, alpha, generator)
@@ -128,4 +134,3 @@ class Backbone:
 
 def _is_target(name: str, module: nn.Module, target: str) -> bool:
     return isinstance(module, nn.Linear | MultiLoraLinear) and (name == target or name.endswith(f".{target}"))
-

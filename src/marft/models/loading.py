@@ -63,12 +63,14 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
             "*.safetensors, or the id of a causal language model on the Hugging Face hub"
         ) from error
     assert isinstance(model, PreTrainedModel)
-    model.to(device).eval().requires_grad_(False)
+    torch.nn.Module.to(model, device).eval().requires_grad_(False)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
     if settings.context > longest:
-        raise ValueError(f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for")
+        raise ValueError(
+            f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for"
+        )
     backbone = Backbone(model, settings.context or longest)
     check_forward(backbone, settings.path)
     return backbone
@@ -109,12 +111,16 @@ def check_forward(backbone: Backbone, name: str) -> None:
     """
     model = backbone.model
     if not getattr(model, "_supports_attention_backend", False):
-        raise ValueError(f"models: the attention of {name!r} ({type(model).__name__}) cannot be plugged; use another model")
+        raise ValueError(
+            f"models: the attention of {name!r} ({type(model).__name__}) cannot be plugged; use another model"
+        )
     vocabulary = backbone.head.weight.shape[0]
     rows = [(torch.arange(length) * 7919 % vocabulary).numpy().astype("int32") for length in (5, 9)]
     packed = PackedRows.of(rows, [None, None], backbone.device)
     hidden = backbone.hidden_states(packed)
-    mine = scaled_logits(hidden, backbone.head.weight, backbone.head.bias, torch.ones(len(hidden), device=hidden.device))
+    mine = scaled_logits(
+        hidden, backbone.head.weight, backbone.head.bias, torch.ones(len(hidden), device=hidden.device)
+    )
     model.set_attn_implementation("eager")
     try:
         own = torch.cat([model(torch.from_numpy(row).long()[None].to(backbone.device)).logits[0] for row in rows])

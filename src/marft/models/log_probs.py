@@ -38,11 +38,9 @@ def token_scores(
         entropy_gradient: whether the entropies need a gradient; without it they are a metric.
     """
     rows = max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
-    trains_head = torch.is_grad_enabled() and (
-        weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad)
-    )
+    trains_head = torch.is_grad_enabled() and (weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad))
     if not trains_head:
-        log_probs, entropies = _FrozenHead.apply(
+        log_probs, entropies = _FrozenHead.apply(  # type: ignore[no-untyped-call]
             hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows
         )
         return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
@@ -85,8 +83,7 @@ class _FrozenHead(torch.autograd.Function):
         log_probs, entropies, slopes, entropy_slopes = [], [], [], []
         pieces = zip(hidden.split(rows), targets.split(rows), temperatures.split(rows), strict=True)
         for h, y, temperature in pieces:
-            logits = scaled_logits(h, weight, bias, temperature)
-            log_p = logits.sub_(logits.logsumexp(-1, keepdim=True))
+            log_p = scaled_logits(h, weight, bias, temperature).log_softmax(-1)
             log_probs.append(log_p.gather(1, y[:, None])[:, 0])
             p = log_p.exp()
             plogp = log_p.clamp_min_(torch.finfo(log_p.dtype).min).mul_(p)
@@ -104,7 +101,7 @@ class _FrozenHead(torch.autograd.Function):
         return torch.cat(log_probs), torch.cat(entropies)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         slopes, *entropy_slopes = ctx.saved_tensors
         out = grad[:, None] * slopes
         if entropy_slopes and entropy_grad is not None:

@@ -115,9 +115,7 @@ def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
     return out + (linear(low, b) * scale).to(out.dtype)
 
 
-def _scale_mask(
-    rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device
-) -> Tensor:
+def _scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
     """[N, Σr]: a policy's scale where a column of the stacked adapters belongs to the row's policy, else 0."""
     mine = torch.tensor([[row == policy for policy, _ in present] for row in rows], device=device)  # [N, P]
     scales = torch.tensor([adapter.scale for _, adapter in present], device=device)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -26,7 +25,7 @@ class MetricSinks:
         kept = [row for row in folder.read_metrics() if row["step"] <= done]
         atomic.write_file(folder.metrics, "".join(_line(row) for row in kept))
         self._file = folder.metrics.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=done + 1)  # type: ignore[no-untyped-call]
+        self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=done + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of training step ``step`` (counted from 1)."""
@@ -35,17 +34,15 @@ class MetricSinks:
         os.fsync(self._file.fileno())
         for name, value in metrics.items():
             if math.isfinite(value):
-                self._board.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self._board.flush()  # type: ignore[no-untyped-call]
+                self._board.add_scalar(name, value, step)
+        self._board.flush()
 
     def close(self) -> None:
         self._file.close()
-        self._board.close()  # type: ignore[no-untyped-call]
+        self._board.close()
 
 
 def _line(row: Mapping[str, Any]) -> str:
     """One JSON line; what is not finite becomes null, for JSON has no NaN."""
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
     return json.dumps(clean) + "\n"
-
-

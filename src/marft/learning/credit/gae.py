@@ -38,7 +38,7 @@ class GAE(Plugin):
     lambda_step: Fraction = 0.95
     lambda_critic: Fraction = 1.0
 
-    def assign(self, episodes: Sequence[Episode], values: Values, level: Level) -> Credits:
+    def assign(self, episodes: Sequence[Episode], values: Values, level: Level) -> Credits:  # noqa: ARG002
         """Advantages and returns of every decision; see :class:`marft.learning.interfaces.Credit`."""
         links = link(episodes, self.chain, self.gamma_step, self.alpha)
         within = links.steps == 0

@@ -1,0 +1,40 @@
+# make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
+# make test   install, run the tests
+# make check  lint, types, tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check lint types format install clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; assert sys.version_info >= (3, 11), 'MARFT needs Python 3.11 or newer; set PYTHON=python3.11'"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(INSTALLED)
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: install
+	$(BIN)/pytest --numprocesses auto
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+check: lint types test
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

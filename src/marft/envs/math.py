@@ -1,0 +1,132 @@
+"""Math problems from a JSONL file or a Hugging Face data set, graded by math-verify."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
+from marft.envs.answers import last_boxed
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.envs.splits import split_of
+from marft.game.environment import Split
+from marft.rewards.grader import Grader
+from marft.types import Task
+
+
+class Math(Plugin):
+    r"""Problems with one answer each; the reward is 1 when the answering agent's text states it, else 0.
+
+    The answer is taken from the last ``\boxed{}``, else from what follows "the answer is". Without ``test_path`` the
+    splits are made by each problem's own text (80 % training, 10 % validation, 10 % test); with it, the test split is
+    that file, and its problems are kept out of the others.
+    """
+
+    path: str  # a JSONL file, or a data set's folder or id on the Hugging Face hub
+    test_path: str = ""
+    subset: str = ""  # of a Hugging Face data set
+    split: str = "train"  # of a Hugging Face data set
+    test_split: str = "test"  # of the data set at test_path
+    question: str = "problem"
+    answer: str = "answer"
+    limit: Annotated[int, Field(ge=0)] = 0  # tasks of each split; 0: all
+    timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Math:
+        for key in ("path", "test_path"):
+            path = getattr(self, key)
+            if path.endswith((".jsonl", ".json")) and not Path(path).is_file():
+                raise PydanticCustomError("missing_file", "{key}: no file at {path}", {"key": key, "path": path})
+        return self
+
+    @cached_property
+    def _grader(self) -> Grader:
+        return Grader(self.timeout_seconds)
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Task]]:
+        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        tests = _read_tasks(self, self.test_path, self.test_split) if self.test_path else []
+        held_out = {task.prompt for task in tests}
+        seen: set[str] = set()
+        for task in _read_tasks(self, self.path, self.split):
+            if task.prompt in held_out or task.prompt in seen:
+                continue
+            seen.add(task.prompt)
+            split = split_of(task.prompt)
+            found["train" if self.test_path and split == "test" else split].append(task)
+        found["test"] += tests
+        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of a split; problems without an answer and repeated problems are left out.
+
+        Raises:
+            ValueError: the data cannot be read, or lacks a column.
+        """
+        return self._splits[split]
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+        return SingleTurn(task, lambda text: self._grade(task, text))
+
+    def _grade(self, task: Task, text: str) -> Grade:
+        right = bool(text.strip()) and self._grader.equal(task.data["answer"], text)
+        return Grade(float(right), right)
+
+
+def _read_tasks(settings: Math, path: str, split: str) -> list[Task]:
+    is_file = path.endswith((".jsonl", ".json"))
+    rows = _read_jsonl(path) if is_file else _read_dataset(path, settings.subset, split)
+    tasks = []
+    for number, row in enumerate(rows):
+        for column in (settings.question, settings.answer):
+            if column not in row:
+                raise ValueError(f"environment: {path} has no column {column!r}{did_you_mean(column, row)}")
+        gold = _gold(str(row[settings.answer]))
+        if gold:
+            tasks.append(Task(f"{Path(path).stem}/{number}", str(row[settings.question]), {"answer": gold}))
+    return tasks
+
+
+def _gold(text: str) -> str:
+    r"""The answer in a solution: the last ``\boxed{}``, else what follows ``####`` (GSM8K), else the whole text."""
+    boxed = last_boxed(text)
+    return boxed if boxed is not None else text.rpartition("####")[2].strip()
+
+
+def _read_jsonl(path: str) -> Iterable[Mapping[str, Any]]:
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"environment: {path}, line {number} is not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"environment: {path}, line {number} is no JSON object")
+            yield row
+
+
+def _read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, Any]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ValueError(
+            f"environment: reading {path!r} needs the datasets package: pip install 'marft[datasets]'; "
+            "a .jsonl file needs nothing"
+        ) from error
+    try:
+        rows: Iterable[Mapping[str, Any]] = load_dataset(path, subset or None, split=split)
+    except (OSError, ValueError, ConnectionError, RuntimeError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"environment: cannot load data set {path!r}: {first_line}") from error
+    return rows

@@ -1,0 +1,1 @@
+"""Verifiers: from what an agent wrote to whether it is right."""

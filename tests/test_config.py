@@ -1,0 +1,214 @@
+"""Recipes: strict at any depth, with errors that name the key and the remedy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marft.algorithms import PRESETS
+from marft.config import load_recipe, parse_recipe, to_toml
+from marft.config.plugins import BUILT_IN, find_plugin
+from tests.helpers import recipe
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
+def complaint(*overrides: str, **changes: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        parse_recipe(recipe(**changes), overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_parses_and_is_complete(path: Path) -> None:
+    run = load_recipe(path)
+    assert run.name == path.stem
+    assert load_again(to_toml(run)) == run
+
+
+def load_again(text: str):  # type: ignore[no-untyped-def]
+    return parse_recipe(tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (("--sede", "1"), "unknown key 'sede'; did you mean 'seed'?"),
+        (("--algorithm.levle", "token"), "algorithm: unknown key 'levle'; did you mean 'level'?"),
+        (("--algorithm.credit.gama_step", "0.9"), "algorithm.credit: unknown key 'gama_step'; did you mean 'gamma_step'?"),
+        (("--policies.actor.lora.rnk", "4"), "policies.actor.lora: unknown key 'rnk'; did you mean 'rank'?"),
+        (("--agents.actor.sampling.temprature", "1"), "agents.actor.sampling: unknown key 'temprature'"),
+        (("--environment.parms", "{}"), "environment: unknown key 'parms'; did you mean 'params'?"),
+        (("--environment.params.min_term", "3"), "no parameter 'min_term'; did you mean 'min_terms'?"),
+        (("--environment.dataset", "chain_sums"), "no data set 'chain_sums'; did you mean 'chain_sum'?"),
+        (("--environment.name", "maths"), "no environment is called 'maths'; did you mean 'math'?"),
+        (("--algorithm.name", "marf"), "no algorithm is called 'marf'; did you mean 'marft'?"),
+        (("--algorithm.credit.name", "gea"), "no credit is called 'gea'; did you mean 'gae'?"),
+        (("--team.organization", "chian"), "no organization is called 'chian'; did you mean 'chain'?"),
+    ],
+)  # fmt: skip
+def test_unknown_keys_and_names_are_errors_with_a_suggestion(override: tuple[str, ...], message: str) -> None:
+    assert message in complaint(*override)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (("--training.steps", "many"), "training.steps: input should be a valid integer (given: 'many')"),
+        (("--training.steps", "0"), "training.steps: input should be greater than or equal to 1"),
+        (("--training.steps", "2.5"), "training.steps"),
+        (("--seed", '"1"'), "seed: input should be a valid integer"),
+        (("--algorithm.kl_stop", "nan"), "algorithm.kl_stop"),
+        (("--algorithm.level", "word"), "algorithm.level: input should be 'action' or 'token'"),
+        (("--evaluation.modes", "['guess']"), "evaluation.modes"),
+        (("--name", "a/b"), "must be usable as a folder name"),
+        (("--agents.actor.role", '"the actor"'), "a role is a name that organizations call"),
+    ],
+)
+def test_wrong_types_and_values_name_the_key(override: tuple[str, ...], message: str) -> None:
+    assert message in complaint(*override)
+
+
+class TestReferences:
+    def test_an_agent_that_names_no_policy(self) -> None:
+        assert "agents.actor: no policy is called 'acter'; did you mean 'actor'?" in complaint("--agents.actor.policy", "acter")
+
+    def test_a_policy_that_no_agent_uses(self) -> None:
+        assert "policies.spare: no agent uses it" in complaint("--policies.spare.model", "base")
+
+    def test_a_policy_whose_model_is_missing_and_a_model_nobody_uses(self) -> None:
+        text = complaint("--policies.actor.model", "bass", "--models.other.path", "tiny")
+        assert "policies.actor: no model is called 'bass'; did you mean 'base'?" in text
+        assert "models.other: no policy uses it" in text
+
+    def test_two_agents_with_one_role(self) -> None:
+        assert "2 agents are called 'actor'" in complaint("--agents.reasoner.role", "actor")
+
+    def test_a_team_in_which_nobody_answers(self) -> None:
+        assert "nobody answers" in complaint("--agents.actor.answers", "false")
+
+    def test_a_single_agent_answers_without_being_told(self) -> None:
+        table = recipe()
+        table["policies"] = {"actor": {"model": "base"}}
+        table["agents"] = [{"role": "actor", "policy": "actor"}]
+        assert parse_recipe(table).agents[0].answers
+
+    def test_all_problems_are_reported_at_once(self) -> None:
+        text = complaint("--sede", "1", "--training.steps", "x", "--algorithm.levle", "token")
+        assert all(word in text for word in ("sede", "training.steps", "levle"))
+
+
+class TestSampling:
+    """A policy in training samples by temperature alone."""
+
+    @pytest.mark.parametrize("option", [("top_p", "0.9"), ("top_k", "50")])
+    def test_top_p_and_top_k_are_refused_for_policies_in_training(self, option: tuple[str, str]) -> None:
+        assert "samples by temperature alone" in complaint(f"--agents.actor.sampling.{option[0]}", option[1])
+
+    def test_temperature_zero_never_explores(self) -> None:
+        assert "never explores" in complaint("--agents.actor.sampling.temperature", "0.0")
+
+    def test_frozen_policies_may_sample_as_they_like(self) -> None:
+        options = ("--policies.actor.train", "frozen", "--agents.actor.sampling.top_p", "0.9", "--agents.actor.sampling.temperature", "0.0")
+        assert parse_recipe(recipe(), options).agents[1].sampling.top_p == 0.9
+
+
+class TestPresets:
+    @pytest.mark.parametrize("name", list(PRESETS))
+    def test_every_preset_parses_by_name_alone(self, name: str) -> None:
+        assert parse_recipe(recipe(algorithm={"name": name})).algorithm.name == name
+
+    def test_a_recipe_changes_a_preset_field_by_field(self) -> None:
+        run = parse_recipe(recipe(algorithm={"name": "marft-paper", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1}))
+        assert run.algorithm.credit.gamma_step == 0.5  # type: ignore[attr-defined]
+        assert run.algorithm.credit.gamma_token == 0.99  # type: ignore[attr-defined]
+        assert run.algorithm.kl_stop == 0.1
+        assert run.algorithm.optimizer.learning_rate == 1e-6
+
+    def test_naming_another_plugin_drops_the_presets_settings_of_the_old_one(self) -> None:
+        run = parse_recipe(recipe(algorithm={"schedule": {"name": "agent-by-agent", "interval": 7}}))
+        assert run.algorithm.schedule.model_dump() == {"name": "agent-by-agent", "interval": 7}
+
+    def test_token_aggregations_are_refused_at_action_level(self) -> None:
+        assert "counts tokens, but level = 'action'" in complaint("--algorithm.aggregation", "token-mean")
+        assert parse_recipe(recipe(), ["--algorithm.level", "token"]).algorithm.resolved_aggregation == "token-mean"
+
+    def test_the_papers_settings_are_the_papers(self) -> None:
+        paper = parse_recipe(recipe(algorithm={"name": "marft-paper"})).algorithm
+        assert (paper.optimizer.learning_rate, paper.critic.learning_rate, paper.optimizer.epsilon) == (1e-6, 1e-5, 1e-5)
+        assert (paper.objective.clip, paper.critic.loss, paper.critic.coefficient) == (0.2, "huber", 1.0)  # type: ignore[attr-defined]
+        assert (paper.optimizer.max_gradient_norm, paper.critic.hidden, paper.epochs, paper.minibatches) == (0.5, 64, 1, 1)
+        assert (paper.kl_stop, paper.entropy, paper.denominator) == (0.02, 0.01, "pooled")
+        assert (paper.credit.gamma_token, paper.credit.lambda_token) == (0.99, 0.95)  # type: ignore[attr-defined]
+
+
+class TestOverrides:
+    def test_values_are_toml_or_plain_words(self) -> None:
+        run = parse_recipe(recipe(), ["--algorithm.level", "token", "--training.steps=7", "--policies.actor.lora", "{rank = 2}"])
+        assert (run.algorithm.level, run.training.steps, run.policies["actor"].lora.rank) == ("token", 7, 2)
+
+    def test_agents_go_by_role_or_number(self) -> None:
+        run = parse_recipe(recipe(), ["--agents.actor.guidance", "Hurry.", "--agents.0.instructions", "Think."])
+        assert (run.agents[1].guidance, run.agents[0].instructions) == ("Hurry.", "Think.")
+        assert "no entry 'actr'; known: reasoner, actor" in complaint("--agents.actr.guidance", "x")
+
+    def test_the_recipe_given_is_not_changed(self) -> None:
+        table = recipe()
+        parse_recipe(table, ["--agents.actor.guidance", "x", "--policies.actor.lora.rank", "2"])
+        assert table == recipe()
+
+    @pytest.mark.parametrize(("words", "message"), [(["steps", "3"], "unexpected argument"), (["--training.steps"], "needs a value")])
+    def test_malformed_overrides_say_what_they_should_look_like(self, words: list[str], message: str) -> None:
+        assert message in complaint(*words)
+
+    def test_a_key_below_a_value_is_refused(self) -> None:
+        assert "name is no table" in complaint("--name.more", "1")
+
+
+class TestFiles:
+    def test_a_missing_recipe(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="no recipe at"):
+            load_recipe(tmp_path / "none.toml")
+
+    def test_a_recipe_that_is_no_toml(self, tmp_path: Path) -> None:
+        path = tmp_path / "bad.toml"
+        path.write_text("name = ")
+        with pytest.raises(ValueError, match="is not valid TOML"):
+            load_recipe(path)
+
+
+class TestPlugins:
+    @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in BUILT_IN.items() for name in names])
+    def test_every_built_in_can_be_found(self, kind: str, name: str) -> None:
+        assert find_plugin(kind, name)
+
+    def test_a_class_of_the_users_own_by_import_path(self) -> None:
+        run = parse_recipe(recipe(team={"organization": "tests.plugins:Reversed", "loud": True}))
+        assert run.team.loud is True  # type: ignore[attr-defined]
+        assert run.team.model_dump() == {"organization": "tests.plugins:Reversed", "loud": True}
+
+    def test_what_cannot_be_imported_or_is_no_plugin(self) -> None:
+        assert "cannot import 'nowhere:Thing'" in complaint("--team.organization", "nowhere:Thing")
+        assert "must derive from" in complaint("--team.organization", "pathlib:Path")
+
+
+def test_configuration_imports_no_torch() -> None:
+    code = "import sys, marft.config, marft.cli.main; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_parsing_a_recipe_imports_no_torch() -> None:
+    code = (
+        "import sys; from marft.config import load_recipe; load_recipe('recipes/math_dual_vetted.toml'); "
+        "print('torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.split() == ["False"]
