@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from marft.config.plugins import Plugin
 from marft.game.agents import Agents
-from marft.types import Action, JointAction, Observation
+from marft.learning.interfaces import LossInputs, LossOutput
+from marft.types import Action, JointAction, Observation, Step, Task
 
 
 class Reversed(Plugin):
@@ -17,3 +20,49 @@ class Reversed(Plugin):
         for seat in reversed(list(agents)):
             done.append(await seat(observation, sees=done))
         return JointAction(answer=done[-1])
+
+
+class Flaky(Plugin):
+    """An environment that always rewards 1, except where it fails."""
+
+    fails: Literal["none", "odd", "all"] = "none"
+    alternates: bool = False  # rewards 1, 0, 1, 0 … over the samples of a task
+    words: int = 3
+    count: int = 8
+    steps: int = 1
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"flaky/{n}", " ".join(["word"] * self.words)) for n in range(self.count)]
+
+    def start(self, task: Task, seed: int) -> FlakySession:
+        return FlakySession(self, task, seed)
+
+
+class FlakySession:
+    counter = 0
+
+    def __init__(self, settings: Flaky, task: Task, seed: int) -> None:
+        self.settings, self.task, self.left = settings, task, settings.steps
+        FlakySession.counter += 1
+        self.number = FlakySession.counter
+
+    async def reset(self) -> Observation:
+        return Observation(self.task.prompt)
+
+    async def step(self, actions: JointAction) -> Step:
+        if self.settings.fails == "all" or (self.settings.fails == "odd" and self.number % 2):
+            raise RuntimeError("the world ends")
+        self.left -= 1
+        sample = actions.actions[0].key.sample
+        reward = float(sample % 2) if self.settings.alternates else 1.0
+        return Step(Observation("more"), reward, terminated=self.left == 0, success=reward > 0)
+
+    async def close(self) -> None:
+        return None
+
+
+class NotANumber(Plugin):
+    """An objective whose loss is NaN."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(inputs.log_probs * float("nan"))

@@ -122,6 +122,16 @@ class Backbone:
                 found[name] = adapter
         return found
 
+    def base_weights(self) -> dict[str, Tensor]:
+        """The base's own weights by their original names, adapters left out."""
+        weights: dict[str, Tensor] = self.model.state_dict()
+        for layer in self.layers:
+            for name in [name for name in weights if name.startswith(f"{layer}.")]:
+                tensor = weights.pop(name)
+                if name.startswith(f"{layer}.base."):
+                    weights[f"{layer}.{name.removeprefix(f'{layer}.base.')}"] = tensor
+        return weights
+
     def _lora_layer(self, name: str) -> MultiLoraLinear:
         if name not in self.layers:
             parent_name, _, attribute = name.rpartition(".")

@@ -113,7 +113,7 @@ class Models:
                 for adapter in policy.backbone.adapters(policy.adapter).values():
                     adapter.b.zero_()
             elif policy.trained:
-                policy.backbone.model.load_state_dict(policy.reference.model.state_dict())
+                policy.backbone.model.load_state_dict(policy.reference.base_weights())
 
 
 def _load_full(backbone: Backbone, folder: Path) -> None:

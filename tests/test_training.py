@@ -1,0 +1,268 @@
+"""Whole training steps with the bundled model: what is logged, what learns, what stays as it is."""
+
+from __future__ import annotations
+
+import errno
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from marft.errors import RunError
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.runs import atomic, checkpoints
+from marft.runs.checkpoints import Checkpoints
+from marft.runs.episodes import read_rows
+from marft.runs.folder import RunFolder
+from marft.stage import Stage
+from marft.training import Silent, _attempts, _tasks, train
+from marft.types import all_actions
+from tests.helpers import settings
+
+LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")
+DEMO = (*LONG, "--rollout.tasks_per_step", "16", "--rollout.samples_per_task", "4")
+
+
+def trained(tmp_path: Path, *overrides: str, **changes: Any) -> RunFolder:
+    run = settings("tiny", tmp_path, *LONG, *overrides, **changes)
+    folder = RunFolder.create(run)
+    train(run, folder)
+    return folder
+
+
+def adapter(folder: RunFolder, policy: str, step: int = 2) -> dict[str, torch.Tensor]:
+    return load_file(folder.checkpoints / f"step_{step:06d}" / "policies" / policy / "adapter_model.safetensors")
+
+
+def moved(folder: RunFolder, policy: str) -> bool:
+    return any(tensor.abs().max() > 0 for name, tensor in adapter(folder, policy).items() if "lora_B" in name)
+
+
+TEAM_METRICS = (
+    "reward", "reward_std", "accuracy", "zero_advantage_fraction", "episodes", "episodes_dropped", "episodes_failed",
+    "episodes_timed_out", "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "kl_stops",
+    "log_prob_difference", "log_prob_difference_max", "policy_lag", "gradient_norm", "policy_loss", "critic/loss",
+    "critic/explained_variance", "tokens_per_second/sampling", "tokens_per_second/learning", "seconds/sampling", "seconds/learning",
+)  # fmt: skip
+AGENT_METRICS = (
+    "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "log_prob_difference",
+    "log_prob_difference_max", "policy_lag", "gradient_share", "zero_advantage_fraction", "prompt_tokens_cut",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, level: str) -> None:
+    folder = trained(tmp_path, "--algorithm.level", level, environment={"name": "tests.plugins:Flaky", "alternates": True})
+    rows = folder.read_metrics()
+    assert [row["step"] for row in rows] == [1, 2]
+    names = [*TEAM_METRICS, *(f"agents/{role}/{metric}" for role in ("reasoner", "actor") for metric in AGENT_METRICS)]
+    missing = [name for name in names if name not in rows[-1]]
+    assert not missing
+    assert rows[-1]["agents/reasoner/gradient_share"] + rows[-1]["agents/actor/gradient_share"] == pytest.approx(1.0)
+    assert list((folder.path / "tensorboard").glob("events*"))
+
+
+def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
+    """Largest difference below 1e-5 nats in float32, over every token of 64 episodes."""
+    run = settings("tiny", "runs", *DEMO)
+    with Stage(run) as stage:
+        learner = Learner(run, stage.models)
+        episodes = stage.play(_attempts(run, _tasks(run), 0))
+        metrics = learner.learn(episodes, Progress(0, 0))
+        assert sum(len(action.tokens) for action in all_actions(episodes)) > 1500
+        assert metrics["log_prob_difference_max"] < 1e-5
+        assert metrics["log_prob_difference"] < 1e-6
+
+
+def test_only_policies_in_training_move(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "--policies.actor.train", "frozen", "--algorithm.entropy", "0.1")
+    assert moved(folder, "reasoner")
+    assert not (folder.checkpoints / "step_000002" / "policies" / "actor").exists()
+
+
+def test_agents_may_share_one_policy(tmp_path: Path) -> None:
+    sharing = ("--agents.reasoner.policy", "both", "--agents.actor.policy", "both", "--algorithm.kl_stop", "0.0")
+    environment = {"name": "tests.plugins:Flaky", "alternates": True}
+    run = settings("tiny", tmp_path, *LONG, *sharing, policies={"both": {"model": "base"}}, environment=environment)
+    folder = RunFolder.create(run)
+    train(run, folder)
+    assert moved(folder, "both")
+    row = folder.read_metrics()[-1]
+    assert 0 < row["agents/reasoner/gradient_share"] < 1
+
+
+def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path) -> None:
+    run = settings("tiny", tmp_path, "--policies.actor.train", "full", "--algorithm.entropy", "0.1", *LONG)
+    folder = RunFolder.create(run)
+    train(run, folder)
+    saved = folder.checkpoints / "step_000002" / "policies" / "actor"
+    weights = load_file(saved / "model.safetensors")
+    with Stage(run) as stage:
+        base = stage.models.bases["base"].base_weights()
+        changed = [name for name, tensor in weights.items() if not torch.equal(tensor, base.get(name, tensor))]
+        assert len(changed) > 5
+        stage.models.load_policy("actor", saved)
+        own = stage.models.policies["actor"].backbone.model.state_dict()
+        assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
+        stage.models.reset_policy("actor")
+        assert torch.equal(own["model.norm.weight"], base["model.norm.weight"])
+
+
+def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
+    first = trained(tmp_path / "a", "--algorithm.entropy", "0.1")
+    source = first.checkpoints / "step_000002" / "policies" / "actor"
+    run = settings("tiny", tmp_path / "b", "--policies.actor.adapter", str(source))
+    with Stage(run) as stage:
+        mine = stage.models.policies["actor"].parameters()
+        saved = adapter(first, "actor")
+        name = "model.layers.0.self_attn.q_proj"
+        assert torch.equal(mine[f"{name}.lora_B"], saved[f"base_model.model.{name}.lora_B.weight"])
+
+
+def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "--algorithm.critic.warmup_steps", "2", "--algorithm.entropy", "0.1")
+    assert not moved(folder, "reasoner")
+    assert "policy_loss" not in folder.read_metrics()[-1]
+    assert folder.read_metrics()[-1]["critic/loss"] is not None
+
+
+def test_old_log_probs_may_be_the_learners(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "--algorithm.old_log_probs", "learner", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
+    assert folder.read_metrics()[-1]["kl"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_learning_rates_follow_their_schedule(tmp_path: Path) -> None:
+    folder = trained(
+        tmp_path, "--training.steps", "4", "--algorithm.optimizer.schedule", "linear", "--algorithm.optimizer.warmup_steps", "2",
+        "--policies.actor.learning_rate", "0.5", "--algorithm.kl_stop", "0.0",
+    )  # fmt: skip
+    rows = folder.read_metrics()
+    assert [row["policies/actor/learning_rate"] for row in rows] == pytest.approx([0.25, 0.5, 0.5, 0.25])
+    assert [row["policies/reasoner/learning_rate"] for row in rows] == pytest.approx([0.005, 0.01, 0.01, 0.005])
+
+
+def test_tasks_come_in_an_endless_reshuffled_pass() -> None:
+    run = settings("tiny", "runs", "--rollout.tasks_per_step", "10")
+    tasks = _tasks(run)
+    passes = [[a.task.id for step in range(32) for a in _attempts(run, tasks, step) if a.sample == 0]]
+    first, second = passes[0][:64], passes[0][64:128]
+    assert sorted(first) == sorted(second) == sorted(t.id for t in tasks)
+    assert first != second
+    attempts = _attempts(run, tasks, 3)
+    assert [a.sample for a in attempts[:2]] == [0, 1]
+    assert attempts[0].task == attempts[1].task
+
+
+class TestWhatGoesWrong:
+    def test_episodes_that_cannot_be_scored_leave_the_batch_and_are_counted(self, tmp_path: Path) -> None:
+        """They are never trained as a reward of 0."""
+        folder = trained(tmp_path, environment={"name": "tests.plugins:Flaky", "fails": "odd"})
+        row = folder.read_metrics()[0]
+        assert (row["episodes"], row["episodes_dropped"], row["episodes_failed"]) == (4.0, 2.0, 2.0)
+        assert row["reward"] == 1.0
+        errors = {r["error"] for r in read_rows(folder.episodes / "step_000001.parquet") if r["status"] == "failed"}
+        assert any("RuntimeError: the world ends" in error for error in errors)
+
+    def test_when_nothing_can_be_scored_the_run_stops_with_the_reason(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match=r"step 1: none of 4 episodes could be scored; .*the world ends"):
+            trained(tmp_path, environment={"name": "tests.plugins:Flaky", "fails": "all"})
+
+    def test_a_prompt_longer_than_the_context_is_cut_and_counted(self, tmp_path: Path) -> None:
+        folder = trained(tmp_path, environment={"name": "tests.plugins:Flaky", "words": 2000})
+        assert folder.read_metrics()[0]["prompt_tokens_cut"] > 1000
+
+    def test_where_nothing_may_be_cut_the_run_says_what_to_do(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match=r"raise the model's context"):
+            trained(tmp_path, "--agents.reasoner.context.cut", "nothing", environment={"name": "tests.plugins:Flaky", "words": 2000})
+
+    def test_an_action_that_leaves_no_room_for_a_prompt_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="max_new_tokens = 5000 leaves no room"):
+            trained(tmp_path, "--agents.actor.sampling.max_new_tokens", "5000")
+
+    def test_an_empty_generation_is_an_action_of_one_token(self, tmp_path: Path) -> None:
+        folder = trained(tmp_path, "--agents.actor.sampling.max_new_tokens", "1")
+        assert folder.read_metrics()[0]["agents/actor/action_length"] == 1.0
+
+    def test_a_team_that_is_all_frozen_has_nothing_to_train(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="nothing to train"):
+            trained(tmp_path, "--policies.actor.train", "frozen", "--policies.reasoner.train", "frozen")
+
+    def test_an_environment_without_tasks(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="training split has no tasks"):
+            trained(tmp_path, environment={"name": "tests.plugins:Flaky", "count": 0})
+
+    def test_a_full_disk_loses_nothing_that_was_saved(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save = checkpoints.save_file
+        calls = []
+
+        def full(tensors: Any, path: Path, **options: Any) -> None:
+            calls.append(path)
+            if len(calls) > 4:
+                path.write_bytes(b"some")
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+            save(tensors, path, **options)
+
+        monkeypatch.setattr(checkpoints, "save_file", full)
+        run = settings("tiny", tmp_path, "--training.steps", "4")
+        folder = RunFolder.create(run)
+        with pytest.raises(OSError, match="No space left"):
+            train(run, folder)
+        steps = Checkpoints(folder, run.checkpoints).steps()
+        assert [path.name for path in steps] == ["step_000001", "step_000002"]
+        assert checkpoints.verify(steps[-1]).step == 2
+        assert not list(folder.checkpoints.glob(".unfinished-*"))
+        monkeypatch.undo()
+        assert train(run, folder, resume=True).step == 4
+
+    def test_a_failed_write_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "file.json"
+        atomic.write_file(path, "old")
+        monkeypatch.setattr(atomic.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            atomic.write_file(path, "new")
+        assert path.read_text() == "old"
+        assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+    def test_a_loss_that_is_not_finite_moves_nothing_and_is_counted(self, tmp_path: Path) -> None:
+        run = settings("tiny", tmp_path, "--algorithm.objective", "{name = 'tests.plugins:NotANumber'}", "--training.steps", "1")
+        folder = RunFolder.create(run)
+        train(run, folder)
+        assert folder.read_metrics()[0]["skipped_updates"] == 1.0
+        assert not any(t.isnan().any() for t in adapter(folder, "actor", 1).values())
+
+
+def test_several_environment_steps_are_trained(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "--algorithm.entropy", "0.1", environment={"name": "tests.plugins:Flaky", "steps": 3})
+    rows = read_rows(folder.episodes / "step_000001.parquet")
+    assert {row["step"] for row in rows} == {0, 1, 2}
+    assert folder.read_metrics()[0]["environment_steps"] == 12.0
+    assert not math.isnan(folder.read_metrics()[0]["critic/loss"])
+
+
+def test_the_step_limit_truncates_and_bootstraps(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "--rollout.max_steps", "2", environment={"name": "tests.plugins:Flaky", "steps": 3})
+    assert {row["status"] for row in read_rows(folder.episodes / "step_000001.parquet")} == {"truncated"}
+
+
+def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listening(Silent):
+        def began(self, done: int, steps: int) -> None:
+            heard.append(f"{done}/{steps}")
+
+        def episode(self, episode: Any) -> None:
+            heard.append("episode")
+
+        def step(self, step: int, metrics: dict[str, float]) -> None:
+            heard.append(f"step {step}")
+
+    run = settings("tiny", tmp_path)
+    train(run, RunFolder.create(run), observer=Listening())
+    assert heard == ["0/2", *["episode"] * 4, "step 1", *["episode"] * 4, "step 2"]
+
+
