@@ -10,7 +10,7 @@ import torch
 
 from marft.config.algorithm import CriticSettings
 from marft.learning.critic import Critic, Reading, frozen_features, reading
-from marft.learning.interfaces import Credits, Level
+from marft.learning.interfaces import Level
 from marft.models.backbone import Backbone, PackedRows
 from marft.types import Action, Episode, Observation, Task, Transition
 from tests.episodes import make_action
@@ -117,15 +117,15 @@ def test_features_are_computed_once_for_all_epochs(backbone: Backbone) -> None:
     values = mine.evaluate(batch)
     backbone.hidden_states = None  # type: ignore[assignment]  # no forward may follow
     returns = [np.array([float(n)]) for n in range(6)]
-    mine.update(values, Credits(returns, returns), step=0)
+    mine.update(values, returns, step=0)
 
 
 def test_fitting_lowers_the_loss_and_explains_the_returns(backbone: Backbone) -> None:
     mine = critic(backbone, epochs=60, value_clip=0.0)
     batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 19)]
     returns = [np.array([float(n % 2)]) for n in range(16)]
-    first = mine.update(mine.evaluate(batch), Credits(returns, returns), step=0)
-    second = mine.update(mine.evaluate(batch), Credits(returns, returns), step=1)
+    first = mine.update(mine.evaluate(batch), returns, step=0)
+    second = mine.update(mine.evaluate(batch), returns, step=1)
     assert second["critic/loss"] < first["critic/loss"]
     assert second["critic/explained_variance"] > 0.8
 

@@ -93,6 +93,17 @@ def test_with_all_lambdas_one_returns_are_monte_carlo(data: st.DataObject) -> No
         assert returns[0] == pytest.approx(sum(earned[action.step :]), abs=1e-9)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@given(data=st.data())
+def test_a_critic_is_warmed_up_on_whole_returns_whatever_its_lambda(level: Level, data: st.DataObject) -> None:
+    batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
+    values = data.draw(values_for(batch, level))
+    short = GAE(lambda_critic=0.3).assign(batch, values, level)
+    whole = GAE(lambda_critic=1.0).assign(batch, values, level)
+    for a, b in zip(short.monte_carlo, whole.returns, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-9)
+
+
 def test_no_credit_flows_from_one_episode_to_another() -> None:
     """A done flag shifted by one once let agents before the last lose their return, or gain the next episode's."""
     poor = _two_agent_episode(reward=0.0)

@@ -140,6 +140,24 @@ def test_a_policy_without_rows_gets_no_gradient_at_all(tuned: Backbone) -> None:
     assert all(adapter.a.grad is None for adapter in tuned.adapters("two").values())
 
 
+def test_gradients_are_the_same_when_activations_are_computed_again(tuned: Backbone) -> None:
+    """The backward pass runs the layers again: each row must meet its own adapter there too."""
+    rows = PackedRows.of(ROWS, ["one", "two", "one"], tuned.device)
+    forwards: list[int] = []
+    tuned.model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(lambda *_: forwards.append(1))
+    gradients = []
+    for again in (False, True):
+        if again:
+            tuned.recompute_activations()
+        tuned.model.zero_grad()
+        forwards.clear()
+        (tuned.hidden_states(rows) * torch.linspace(-1, 1, 64)).sum().backward()
+        assert len(forwards) == 1 + again
+        gradients.append([a.a.grad.clone() for name in LORA for a in tuned.adapters(name).values()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)
+
+
 def test_a_fresh_adapter_changes_nothing(backbone: Backbone) -> None:
     before = backbone.hidden_states(PackedRows.of(ROWS, [None] * 3, backbone.device))
     backbone.add_adapter("new", 4, 16.0, ("q_proj", "o_proj"), seed=0)

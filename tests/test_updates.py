@@ -271,7 +271,8 @@ def test_schedules_name_the_policies_in_turn() -> None:
 
 def test_frozen_actions_weigh_nothing_in_normalisation() -> None:
     actions = [make_action("one"), make_action("frozen"), make_action("one", sample=1)]
-    credits = Credits([np.array([1.0]), np.array([1000.0]), np.array([-1.0])], [np.zeros(1)] * 3)
+    none = [np.zeros(1)] * 3
+    credits = Credits([np.array([1.0]), np.array([1000.0]), np.array([-1.0])], none, none)
     samples, raw = make_samples(actions, credits, ["one"], "none", True)
     assert [s.action.agent for s in samples] == ["one", "one"]
     assert [float(s.advantages[0]) for s in samples] == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)])

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from demonstrations import Demonstration, demonstrations
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from marft.models import attention
@@ -30,6 +30,9 @@ from marft.models.log_probs import token_scores
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 448
 CONTEXT = 1024
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -38,12 +41,14 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE over the demonstrations: any text round-trips, and every digit is a token of its own."""
+    """A byte-level BPE over the demonstrations that splits text as Qwen2's does, for that is what loads it: any text
+    round-trips, and every digit is a token of its own."""
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d| (?=\d)"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
@@ -171,10 +176,10 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "src/marft/models/tiny")
-    parser.add_argument("--steps", type=int, default=16_000)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=14_000)
+    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--intermediate", type=int, default=384)
     parser.add_argument("--noise", type=float, default=0.05)

@@ -8,17 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from rich.console import Console
 from rich.progress import Progress
 
-from marft.cli.console import Terminal, evaluation_table
+from marft.cli.console import Terminal, evaluation_table, wide_console
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.runs.folder import RunFolder
 
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
-console = Console(highlight=False)
+console = wide_console()
 
 
 def train(
@@ -31,6 +30,7 @@ def train(
         return
     if resume:
         folder = folder or RunFolder.open(Path(run.output) / run.name)
+        folder.write_config(run)
     else:
         if overwrite and folder is None:
             shutil.rmtree(Path(run.output) / run.name, ignore_errors=True)

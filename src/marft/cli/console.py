@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -48,12 +49,17 @@ SHOW_ONLY_IF_NOT_ZERO = {
 }  # fmt: skip
 
 
+def wide_console() -> Console:
+    """A console that neither wraps nor shortens what goes to a file or a pipe."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+
+
 class Terminal:
     """An observer of training that prints, and turns the first Ctrl-C into a wish to stop after the step."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self.roles = roles
-        self.console = Console(highlight=False)
+        self.console = wide_console()
         self.progress = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[activity]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True,
@@ -81,14 +87,14 @@ class Terminal:
     def step(self, step: int, metrics: dict[str, float]) -> None:
         self._played = 0
         self.progress.update(self._task, completed=step)
-        self.console.print(f"[bold]step {step:4d}[/]  {line(metrics, TEAM)}")
+        self.console.print(f"[bold]step {step:4d}[/]  {line(metrics, TEAM)}", soft_wrap=True)
         for role in self.roles:
             prefix = f"agents/{role}/"
             mine = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-            self.console.print(f"  [dim]{role:>12}  {line(mine, AGENT)}[/]")
+            self.console.print(f"  [dim]{role:>12}  {line(mine, AGENT)}[/]", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        self.console.print(f"[yellow]{escape(text)}[/]")
+        self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
 
     def wants_stop(self) -> bool:
         return self._stop

@@ -28,8 +28,19 @@ class Gain:
     shuffle_cost: float | None = None  # accuracy lost when agents see messages of other tasks
 
 
+def gains_of(folders: Sequence[RunFolder]) -> list[Gain]:
+    """The rows of several runs. One whose base was not evaluated is held against the first run's, task by task."""
+    found = [(folder.path.name, folder.read_evaluations()) for folder in folders]
+    first_base = [e for e in found[0][1] if e["checkpoint"] == "base"]
+    rows = []
+    for name, evaluations in found:
+        has_base = any(e["checkpoint"] == "base" for e in evaluations)
+        rows += gains(name, evaluations if has_base else [*first_base, *evaluations])
+    return rows
+
+
 def gains(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[Gain]:
-    """One row for each evaluated checkpoint but the base, from the evaluation files of one run."""
+    """One row for each evaluated checkpoint but the base, from the evaluations of one run."""
     own = {(e["checkpoint"], e["mode"]): e for e in evaluations if not e["shuffled_messages"]}
     shuffled = {(e["checkpoint"], e["mode"]): e for e in evaluations if e["shuffled_messages"]}
     rows = []
@@ -74,15 +85,15 @@ def comparison_table(folders: Sequence[RunFolder]) -> Table:
         "shuffling costs",
     ):
         table.add_column(heading, justify="left" if heading in ("run", "checkpoint", "mode") else "right")
+    rows = gains_of(folders)
     for folder in folders:
-        rows = gains(folder.path.name, folder.read_evaluations())
-        if not rows:
+        if not any(row.run == folder.path.name for row in rows):
             raise ValueError(f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}")
-        for row in rows:
-            table.add_row(
-                row.run, row.checkpoint, row.mode, percent(row.base), percent(row.accuracy), percent_range(row.interval),
-                points(row.gain), point_range(row.gain_interval), points(row.shuffle_cost),
-            )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row.run, row.checkpoint, row.mode, percent(row.base), percent(row.accuracy), percent_range(row.interval),
+            points(row.gain), point_range(row.gain_interval), points(row.shuffle_cost),
+        )  # fmt: skip
     return table
 
 

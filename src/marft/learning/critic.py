@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marft import seeds
 from marft.config.algorithm import CriticSettings
-from marft.learning.interfaces import Credits, Floats, Level, Values, split_rows
+from marft.learning.interfaces import Floats, Level, Values, split_rows
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.critic import ValueHead
 from marft.types import Action, Episode, TokenIds, all_actions
@@ -108,9 +108,9 @@ class Critic:
             self._order.append(order)
         return Values(split_rows(flat, sizes), bootstrap)
 
-    def update(self, values: Values, credits: Credits, step: int) -> dict[str, float]:
-        """Fit the heads to the returns, on the features that :meth:`evaluate` kept → metrics."""
-        flat_values, returns = np.concatenate(values.actions), np.concatenate(credits.returns)
+    def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
+        """Fit the heads to the targets, on the features that :meth:`evaluate` kept → metrics."""
+        flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
         losses, norms = [], []
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):

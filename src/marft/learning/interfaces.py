@@ -37,10 +37,14 @@ class Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credits:
-    """What each decision is worth (advantages) and what the critic should have said (returns), aligned to Values."""
+    """What each decision is worth (advantages) and what the critic should have said (returns), aligned to Values.
+
+    ``monte_carlo`` are the returns with λ = 1, which a critic is fitted to before the first policy step.
+    """
 
     advantages: Sequence[Floats]
     returns: Sequence[Floats]
+    monte_carlo: Sequence[Floats]
 
 
 class Credit(Protocol):

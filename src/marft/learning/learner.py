@@ -72,9 +72,11 @@ class Learner:
             self.settings.normalise_advantages,
         )  # fmt: skip
         metrics = advantage_metrics(samples, raw)
-        if samples and progress.step >= self.settings.critic.warmup_steps:
+        warming_up = progress.step < self.settings.critic.warmup_steps
+        if samples and not warming_up:
             metrics |= self._improve(samples, progress)
-        return metrics | self.critic.update(values, credits, progress.step)
+        targets = credits.monte_carlo if warming_up else credits.returns
+        return metrics | self.critic.update(values, targets, progress.step)
 
     def _improve(self, samples: Sequence[Sample], progress: Progress) -> dict[str, float]:
         rates = {

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
@@ -121,6 +125,20 @@ class Backbone:
             if adapter is not None:
                 found[name] = adapter
         return found
+
+    def recompute_activations(self) -> None:
+        """Keep only layer boundaries for the backward pass and compute the rest again (gradient checkpointing)."""
+
+        def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self.routing.by_stretch(self.routing.stretches)
+
+        for layer in self.model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = partial(  # type: ignore[assignment]
+                    checkpoint, use_reentrant=False, context_fn=same_routing
+                )
+                layer.training = True  # what switches it on; dropout stays off in the modules inside
 
     def base_weights(self) -> dict[str, Tensor]:
         """The base's own weights by their original names, adapters left out."""

@@ -64,8 +64,6 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
         ) from error
     assert isinstance(model, PreTrainedModel)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
-    if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
     if settings.context > longest:
         raise ValueError(
@@ -73,6 +71,8 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
         )
     backbone = Backbone(model, settings.context or longest)
     check_forward(backbone, settings.path)
+    if settings.gradient_checkpointing:
+        backbone.recompute_activations()
     return backbone
 
 

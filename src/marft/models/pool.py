@@ -140,4 +140,4 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, backbone: Backbone) -> tuple[i
     ids: set[int] = set()
     for value in declared:
         ids.update([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(sorted(ids))
+    return tuple(sorted(i for i in ids if i < backbone.head.weight.shape[0]))  # a tokenizer may have more than a model

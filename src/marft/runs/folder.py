@@ -30,7 +30,7 @@ class RunFolder:
                 f"{folder.path} holds a run already; go on with it (--resume), give this one another name (--name …), "
                 "or delete it"
             )
-        atomic.write_file(folder.config, to_toml(run))
+        folder.write_config(run)
         return folder
 
     @staticmethod
@@ -44,6 +44,10 @@ class RunFolder:
         if not folder.config.is_file():
             raise ValueError(f"no run at {path}: it has no config.toml")
         return folder
+
+    def write_config(self, run: RunSettings) -> None:
+        """Save the resolved recipe."""
+        atomic.write_file(self.config, to_toml(run))
 
     @property
     def config(self) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from marft.evaluation.compare import gains, percent, percent_range, point_range, points
+from marft.evaluation.compare import gains_of, percent, percent_range, point_range, points
 from marft.runs import atomic
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
@@ -34,9 +34,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         "percent": percent, "percents": percent_range, "points": points, "point_range": point_range
     }  # fmt: skip
     run, metrics, evaluations = folder.settings(), folder.read_metrics(), folder.read_evaluations()
-    rows = gains(folder.path.name, evaluations)
-    for other in against:
-        rows += gains(other.path.name, other.read_evaluations())
+    rows = gains_of([folder, *against])
     episodes, seconds = (sum(row.get(name) or 0.0 for row in metrics) for name in ("episodes", "seconds"))
     page = environment.get_template("report.html.jinja").render(
         name=folder.path.name,

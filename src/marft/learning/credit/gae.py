@@ -50,10 +50,16 @@ class GAE(Plugin):
         value = np.concatenate([*values.actions, values.bootstrap])
         delta = rewards + gamma * value[successor] - value
         delta[len(value) - len(episodes) :] = 0.0  # terminal rows only lend their value
-        advantages = backward_sum(delta, gamma * decay, successor)
-        returns = backward_sum(delta, gamma * self.lambda_critic, successor) + value
         units = int(sizes.sum())
-        return Credits(split_rows(advantages[:units], sizes), split_rows(returns[:units], sizes))
+
+        def estimate(decay: Floats | float) -> Floats:
+            return backward_sum(delta, gamma * decay, successor)[:units]
+
+        return Credits(
+            advantages=split_rows(estimate(decay), sizes),
+            returns=split_rows(estimate(self.lambda_critic) + value[:units], sizes),
+            monte_carlo=split_rows(estimate(1.0) + value[:units], sizes),
+        )
 
 
 def _spread(

@@ -1,0 +1,138 @@
+"""Does it learn, every time? Dual and single teams, action and token level, five seeds each on the demo task.
+
+    python benchmarks/learning.py                 # all; goes on where it stopped
+    python benchmarks/learning.py --seeds 1 --tasks 100 --output /tmp/learning
+
+Every run trains the shipped recipe as it is and is then evaluated on 500 held-out tasks, before and after, sampled and
+greedy. Writes results/learning.json, learning.md and learning.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+from matplotlib.figure import Figure
+from rich.progress import Progress
+
+from marft.cli.commands import quieten
+from marft.config import load_recipe
+from marft.evaluation.session import evaluate_checkpoints
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+CASES = {
+    "dual, action": ("demo.toml", "action"),
+    "dual, token": ("demo_token.toml", "token"),
+    "single, action": ("demo_single.toml", "action"),
+    "single, token": ("demo_single.toml", "token"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tasks", type=int, default=500)
+    parser.add_argument("--output", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    quieten()
+    jobs = [(case, seed) for case in CASES for seed in range(arguments.seeds)]
+    rows = []
+    with Progress() as progress:
+        for case, seed in progress.track(jobs, description="runs"):
+            rows.append(one(case, seed, arguments.tasks, arguments.output))
+            progress.console.print(
+                f"{case:15s} seed {seed}: sampled {rows[-1]['before']['sampled']:.1%} → {rows[-1]['after']['sampled']:.1%}, "
+                f"greedy {rows[-1]['before']['greedy']:.1%} → {rows[-1]['after']['greedy']:.1%}  "
+                f"({rows[-1]['seconds']:.0f} s of training)"
+            )
+    arguments.results.mkdir(exist_ok=True, parents=True)
+    summary = {"machine": machine.describe(), "hours": sum(r["wall_seconds"] for r in rows) / 3600, "runs": rows}
+    (arguments.results / "learning.json").write_text(json.dumps(summary, indent=2) + "\n")
+    table = markdown(rows)
+    (arguments.results / "learning.md").write_text(table)
+    plot(rows, arguments.results / "learning.svg")
+    print(table)
+    print(f"{summary['hours']:.2f} hours in all")
+
+
+def one(case: str, seed: int, tasks: int, output: Path) -> dict[str, Any]:
+    """Train and evaluate one run, or read what an earlier call left."""
+    recipe, level = CASES[case]
+    name = f"{case.replace(', ', '-')}-{seed}"
+    done = output / f"{name}.json"
+    if done.is_file():
+        found: dict[str, Any] = json.loads(done.read_text())
+        return found
+    began = time.perf_counter()
+    run = load_recipe(
+        RECIPES / recipe,
+        ["--algorithm.level", level, "--seed", str(seed), "--output", str(output), "--name", name],
+    )
+    folder = RunFolder(output / name)
+    train(run, folder if folder.config.exists() else RunFolder.create(run), resume=folder.config.exists())
+    evaluations = evaluate_checkpoints(run, folder, ["base", "last"], ("sampled", "greedy"), tasks, False, lambda _=None: None)
+    metrics = folder.read_metrics()
+    result = {
+        "case": case,
+        "seed": seed,
+        "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == "base"},
+        "after": {e.mode: e.accuracy for e in evaluations if e.checkpoint != "base"},
+        "training_accuracy": [row["accuracy"] for row in metrics],
+        "episodes": sum(row["episodes"] for row in metrics),
+        "seconds": sum(row["seconds"] for row in metrics),
+        "wall_seconds": time.perf_counter() - began,
+    }
+    done.write_text(json.dumps(result) + "\n")
+    return result
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| team, level | before (sampled) | after: mean | worst | best | after (greedy): mean | worst | smallest gain | seconds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in CASES:
+        mine = [row for row in rows if row["case"] == case]
+        if not mine:
+            continue
+        sampled = [row["after"]["sampled"] for row in mine]
+        greedy = [row["after"]["greedy"] for row in mine]
+        gain = min(row["after"][mode] - row["before"][mode] for row in mine for mode in ("sampled", "greedy"))
+        lines.append(
+            f"| {case} | {np.mean([row['before']['sampled'] for row in mine]):.1%} | {np.mean(sampled):.1%} | {min(sampled):.1%} "
+            f"| {max(sampled):.1%} | {np.mean(greedy):.1%} | {min(greedy):.1%} | {100 * gain:+.1f} points "
+            f"| {np.mean([row['seconds'] for row in mine]):.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Training accuracy: the mean over seeds and the band from worst to best, smoothed over three steps."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for case in CASES:
+        curves = [np.convolve(r["training_accuracy"], np.ones(3) / 3, "valid") for r in rows if r["case"] == case]
+        if not curves:
+            continue
+        steps = np.arange(3, 3 + len(curves[0]))
+        (line,) = axes.plot(steps, np.mean(curves, axis=0), label=case)
+        axes.fill_between(steps, np.min(curves, axis=0), np.max(curves, axis=0), alpha=0.15, color=line.get_color())
+    axes.set_xlabel("training step (64 episodes each)")
+    axes.set_ylabel("accuracy of sampled episodes")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

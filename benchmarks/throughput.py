@@ -1,0 +1,210 @@
+"""How fast one iteration is: play 32 episodes, value them, one action-level PPO epoch on every policy.
+
+    python benchmarks/throughput.py              # all cases
+    python benchmarks/throughput.py --case dual  # one case, as JSON
+
+The model is a random Qwen2 (4 layers, hidden 128, intermediate 384, 4 heads, 2 key heads), LoRA of rank 8 on q and v.
+Every rollout observation is exactly 100 tokens, seen actions included; every action exactly 64.
+
+The floor of an iteration is its matrix arithmetic alone over the float32 matrix rate measured in the same run:
+prefill and decode of all actions, the learner's forward and its backward with respect to activations (the base is
+frozen), and the critic's forward over the observations. Attention, norms, sampling and Python are not in the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import machine
+import numpy as np
+import torch
+from pydantic import Field
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
+
+from marft.config import parse_recipe
+from marft.config.plugins import Plugin
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.models import pool
+from marft.stage import Stage
+from marft.training import _attempts
+from marft.types import Task
+
+HIDDEN, LAYERS, INTERMEDIATE, HEADS, KEY_HEADS = 128, 4, 384, 4, 2
+OBSERVATION, ACTION, EPISODES = 100, 64, 32
+HEADER = 3  # "Message from agent_0:" is three words, and a word is a token
+
+
+class Numbers(Plugin):
+    """Tasks that are sequences of random numbers; the reward is a coin."""
+
+    vocabulary: Annotated[int, Field(gt=0)]
+    length: Annotated[int, Field(gt=0)]
+
+    def tasks(self, split: str) -> list[Task]:  # noqa: ARG002
+        random = np.random.default_rng(0)
+        numbers = random.integers(1, self.vocabulary, (4 * EPISODES, self.length))
+        return [Task(str(number), " ".join(map(str, row))) for number, row in enumerate(numbers)]
+
+    def start(self, task: Task, seed: int) -> SingleTurn:
+        return SingleTurn(task, lambda _: Grade(float(seed % 2), bool(seed % 2)))
+
+
+def save_model(folder: Path, vocabulary: int) -> None:
+    """A random model without an end of turn."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Words are the numbers below ``vocabulary``: text and ids say the same, and every word is a token."""
+    words = Tokenizer(models.WordLevel({str(number): number for number in range(vocabulary)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words)
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    return fast
+
+
+def recipe(folder: Path, agents: int, vocabulary: int, observation: int) -> dict[str, Any]:
+    """A chain in which everyone sees the agent before: 33 + 3 + 64 = 100 tokens; the first gets guidance instead."""
+    shared = observation - HEADER - ACTION
+    padding = " ".join(["1"] * (observation - shared))
+    return {
+        "name": "throughput",
+        "models": {"base": {"path": str(folder)}},
+        "policies": {f"agent_{n}": {"model": "base", "lora": {"rank": 8, "alpha": 16.0}} for n in range(agents)},
+        "agents": [
+            {
+                "role": f"agent_{n}",
+                "policy": f"agent_{n}",
+                "guidance": "" if n else padding,
+                "answers": n == agents - 1,
+                "sampling": {"max_new_tokens": ACTION},
+            }
+            for n in range(agents)
+        ],
+        "team": {"organization": "chain", "sees": "previous"},
+        "environment": {"name": "throughput:Numbers", "vocabulary": vocabulary, "length": shared},
+        "rollout": {"tasks_per_step": EPISODES, "samples_per_task": 1},
+        "algorithm": {
+            "name": "marft", "epochs": 1, "minibatches": 1, "kl_stop": 0.0, "critic": {"epochs": 1, "warmup_steps": 0},
+        },
+    }  # fmt: skip
+
+
+def floor_operations(agents: int, vocabulary: int, observation: int) -> dict[str, float]:
+    """Matrix operations of one iteration, by phase: two for each weight and token."""
+    width = HIDDEN // HEADS
+    attention = HIDDEN * HIDDEN * 2 + 2 * HIDDEN * KEY_HEADS * width  # q, o, k, v
+    layer = attention + 3 * HIDDEN * INTERMEDIATE
+    base, head = LAYERS * layer, HIDDEN * vocabulary
+    actions = EPISODES * agents
+    learner = 2.0 * actions * ((observation + ACTION) * base + ACTION * head)
+    return {
+        "prefill": 2.0 * actions * observation * base,
+        "decode": 2.0 * actions * ACTION * (base + head),
+        "learner forward": learner,
+        "learner backward": learner,
+        "critic": 2.0 * actions * observation * base,
+    }
+
+
+def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> dict[str, Any]:
+    """Run one case in this process → its figures; medians over iterations after two to warm up."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), vocabulary)
+        pool.load_tokenizer = lambda _: word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
+        run = parse_recipe(recipe(Path(folder), agents, vocabulary, observation))
+        with Stage(run) as stage:
+            learner = Learner(run, stage.models)
+            tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
+            rows = [iterate(stage, learner, tasks, step, observation) for step in range(iterations + 2)][2:]
+    rate = machine.matmul_rate()
+    seconds = {phase: float(np.median([row[phase] for row in rows])) for phase in rows[0]}
+    floor = floor_operations(agents, vocabulary, observation)
+    total = seconds["playing"] + seconds["learning"]
+    return {
+        "agents": agents,
+        "vocabulary": vocabulary,
+        "observation_tokens": observation,
+        "episodes_per_second": EPISODES / total,
+        "milliseconds_per_action": 1000 * total / (EPISODES * agents),
+        "seconds": {**seconds, "iteration": total},
+        "floor_gflop": {phase: operations / 1e9 for phase, operations in floor.items()},
+        "matmul_gflop_per_second": rate / 1e9,
+        "floor_episodes_per_second": EPISODES * rate / sum(floor.values()),
+        "share_of_floor": sum(floor.values()) / rate / total,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def iterate(stage: Stage, learner: Learner, tasks: Sequence[Task], step: int, observation: int) -> dict[str, float]:
+    began = time.perf_counter()
+    episodes = stage.play(_attempts(stage.run, tasks, step))
+    played = time.perf_counter()
+    learner.learn(episodes, Progress(step, 0))
+    stage.engine.publish(step + 1)
+    learned = time.perf_counter()
+    for episode in episodes:
+        assert episode.scored, episode.error
+        for action in episode.actions:
+            assert (len(action.prompt), len(action.tokens)) == (observation, ACTION)
+    return {"playing": played - began, "learning": learned - played}
+
+
+CASES = {
+    "dual": {"agents": 2, "vocabulary": 4096, "observation": OBSERVATION},
+    "eight agents": {"agents": 8, "vocabulary": 4096, "observation": OBSERVATION},
+    "large vocabulary": {"agents": 2, "vocabulary": 151_936, "observation": OBSERVATION},
+    "large vocabulary, 4 × the prompt": {"agents": 2, "vocabulary": 151_936, "observation": 4 * OBSERVATION},
+    "4 × the prompt": {"agents": 2, "vocabulary": 4096, "observation": 4 * OBSERVATION},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=list(CASES), help="measure one case in this process and print JSON")
+    parser.add_argument("--iterations", type=int, default=7)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(**CASES[arguments.case], iterations=arguments.iterations)))
+        return
+    results = {}
+    for case, settings in CASES.items():
+        iterations = arguments.iterations if settings["vocabulary"] < 100_000 else 3
+        command = [sys.executable, __file__, "--case", case, "--iterations", str(iterations)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        results[case] = row = json.loads(done.stdout.splitlines()[-1])
+        print(
+            f"{case:34s} {row['episodes_per_second']:6.1f} episodes/s  {row['milliseconds_per_action']:6.2f} ms/action  "
+            f"playing {row['seconds']['playing']:.3f} s  learning {row['seconds']['learning']:.3f} s  "
+            f"{row['share_of_floor']:5.1%} of the floor ({row['matmul_gflop_per_second']:.0f} GFLOP/s)  "
+            f"{row['peak_memory_mb']:.0f} MB",
+            flush=True,
+        )
+    print(f"saved {machine.save('throughput', {'machine': machine.describe(), 'cases': results})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The demo: a reasoner and an actor learn to add up together, and what that was worth.
+
+    python examples/demo.py            # what `make demo` runs
+    python examples/demo.py --quick    # a few steps only, to see that everything works
+
+Each line that starts with ``$`` can be typed as it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from marft.cli import commands
+
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "demo.toml"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("runs"))
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    both = arguments.output / "demo"
+    steps = ["--training.steps", "3"] if arguments.quick else []
+    tasks = 40 if arguments.quick else 500
+
+    train(both, steps)
+    evaluate(both, ["base", "last"], tasks, shuffled=True)
+    alone = []
+    for learner, frozen in (("reasoner", "actor"), ("actor", "reasoner")):
+        folder = arguments.output / f"demo_only_{learner}"
+        train(folder, [*steps, f"--policies.{frozen}.train", "frozen"])
+        evaluate(folder, ["last"], tasks, shuffled=False)
+        alone.append(folder)
+    say(f"marft compare {both} {' '.join(map(str, alone))}")
+    commands.compare([both, *alone])
+    say(f"marft report {both} {' '.join(f'--against {folder}' for folder in alone)}")
+    commands.report(both, alone)
+    commands.console.print(f"\n{time.perf_counter() - began:.0f} s in all. Open {both / 'report.html'}")
+
+
+def train(folder: Path, changes: list[str]) -> None:
+    options = ["--output", str(folder.parent), "--name", folder.name, *changes]
+    say(f"marft train {RECIPE.relative_to(ROOT)} --overwrite {' '.join(options)}")
+    commands.train(RECIPE, options, resume=False, start_from=None, dry_run=False, overwrite=True)
+
+
+def evaluate(folder: Path, checkpoints: list[str], tasks: int, shuffled: bool) -> None:
+    probe = " --shuffle-messages" if shuffled else ""
+    say(f"marft eval {folder} --checkpoint {','.join(checkpoints)} --tasks {tasks}{probe}")
+    commands.evaluate(folder, [], checkpoints, mode="", tasks=tasks, shuffle_messages=shuffled)
+
+
+def say(command: str) -> None:
+    commands.console.print(f"\n[bold cyan]$ {command}[/]", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

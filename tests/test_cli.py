@@ -1,0 +1,152 @@
+"""The command: what it prints, what it refuses, how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from marft.cli import errors
+from marft.cli.main import app, main
+from marft.config import to_toml
+from marft.runs.folder import RunFolder
+from tests.helpers import settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """Run ``marft`` in this process → stdout and stderr together, spaces squeezed."""
+    before = sys.argv
+    sys.argv = ["marft", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    captured = capsys.readouterr()
+    assert ended.value.code == status, captured.out + captured.err
+    return re.sub(r"\s+", " ", captured.out + captured.err).strip()
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(to_toml(settings("tiny", tmp_path)))
+    return path
+
+
+def test_train_eval_compare_and_report_work_together(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+    text = run(capsys, "train", str(recipe_file), "--training.steps", "2")
+    assert "step 1 " in text
+    assert "step 2 " in text
+    assert re.search(r"reasoner length \d", text)
+    assert "trained 2 steps" in text
+    folder = tmp_path / "test"
+    text = run(capsys, "eval", str(folder), "--tasks", "6", "--shuffle-messages")
+    assert "base greedy own 6" in text
+    assert "step_000002 sampled shuffled 6" in text
+    evaluation = json.loads((folder / "evaluations" / "base-greedy.json").read_text())
+    assert (evaluation["checkpoint"], evaluation["mode"], evaluation["tasks"]) == ("base", "greedy", 6)
+    assert len(evaluation["interval"]) == 2
+    assert set(evaluation["agents"]) == {"reasoner", "actor"}
+    assert len(list((folder / "evaluations").iterdir())) == 8
+    assert "step_000002 greedy" in run(capsys, "compare", str(folder))
+    assert "wrote" in run(capsys, "report", str(folder), "--against", str(folder))
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_a_recipe_alone_can_be_evaluated(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:
+    assert "base sampled own 4" in run(capsys, "eval", str(recipe_file), "--tasks", "4", "--mode", "sampled")
+
+
+def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+    text = run(capsys, "train", str(recipe_file), "--dry-run", "--algorithm.level", "token")
+    assert 'level = "token"' in text
+    assert "lambda_critic" in text
+    assert not (tmp_path / "test").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "nowhere.toml"), "no recipe at nowhere.toml"),
+        (("train", "RECIPE", "--training.stesp", "3"), "unknown key 'stesp'; did you mean 'steps'?"),
+        (("train", "RECIPE", "--models.base.path", "/nowhere"), "cannot load '/nowhere'"),
+        (("train", "RECIPE", "--device", "cuda:7"), "cannot use 'cuda:7' here"),
+        (("train", "RECIPE", "--resume"), "no run at"),
+        (("train", "RECIPE", "--from", "/nowhere"), "/nowhere"),
+        (("eval", "RECIPE", "--mode", "guessing"), "'guessing' is none of greedy, sampled"),
+        (("compare", "/nowhere"), "no run at /nowhere"),
+        (("report", "/nowhere"), "no run at /nowhere"),
+    ],
+)
+def test_mistakes_are_one_message_and_status_2(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    given = [str(recipe_file) if word == "RECIPE" else word for word in arguments]
+    text = run(capsys, *given, status=2)
+    assert message in text
+    assert text.startswith("marft: ")
+    assert "Traceback" not in text
+
+
+def test_a_run_is_not_overwritten_unless_told(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+    RunFolder.create(settings("tiny", tmp_path))
+    assert "holds a run already" in run(capsys, "train", str(recipe_file), status=2)
+
+
+def test_checkpoints_that_are_not_there_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    RunFolder.create(settings("tiny", tmp_path))
+    assert "no checkpoint 'last'" in run(capsys, "eval", str(tmp_path / "test"), status=2)
+
+
+def test_a_full_disk_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), errors.friendly():
+        raise OSError(28, "No space left on device", "somewhere")
+    assert "cannot write: No space left on device (somewhere)" in capsys.readouterr().err
+
+
+def test_our_own_broken_invariants_keep_their_traceback() -> None:
+    with pytest.raises(AssertionError), errors.friendly():
+        raise AssertionError
+
+
+def test_help_is_quick_and_names_every_command() -> None:
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "marft.cli.main", "--help"], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - began < 5  # far below half a second; a slow machine must not fail the test
+    assert all(command in done.stdout for command in ("train", "eval", "compare", "report"))
+    assert app.info.name == "marft"
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(recipe_file: Path, tmp_path: Path, presses: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "marft.cli.main", "train", str(recipe_file), "--training.steps", "5000", "--checkpoints.every", "1000",
+         "--rollout.tasks_per_step", str(200 if presses == 2 else 2)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    folder = RunFolder(tmp_path / "test")
+    deadline = time.monotonic() + 60
+    while not folder.read_metrics() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for _ in range(presses):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5 * (presses - 1))
+    output = re.sub(r"\s+", " ", process.communicate(timeout=60)[0])
+    if presses == 1:
+        assert process.returncode == 0, output
+        done = len(folder.read_metrics())
+        assert f"stopped after step {done}. Go on with: marft train" in output
+        assert "--resume" in output
+        assert (folder.checkpoints / f"step_{done:06d}" / "state.json").exists()
+    else:
+        assert process.returncode != 0
