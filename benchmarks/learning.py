@@ -47,12 +47,9 @@ def main() -> None:
     rows = []
     with Progress() as progress:
         for case, seed in progress.track(jobs, description="runs"):
-            rows.append(one(case, seed, arguments.tasks, arguments.output))
-            progress.console.print(
-                f"{case:15s} seed {seed}: sampled {rows[-1]['before']['sampled']:.1%} → {rows[-1]['after']['sampled']:.1%}, "
-                f"greedy {rows[-1]['before']['greedy']:.1%} → {rows[-1]['after']['greedy']:.1%}  "
-                f"({rows[-1]['seconds']:.0f} s of training)"
-            )
+            rows.append(row := one(case, seed, arguments.tasks, arguments.output))
+            gains = ", ".join(f"{m} {row['before'][m]:.1%} → {row['after'][m]:.1%}" for m in ("sampled", "greedy"))
+            progress.console.print(f"{case:15s} seed {seed}: {gains}  ({row['seconds']:.0f} s of training)")
     arguments.results.mkdir(exist_ok=True, parents=True)
     summary = {"machine": machine.describe(), "hours": sum(r["wall_seconds"] for r in rows) / 3600, "runs": rows}
     (arguments.results / "learning.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -78,7 +75,9 @@ def one(case: str, seed: int, tasks: int, output: Path) -> dict[str, Any]:
     )
     folder = RunFolder(output / name)
     train(run, folder if folder.config.exists() else RunFolder.create(run), resume=folder.config.exists())
-    evaluations = evaluate_checkpoints(run, folder, ["base", "last"], ("sampled", "greedy"), tasks, False, lambda _=None: None)
+    evaluations = evaluate_checkpoints(
+        run, folder, ["base", "last"], ("sampled", "greedy"), tasks, False, lambda _=None: None
+    )
     metrics = folder.read_metrics()
     result = {
         "case": case,
@@ -96,7 +95,7 @@ def one(case: str, seed: int, tasks: int, output: Path) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| team, level | before (sampled) | after: mean | worst | best | after (greedy): mean | worst | smallest gain | seconds |",
+        "| team, level | before (sampled) | after: mean | worst | best | after (greedy): mean | worst | least gain | s |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in CASES:
@@ -106,10 +105,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         sampled = [row["after"]["sampled"] for row in mine]
         greedy = [row["after"]["greedy"] for row in mine]
         gain = min(row["after"][mode] - row["before"][mode] for row in mine for mode in ("sampled", "greedy"))
+        before = np.mean([row["before"]["sampled"] for row in mine])
+        seconds = np.mean([row["seconds"] for row in mine])
         lines.append(
-            f"| {case} | {np.mean([row['before']['sampled'] for row in mine]):.1%} | {np.mean(sampled):.1%} | {min(sampled):.1%} "
-            f"| {max(sampled):.1%} | {np.mean(greedy):.1%} | {min(greedy):.1%} | {100 * gain:+.1f} points "
-            f"| {np.mean([row['seconds'] for row in mine]):.0f} |"
+            f"| {case} | {before:.1%} | {np.mean(sampled):.1%} | {min(sampled):.1%} | {max(sampled):.1%} "
+            f"| {np.mean(greedy):.1%} | {min(greedy):.1%} | {100 * gain:+.1f} | {seconds:.0f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -43,7 +43,9 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_train_eval_compare_and_report_work_together(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+def test_train_eval_compare_and_report_work_together(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
     text = run(capsys, "train", str(recipe_file), "--training.steps", "2")
     assert "step 1 " in text
     assert "step 2 " in text
@@ -67,7 +69,9 @@ def test_a_recipe_alone_can_be_evaluated(capsys: pytest.CaptureFixture[str], rec
     assert "base sampled own 4" in run(capsys, "eval", str(recipe_file), "--tasks", "4", "--mode", "sampled")
 
 
-def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
     text = run(capsys, "train", str(recipe_file), "--dry-run", "--algorithm.level", "token")
     assert 'level = "token"' in text
     assert "lambda_critic" in text
@@ -98,7 +102,9 @@ def test_mistakes_are_one_message_and_status_2(
     assert "Traceback" not in text
 
 
-def test_a_run_is_not_overwritten_unless_told(capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path) -> None:
+def test_a_run_is_not_overwritten_unless_told(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
     RunFolder.create(settings("tiny", tmp_path))
     assert "holds a run already" in run(capsys, "train", str(recipe_file), status=2)
 
@@ -121,7 +127,9 @@ def test_our_own_broken_invariants_keep_their_traceback() -> None:
 
 def test_help_is_quick_and_names_every_command() -> None:
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "marft.cli.main", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "marft.cli.main", "--help"], capture_output=True, text=True, check=True
+    )
     assert time.perf_counter() - began < 5  # far below half a second; a slow machine must not fail the test
     assert all(command in done.stdout for command in ("train", "eval", "compare", "report"))
     assert app.info.name == "marft"

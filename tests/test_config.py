@@ -20,7 +20,7 @@ RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
 def complaint(*overrides: str, **changes: Any) -> str:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="") as caught:
         parse_recipe(recipe(**changes), overrides)
     return str(caught.value)
 
@@ -77,7 +77,9 @@ def test_wrong_types_and_values_name_the_key(override: tuple[str, ...], message:
 
 class TestReferences:
     def test_an_agent_that_names_no_policy(self) -> None:
-        assert "agents.actor: no policy is called 'acter'; did you mean 'actor'?" in complaint("--agents.actor.policy", "acter")
+        assert "agents.actor: no policy is called 'acter'; did you mean 'actor'?" in complaint(
+            "--agents.actor.policy", "acter"
+        )
 
     def test_a_policy_that_no_agent_uses(self) -> None:
         assert "policies.spare: no agent uses it" in complaint("--policies.spare.model", "base")
@@ -115,7 +117,14 @@ class TestSampling:
         assert "never explores" in complaint("--agents.actor.sampling.temperature", "0.0")
 
     def test_frozen_policies_may_sample_as_they_like(self) -> None:
-        options = ("--policies.actor.train", "frozen", "--agents.actor.sampling.top_p", "0.9", "--agents.actor.sampling.temperature", "0.0")
+        options = (
+            "--policies.actor.train",
+            "frozen",
+            "--agents.actor.sampling.top_p",
+            "0.9",
+            "--agents.actor.sampling.temperature",
+            "0.0",
+        )
         assert parse_recipe(recipe(), options).agents[1].sampling.top_p == 0.9
 
 
@@ -141,16 +150,27 @@ class TestPresets:
 
     def test_the_papers_settings_are_the_papers(self) -> None:
         paper = parse_recipe(recipe(algorithm={"name": "marft-paper"})).algorithm
-        assert (paper.optimizer.learning_rate, paper.critic.learning_rate, paper.optimizer.epsilon) == (1e-6, 1e-5, 1e-5)
+        assert (paper.optimizer.learning_rate, paper.critic.learning_rate, paper.optimizer.epsilon) == (
+            1e-6,
+            1e-5,
+            1e-5,
+        )
         assert (paper.objective.clip, paper.critic.loss, paper.critic.coefficient) == (0.2, "huber", 1.0)  # type: ignore[attr-defined]
-        assert (paper.optimizer.max_gradient_norm, paper.critic.hidden, paper.epochs, paper.minibatches) == (0.5, 64, 1, 1)
+        assert (paper.optimizer.max_gradient_norm, paper.critic.hidden, paper.epochs, paper.minibatches) == (
+            0.5,
+            64,
+            1,
+            1,
+        )
         assert (paper.kl_stop, paper.entropy, paper.denominator) == (0.02, 0.01, "pooled")
         assert (paper.credit.gamma_token, paper.credit.lambda_token) == (0.99, 0.95)  # type: ignore[attr-defined]
 
 
 class TestOverrides:
     def test_values_are_toml_or_plain_words(self) -> None:
-        run = parse_recipe(recipe(), ["--algorithm.level", "token", "--training.steps=7", "--policies.actor.lora", "{rank = 2}"])
+        run = parse_recipe(
+            recipe(), ["--algorithm.level", "token", "--training.steps=7", "--policies.actor.lora", "{rank = 2}"]
+        )
         assert (run.algorithm.level, run.training.steps, run.policies["actor"].lora.rank) == ("token", 7, 2)
 
     def test_agents_go_by_role_or_number(self) -> None:
@@ -163,7 +183,9 @@ class TestOverrides:
         parse_recipe(table, ["--agents.actor.guidance", "x", "--policies.actor.lora.rank", "2"])
         assert table == recipe()
 
-    @pytest.mark.parametrize(("words", "message"), [(["steps", "3"], "unexpected argument"), (["--training.steps"], "needs a value")])
+    @pytest.mark.parametrize(
+        ("words", "message"), [(["steps", "3"], "unexpected argument"), (["--training.steps"], "needs a value")]
+    )
     def test_malformed_overrides_say_what_they_should_look_like(self, words: list[str], message: str) -> None:
         assert message in complaint(*words)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from marft.envs.answers import find_answer, last_boxed
 from marft.envs.math import Math
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.splits import split_of
 from marft.game.environment import Environment
+from marft.rewards.answers import find_answer, last_boxed
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import equal
 from marft.types import JointAction, Step, Task
@@ -86,7 +86,10 @@ class TestReasoningGym:
 
         assert asyncio.run(attempt()).reward == 0.0
 
-    @pytest.mark.parametrize("dataset", ["spell_backward", "basic_arithmetic", "mini_sudoku", "knights_knaves", "word_sorting", "leg_counting"])
+    @pytest.mark.parametrize(
+        "dataset",
+        ["spell_backward", "basic_arithmetic", "mini_sudoku", "knights_knaves", "word_sorting", "leg_counting"],
+    )
     def test_any_data_set_goes_by_name(self, dataset: str) -> None:
         environment = ReasoningGym(dataset=dataset, train_tasks=5, held_out_tasks=2)
         task = environment.tasks("train")[0]
@@ -223,7 +226,7 @@ class TestMath:
         assert [t.prompt for t in from_folder.tasks("test")] == [t.prompt for t in Math(path=str(file)).tasks("test")]
 
     def test_missing_files_columns_and_broken_lines_are_named(self, file: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="path: no file at nowhere.jsonl"):
+        with pytest.raises(ValueError, match=r"path: no file at nowhere\.jsonl"):
             Math(path="nowhere.jsonl")
         with pytest.raises(ValueError, match="has no column 'question'; known: answer, problem"):
             Math(path=str(file), question="question").tasks("train")
@@ -236,5 +239,3 @@ class TestMath:
         pytest.importorskip("datasets", reason="needs the datasets package")
         with pytest.raises(ValueError, match="cannot load data set 'nobody/nothing'"):
             Math(path="nobody/nothing").tasks("train")
-
-

@@ -21,7 +21,7 @@ def test_the_example_parts_train_together(tmp_path: Path) -> None:
     assert train(run, folder).step == 2
     rows = read_rows(folder.episodes / "step_000001.parquet")
     assert {row["agent"] for row in rows} == {"reasoner", "judge"}
-    assert [row["sees"] for row in rows if row["agent"] == "judge"][0] == ["0/reasoner/0"]
+    assert next(row["sees"] for row in rows if row["agent"] == "judge") == ["0/reasoner/0"]
 
 
 def test_the_guide_shows_what_the_examples_do() -> None:

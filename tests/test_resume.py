@@ -56,7 +56,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     train(run, folder)
     for policy in ("reasoner", "actor"):
         weights = load_file(folder.checkpoints / "step_000010" / "policies" / policy / "adapter_model.safetensors")
-        assert any(np.abs(w).max() > 0 for name, w in weights.items() if "lora_B" in name), "nothing was learned to lose"
+        assert any(np.abs(w).max() > 0 for name, w in weights.items() if "lora_B" in name), (
+            "nothing was learned to lose"
+        )
     return folder
 
 
@@ -106,7 +108,9 @@ def environment() -> dict[str, str]:
 
 def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(to_toml(run_settings(tmp_path)))
-    process = subprocess.Popen(command(tmp_path / "recipe.toml"), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(tmp_path / "recipe.toml"), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
+    )
     folder = RunFolder(tmp_path / "test")
     deadline = time.monotonic() + 120
     while len(folder.read_metrics()) < 7 and time.monotonic() < deadline:
@@ -115,7 +119,9 @@ def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight
     process.wait()
     assert (folder.checkpoints / "step_000005").is_dir()
     assert not (folder.checkpoints / "step_000010").exists()
-    done = subprocess.run(command(folder.path, "--resume"), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(folder.path, "--resume"), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert_same(folder, straight)
 
@@ -195,7 +201,9 @@ def test_a_resumed_policy_still_trains(tmp_path: Path) -> None:
 
 def test_a_new_run_starts_from_the_weights_of_an_old_one(straight: RunFolder, tmp_path: Path) -> None:
     source = straight.checkpoints / "step_000010"
-    run = run_settings(tmp_path, "--training.steps", "1", "--algorithm.critic.warmup_steps", "1")  # policies stay as they are
+    run = run_settings(
+        tmp_path, "--training.steps", "1", "--algorithm.critic.warmup_steps", "1"
+    )  # policies stay as they are
     folder = RunFolder.create(run)
     train(run, folder, start_from=source)
     for policy in ("reasoner", "actor"):

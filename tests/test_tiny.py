@@ -76,8 +76,9 @@ def test_demonstrations_are_right_where_they_work_and_wrong_where_they_guess() -
 
 
 def test_single_steps_are_done_right_when_set_up_right() -> None:
-    from check import probes, skills
     from random import Random
+
+    from check import probes, skills
 
     backbone = load_backbone(ModelSettings(path="tiny"), torch.device("cpu"), torch.float32)
     from marft.models.loading import load_tokenizer
@@ -108,5 +109,7 @@ def test_vllm_serves_it_with_an_adapter() -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     import subprocess
 
-    done = subprocess.run([sys.executable, str(ROOT / "tools" / "tiny" / "vllm_parity.py")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "tiny" / "vllm_parity.py")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -56,7 +56,9 @@ AGENT_METRICS = (
 
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, level: str) -> None:
-    folder = trained(tmp_path, "--algorithm.level", level, environment={"name": "tests.plugins:Flaky", "alternates": True})
+    folder = trained(
+        tmp_path, "--algorithm.level", level, environment={"name": "tests.plugins:Flaky", "alternates": True}
+    )
     rows = folder.read_metrics()
     assert [row["step"] for row in rows] == [1, 2]
     names = [*TEAM_METRICS, *(f"agents/{role}/{metric}" for role in ("reasoner", "actor") for metric in AGENT_METRICS)]
@@ -131,7 +133,9 @@ def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
 
 
 def test_old_log_probs_may_be_the_learners(tmp_path: Path) -> None:
-    folder = trained(tmp_path, "--algorithm.old_log_probs", "learner", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
+    folder = trained(
+        tmp_path, "--algorithm.old_log_probs", "learner", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"
+    )
     assert folder.read_metrics()[-1]["kl"] == pytest.approx(0.0, abs=1e-12)
 
 
@@ -177,7 +181,12 @@ class TestWhatGoesWrong:
 
     def test_where_nothing_may_be_cut_the_run_says_what_to_do(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"raise the model's context"):
-            trained(tmp_path, "--agents.reasoner.context.cut", "nothing", environment={"name": "tests.plugins:Flaky", "words": 2000})
+            trained(
+                tmp_path,
+                "--agents.reasoner.context.cut",
+                "nothing",
+                environment={"name": "tests.plugins:Flaky", "words": 2000},
+            )
 
     def test_an_action_that_leaves_no_room_for_a_prompt_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="max_new_tokens = 5000 leaves no room"):
@@ -228,7 +237,9 @@ class TestWhatGoesWrong:
         assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
 
     def test_a_loss_that_is_not_finite_moves_nothing_and_is_counted(self, tmp_path: Path) -> None:
-        run = settings("tiny", tmp_path, "--algorithm.objective", "{name = 'tests.plugins:NotANumber'}", "--training.steps", "1")
+        run = settings(
+            "tiny", tmp_path, "--algorithm.objective", "{name = 'tests.plugins:NotANumber'}", "--training.steps", "1"
+        )
         folder = RunFolder.create(run)
         train(run, folder)
         assert folder.read_metrics()[0]["skipped_updates"] == 1.0
@@ -264,5 +275,3 @@ def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path)
     train(run, RunFolder.create(run), observer=Listening())
     assert heard == ["0/2", *["episode"] * 4, "step 1", *["episode"] * 4, "step 2"]
-
-

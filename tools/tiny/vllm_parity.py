@@ -1,6 +1,6 @@
 """vLLM serves the bundled model with an adapter that MARFT saved, and their log-probs agree.
 
-    python tools/tiny/vllm_parity.py     # needs vllm beside marft
+python tools/tiny/vllm_parity.py     # needs vllm beside marft
 """
 
 from __future__ import annotations

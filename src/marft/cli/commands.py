@@ -36,7 +36,7 @@ def train(
             shutil.rmtree(Path(run.output) / run.name, ignore_errors=True)
         folder = RunFolder.create(run)
     quieten()
-    from marft.runs.report import write_report
+    from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
     with Terminal([agent.role for agent in run.agents]) as terminal:
@@ -74,7 +74,7 @@ def evaluate(
         )
     console.print(evaluation_table([result.as_json() for result in results]))
     if folder is not None:
-        from marft.runs.report import write_report
+        from marft.evaluation.report import write_report
 
         _save(folder, results)
         write_report(folder)
@@ -88,7 +88,7 @@ def compare(paths: Sequence[Path]) -> None:
 
 def report(path: Path, against: Sequence[Path]) -> None:
     """``marft report``."""
-    from marft.runs.report import write_report
+    from marft.evaluation.report import write_report
 
     folder = RunFolder.open(path)
     write_report(folder, [RunFolder.open(other) for other in against])

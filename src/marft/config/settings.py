@@ -31,7 +31,9 @@ class Settings(BaseModel):
         unknown = [key for key in table if key not in cls.model_fields] if isinstance(table, dict) else []
         if not unknown:
             return handler(table)
-        problems = [_problem("unknown_key", f"unknown key {key!r}{did_you_mean(str(key), cls.model_fields)}") for key in unknown]
+        problems = [
+            _problem("unknown_key", f"unknown key {key!r}{did_you_mean(str(key), cls.model_fields)}") for key in unknown
+        ]
         try:
             handler({key: value for key, value in table.items() if key in cls.model_fields})
         except ValidationError as error:

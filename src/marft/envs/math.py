@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
-from marft.envs.answers import last_boxed
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.environment import Split
+from marft.rewards.answers import last_boxed
 from marft.rewards.grader import Grader
 from marft.types import Task
 

@@ -12,10 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
-from marft.envs.answers import find_answer
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.environment import Split
+from marft.rewards.answers import find_answer
 from marft.types import Task
 
 PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, checkpoints, metrics, episodes and report."""
+"""What a run leaves behind: its folder, checkpoints, metrics and episodes."""

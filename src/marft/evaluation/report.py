@@ -28,7 +28,7 @@ EXAMPLES = 3
 def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
     """Write the report of a run, from what its folder holds; other runs are shown beside its own results."""
     environment = Environment(
-        loader=PackageLoader("marft.runs", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("marft.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {
         "percent": percent, "percents": percent_range, "points": points, "point_range": point_range
