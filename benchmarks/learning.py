@@ -95,7 +95,7 @@ def one(case: str, seed: int, tasks: int, output: Path) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| team, level | before (sampled) | after: mean | worst | best | after (greedy): mean | worst | least gain | s |",
+        "| team, level | before (sampled) | after: mean | worst | best | greedy: mean | worst | least gain | seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in CASES:

@@ -197,7 +197,7 @@ def main() -> None:
             raise SystemExit(done.stderr)
         results[case] = row = json.loads(done.stdout.splitlines()[-1])
         print(
-            f"{case:33s} {row['episodes_per_second']:5.1f} episodes/s  {row['milliseconds_per_action']:5.2f} ms/action  "
+            f"{case:33s} {row['episodes_per_second']:5.1f} episodes/s  {row['milliseconds_per_action']:5.2f} ms/act  "
             f"playing {row['seconds']['playing']:.3f} s  learning {row['seconds']['learning']:.3f} s  "
             f"{row['share_of_floor']:5.1%} of the floor ({row['matmul_gflop_per_second']:.0f} GFLOP/s)  "
             f"{row['peak_memory_mb']:.0f} MB",
