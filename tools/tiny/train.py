@@ -176,7 +176,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "src/marft/models/tiny")
-    parser.add_argument("--steps", type=int, default=14_000)
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--layers", type=int, default=2)

@@ -128,8 +128,8 @@ class LocalEngine:
             passes = passes + 1 if self._stirred == before and self._outside == 0 else 0
 
     def _admit(self) -> list[_Request]:
-        """Waiting requests, by key, when they are worth a prefill: nothing runs, or they are half as many again."""
-        if self._running and 2 * len(self._waiting) < len(self._running):
+        """Waiting requests, by key, when they are worth a prefill."""
+        if not self._worth_a_prefill():
             return []
         self._waiting.sort(key=lambda request: request.key)
         room = self.max_rows - len(self._running)
@@ -137,8 +137,13 @@ class LocalEngine:
         self._running.update({id(request.row): request for request in admitted})
         return admitted
 
+    def _worth_a_prefill(self) -> bool:
+        """Nothing runs, or so many wait that the running batch would grow by half."""
+        return bool(self._waiting) and 2 * len(self._waiting) >= len(self._running) < self.max_rows
+
     def _advance(self, admitted: Sequence[_Request]) -> list[Finished]:
-        """On the worker thread: take rows in, then step every batch until some row finishes."""
+        """On the worker thread: take rows in, then step every batch until some row finishes; with continuous
+        admission, also only until others may join."""
         finished: list[Finished] = []
         for identity, batch in self._batches.items():
             rows = [request.row for request in admitted if id(self.voices[request.policy].backbone) == identity]
@@ -148,6 +153,8 @@ class LocalEngine:
             for batch in self._batches.values():
                 if len(batch):
                     finished += batch.step()
+            if not self.in_order and self._worth_a_prefill():
+                break
         return finished
 
     def _answer(self, request: _Request, done: Finished) -> None:
