@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import machine
 import numpy as np
@@ -37,7 +38,6 @@ from marft.config.plugins import Plugin
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.models import pool
 from marft.stage import Stage
 from marft.training import _attempts
 from marft.types import Task
@@ -132,9 +132,9 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), vocabulary)
-        pool.load_tokenizer = lambda _: word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
         run = parse_recipe(recipe(Path(folder), agents, vocabulary, observation))
-        with Stage(run) as stage:
+        words = word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
+        with patch("marft.models.pool.load_tokenizer", lambda _: words), Stage(run) as stage:
             learner = Learner(run, stage.models)
             tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
             rows = [iterate(stage, learner, tasks, step, observation) for step in range(iterations + 2)][2:]

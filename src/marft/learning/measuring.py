@@ -15,7 +15,7 @@ from marft.models.log_probs import TokenScores, token_scores
 from marft.types import Sample
 
 LOG_RATIO_LIMIT = 20.0  # nats
-BASE_KL_ACTIONS = 8  # of each agent, on which KL to the untuned base is measured
+BASE_KL_ACTIONS = 4  # of each agent, on which KL to the untuned base is measured
 
 
 def k3(log_ratio: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""The math recipes as they are shipped, on a tiny checkpoint and a few problems."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from marft.config import load_recipe
+from marft.config.run import RunSettings
+from marft.runs.episodes import read_rows
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+PROBLEMS = [
+    {"problem": r"Compute $\frac{1}{2} + \frac{1}{3}$.", "answer": r"\frac{5}{6}"},
+    {"problem": "Find the positive root of $x^2 = 49$.", "answer": "7"},
+    {"problem": "How many diagonals has a hexagon?", "answer": "9"},
+    {"problem": r"Evaluate $\log_2 32$.", "answer": "5"},
+    {"problem": "What is $15\\%$ of $80$?", "answer": "12"},
+    {"problem": r"Simplify $\sqrt{72}$.", "answer": r"6\sqrt{2}"},
+    {"problem": "Find the remainder of $2^{10}$ divided by $7$.", "answer": "2"},
+    {"problem": r"If $f(x) = 3x - 4$, what is $f(f(2))$?", "answer": "2"},
+]
+
+
+def small(name: str, folder: Path) -> RunSettings:
+    """The recipe with another model and other data, shorter actions and fewer of them; all else as it stands."""
+    data = folder / "problems.jsonl"
+    data.write_text("".join(json.dumps(problem) + "\n" for problem in PROBLEMS), encoding="utf-8")
+    changes = {
+        "output": folder, "models.base.path": "tiny", "models.base.context": 1024, "environment.path": data,
+        "environment.answer": "answer", "environment.test_path": '""', "agents.reasoner.sampling.max_new_tokens": 24,
+        "agents.actor.sampling.max_new_tokens": 24, "rollout.tasks_per_step": 3, "rollout.samples_per_task": 2,
+        "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 1, "device": "cpu", "threads": 1,
+    }  # fmt: skip
+    return load_recipe(RECIPES / f"{name}.toml", [word for key, value in changes.items() for word in (f"--{key}", str(value))])
+
+
+@pytest.mark.parametrize("name", ["math_dual", "math_dual_vetted"])
+def test_math_recipes_run_two_steps(name: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(small(name, tmp_path))
+    train(folder.settings(), folder)
+    steps = folder.read_metrics()
+    assert [row["step"] for row in steps] == [1, 2]
+    assert steps[-1]["episodes"] == 6
+    assert steps[-1]["episodes_failed"] == 0
+    assert math.isfinite(steps[-1]["policy_loss"])
+    assert all(math.isfinite(steps[-1][f"policies/{policy}/gradient_norm"]) for policy in ("reasoner", "actor"))
+    asked = {row["task"] for row in read_rows(folder.episodes)}
+    assert asked
+    assert asked <= {f"problems/{number}" for number in range(len(PROBLEMS))}
