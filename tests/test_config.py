@@ -20,7 +20,7 @@ RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
 def complaint(*overrides: str, **changes: Any) -> str:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"recipe:|--") as caught:
         parse_recipe(recipe(**changes), overrides)
     return str(caught.value)
 

@@ -37,7 +37,9 @@ def small(name: str, folder: Path) -> RunSettings:
         "agents.actor.sampling.max_new_tokens": 24, "rollout.tasks_per_step": 3, "rollout.samples_per_task": 2,
         "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 1, "device": "cpu", "threads": 1,
     }  # fmt: skip
-    return load_recipe(RECIPES / f"{name}.toml", [word for key, value in changes.items() for word in (f"--{key}", str(value))])
+    return load_recipe(
+        RECIPES / f"{name}.toml", [word for key, value in changes.items() for word in (f"--{key}", str(value))]
+    )
 
 
 @pytest.mark.parametrize("name", ["math_dual", "math_dual_vetted"])

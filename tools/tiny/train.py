@@ -1,6 +1,6 @@
 """Train the bundled tiny model from scratch: tokenizer, weights, checkpoint in Hugging Face format.
 
-    python tools/tiny/train.py            # about an hour on two CPU cores; writes src/marft/models/tiny
+    python tools/tiny/train.py            # about 50 minutes on two CPU cores; writes src/marft/models/tiny
     python tools/tiny/train.py --steps 50 --output /tmp/tiny
 
 The result depends on nothing but this folder, the seed and the versions in constraints.txt: the same command on the
