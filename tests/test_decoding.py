@@ -140,7 +140,7 @@ def test_drawn_frequencies_match_the_distribution() -> None:
     logits = torch.randn(1, 12)
     n = 40_000
     uniforms = torch.rand(n)
-    ids, _ = draw(logits.expand(n, -1), uniforms, torch.zeros(n, dtype=torch.bool), None)
+    ids, _ = draw(logits.expand(n, -1).clone(), uniforms, torch.zeros(n, dtype=torch.bool), None)
     frequencies = torch.bincount(ids, minlength=12) / n
     torch.testing.assert_close(frequencies, logits.softmax(-1)[0], rtol=0, atol=0.01)
 

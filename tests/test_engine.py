@@ -46,14 +46,14 @@ def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> 
         for policy in ("reasoner", "actor"):
             for adapter in stage.models.policies[policy].backbone.adapters(policy).values():
                 torch.nn.init.normal_(adapter.b, std=0.2)
-        plain = asyncio.run(chains(stage.engine, 12, None))
+        plain = stage.wait_for(chains(stage.engine, 12, None))
     for seed in range(3):
         with Stage(settings(random_model)) as stage:
             torch.manual_seed(0)
             for policy in ("reasoner", "actor"):
                 for adapter in stage.models.policies[policy].backbone.adapters(policy).values():
                     torch.nn.init.normal_(adapter.b, std=0.2)
-            shaken = asyncio.run(chains(stage.engine, 12, random.Random(seed)))
+            shaken = stage.wait_for(chains(stage.engine, 12, random.Random(seed)))
         for expected, mine in zip(plain, shaken, strict=True):
             for a, b in zip(expected, mine, strict=True):
                 assert a.tokens.tolist() == b.tokens.tolist()
@@ -65,15 +65,15 @@ def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> Non
         Stage(settings(random_model)) as one,
         Stage(settings(random_model, "runs", "--engine.admission", "continuous")) as two,
     ):
-        a = asyncio.run(chains(one.engine, 6, None))
-        b = asyncio.run(chains(two.engine, 6, None))
+        a = one.wait_for(chains(one.engine, 6, None))
+        b = two.wait_for(chains(two.engine, 6, None))
     for expected, mine in zip(a, b, strict=True):
         assert [c.tokens.tolist() for c in expected] == [c.tokens.tolist() for c in mine]
 
 
 def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) -> None:
     with Stage(settings(random_model, "runs", "--engine.max_rows", "3")) as stage:
-        done = asyncio.run(chains(stage.engine, 10, None))
+        done = stage.wait_for(chains(stage.engine, 10, None))
         assert len(done) == 10
         assert max(len(batch.tokens) for batch in stage.engine._batches.values()) <= 3
 
@@ -88,7 +88,7 @@ def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_pat
     results = []
     for path in (random_model, folder):
         with Stage(settings(path)) as stage:
-            results.append(asyncio.run(chains(stage.engine, 4, None)))
+            results.append(stage.wait_for(chains(stage.engine, 4, None)))
     for a, b in zip(*results, strict=True):
         assert [c.tokens.tolist() for c in a] == [c.tokens.tolist() for c in b]
 
@@ -97,9 +97,9 @@ def test_the_text_leaves_out_the_end_of_turn_and_what_follows_a_stop_string(rand
     with Stage(settings(random_model)) as stage:
         engine = stage.engine
         prompt = np.array([5, 6, 7], np.int32)
-        free = asyncio.run(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
+        free = stage.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
         stop = free.text[3:5]
-        cut = asyncio.run(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
+        cut = stage.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
         assert cut.finish == "stop"
         assert cut.text == free.text[: free.text.index(stop)]
         assert len(cut.tokens) < len(free.tokens)
@@ -120,4 +120,4 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
             )
             return list(await asyncio.gather(*calls, return_exceptions=True))
 
-        assert [str(error) for error in asyncio.run(ask())] == ["device lost"] * 3
+        assert [str(error) for error in stage.wait_for(ask())] == ["device lost"] * 3

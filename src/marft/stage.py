@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from marft.config.run import RunSettings
+from marft.engines.lending import LentThread
 from marft.engines.local import LocalEngine, Voice
 from marft.engines.renderer import ChatRenderer, Dialect
 from marft.game.environment import Environment
@@ -17,6 +17,8 @@ from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.models.pool import Models
 from marft.types import Episode
+
+T = TypeVar("T")
 
 
 class Stage:
@@ -36,12 +38,14 @@ class Stage:
                     f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
                     f"for a prompt in a context of {context} tokens"
                 )
+        self._thread = LentThread()
         admission = run.engine.admission
         self.engine = LocalEngine(
             {
                 name: Voice(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
                 for name, policy in self.models.policies.items()
             },
+            self._thread,
             seed=run.seed,
             max_rows=run.engine.max_rows,
             in_order=admission == "in_order" or (admission == "auto" and self.models.device.type == "cpu"),
@@ -64,18 +68,20 @@ class Stage:
             max_steps=run.rollout.max_steps,
             timeout=run.rollout.timeout_seconds,
         )
-        self._runner = asyncio.Runner()
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = lambda _: None
     ) -> list[Episode]:
         """Play every attempt → episodes in the same order."""
         game = replace(self.game, team=team) if team else self.game
-        return self._runner.run(play_all(game, attempts, self.run.rollout.max_live_episodes, on_done))
+        return self.wait_for(play_all(game, attempts, self.run.rollout.max_live_episodes, on_done))
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
+        return self._thread.wait_for(coroutine)
 
     def close(self) -> None:
-        self._runner.close()
-        self.engine.close()
+        self._thread.shutdown()
         self.game.host.close()
 
     def __enter__(self) -> Stage:

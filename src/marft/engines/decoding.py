@@ -137,11 +137,13 @@ class Batch:
     def _sample(self, hidden: Tensor, part: slice) -> list[Finished]:
         """Sample a token for the rows of ``part``, whose hidden states are given, and let finished rows go."""
         head = self.backbone.head
-        logits = scaled_logits(hidden, head.weight, head.bias, self.temperatures[part])
+        options = [row.sampling for row in self.rows[part]]
+        plain = all(option.temperature in (0.0, 1.0) for option in options)
+        logits = scaled_logits(hidden, head.weight, head.bias, None if plain else self.temperatures[part])
         made = self.made[part].clone()
         uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
-        allowed = allowed_tokens(logits, [row.sampling for row in self.rows[part]])
-        ids, log_probs = draw(logits, uniforms, self.greedy[part], allowed)
+        greedy = self.greedy[part] if any(option.temperature == 0.0 for option in options) else None
+        ids, log_probs = draw(logits, uniforms, greedy, allowed_tokens(logits, options))
         self.tokens[part].scatter_(1, made[:, None], ids[:, None])
         self.log_probs[part].scatter_(1, made[:, None], log_probs[:, None])
         self.last[part] = ids

@@ -1,10 +1,10 @@
-"""The in-process engine: torch on one worker thread, rows of all agents in one running batch a backbone."""
+"""The in-process engine: rows of all agents in one running batch a backbone, away from the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -46,10 +46,13 @@ class LocalEngine:
 
     Args:
         voices: by policy name.
+        worker: where the tensor work is done, one call at a time.
         seed: of the run; each row's random stream is named by its action's key.
     """
 
-    def __init__(self, voices: Mapping[str, Voice], *, seed: int, max_rows: int = 256, in_order: bool = True) -> None:
+    def __init__(
+        self, voices: Mapping[str, Voice], worker: Executor, *, seed: int, max_rows: int = 256, in_order: bool = True
+    ) -> None:
         self.voices, self.seed, self.max_rows, self.in_order = voices, seed, max_rows, in_order
         self.version = 0
         self.sampled_tokens = 0
@@ -57,7 +60,7 @@ class LocalEngine:
         for voice in voices.values():
             if id(voice.backbone) not in self._batches:
                 self._batches[id(voice.backbone)] = Batch(voice.backbone, voice.stop_ids, _decoder(voice.tokenizer))
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="marft-torch")
+        self._worker = worker
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
         self._driver: asyncio.Task[None] | None = None
@@ -95,9 +98,6 @@ class LocalEngine:
         for batch in self._batches.values():
             batch.clear()
         self.version = version
-
-    def close(self) -> None:
-        self._worker.shutdown(wait=True, cancel_futures=True)
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ class LocalEngine:
         return bool(self._waiting) and 2 * len(self._waiting) >= len(self._running) < self.max_rows
 
     def _advance(self, admitted: Sequence[_Request]) -> list[Finished]:
-        """On the worker thread: take rows in, then step every batch until some row finishes; with continuous
+        """On the worker: take rows in, then step every batch until some row finishes; with continuous
         admission, also only until others may join."""
         finished: list[Finished] = []
         for identity, batch in self._batches.items():

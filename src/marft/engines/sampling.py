@@ -5,30 +5,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from marft.models.log_probs import exponentials_
 from marft.types import Sampling
 
+BLOCK = 64  # tokens summed at once when the inverse distribution is looked up
 
-def draw(logits_BV: Tensor, uniforms_B: Tensor, greedy_B: Tensor, allowed_BV: Tensor | None) -> tuple[Tensor, Tensor]:
+
+def draw(
+    logits_BV: Tensor, uniforms_B: Tensor, greedy_B: Tensor | None, allowed_BV: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Draw one token a row.
 
     Args:
-        logits_BV: over the sampling temperature, float32.
+        logits_BV: over the sampling temperature, float32; they are used up.
         uniforms_B: in [0, 1).
-        greedy_B: rows that take the most likely token.
+        greedy_B: rows that take the most likely token; None when no row does.
         allowed_BV: tokens that top-p and top-k leave, or None for all.
 
     Returns:
         Token ids [B], and their log-probabilities [B] in the whole distribution.
     """
-    log_p = logits_BV.log_softmax(-1)
-    p = log_p.exp() if allowed_BV is None else log_p.exp() * allowed_BV
-    cumulative = p.cumsum(-1)
-    wanted = uniforms_B[:, None].to(p.dtype) * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
-    best = log_p.argmax(-1)
-    beyond = drawn >= p.shape[-1]  # u · total rounded up to the total
-    ids = torch.where(greedy_B | beyond, best, drawn.clamp_max(p.shape[-1] - 1))
-    return ids, log_p.gather(1, ids[:, None])[:, 0]
+    z, weights, total = exponentials_(logits_BV)
+    ids = inverse(weights if allowed_BV is None else weights * allowed_BV, uniforms_B)
+    if greedy_B is not None:
+        ids = torch.where(greedy_B, z.argmax(-1), ids)
+    return ids, z.gather(1, ids[:, None])[:, 0] - total.log()
+
+
+def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """The token whose share of each row's cumulative weight holds the uniform number, [B].
+
+    Looked up in two levels, so that no cumulative sum over the vocabulary is made. A token of weight 0 is never drawn.
+    """
+    rows, vocabulary = weights_BV.shape
+    blocks = torch.nn.functional.pad(weights_BV, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    sums = blocks.sum(-1)
+    block, rest = _find(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
+    place, _ = _find(inside, rest)
+    return (block * BLOCK + place)[:, 0]
+
+
+def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the cumulative ``weights`` [B, N] first exceed ``wanted`` [B, 1], and what is left of it there.
+
+    ``wanted`` is kept below the last cumulative sum, which rounding may make it reach: then something of weight
+    above 0 is always found.
+    """
+    cumulative = weights.cumsum(-1)
+    wanted = wanted.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(wanted)))
+    place = torch.searchsorted(cumulative, wanted, right=True)
+    before = cumulative.gather(1, place) - weights.gather(1, place)
+    return place, (wanted - before).clamp_min_(0.0)
 
 
 def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:

@@ -6,6 +6,7 @@ functions return sums, so the gradient is the same for every split.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ class MicroBatch:
     rows: PackedRows
     predict_from: Tensor  # [T] packed positions whose logits predict the sampled tokens
     targets: Tensor  # [T]
-    temperatures: Tensor  # [T]
+    temperatures: Tensor | None  # [T], None when all are 1
     engine_log_probs: Tensor  # [T]
     old_log_probs: Tensor  # [T]
     action_of: Tensor  # [T] row of each token's action in the micro-batch
@@ -206,6 +207,9 @@ def _pack(
         else np.repeat(token_weights, counts)
     )
 
+    temperatures = [packing.temperatures[action.agent] for action in actions]
+    plain = all(temperature == 1.0 for temperature in temperatures)
+
     def tensor(values: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.from_numpy(values).to(device, dtype)
 
@@ -215,7 +219,7 @@ def _pack(
         rows=rows,
         predict_from=tensor(np.concatenate(positions), torch.long),
         targets=tensor(np.concatenate(targets), torch.long),
-        temperatures=tensor(np.repeat([packing.temperatures[action.agent] for action in actions], counts)),
+        temperatures=None if plain else tensor(np.repeat(temperatures, counts)),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
         old_log_probs=tensor(np.concatenate([old_log_probs.get(id(action), action.log_probs) for action in actions])),
         action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
@@ -234,6 +238,9 @@ def _length(sample: Sample) -> int:
 
 
 def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:
+    """Runs of at most ``limit`` tokens, about equally large."""
+    total = sum(_length(sample) for sample in samples)
+    limit = min(limit, max(1, math.ceil(total / math.ceil(total / limit)) + max(map(_length, samples)) // 2))
     groups: list[list[Sample]] = []
     tokens = 0
     for sample in samples:

@@ -14,6 +14,7 @@ from marft.config.run import LoraSettings, PolicySettings, RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone, load_tokenizer, pick_device, pick_dtype, resolve_path
+from marft.models.memory import keep_freed_memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +60,8 @@ class Models:
         if run.threads:
             torch.set_num_threads(run.threads)
         self.device = pick_device(run.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.bases: dict[str, Backbone] = {}
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
         for name, model in run.models.items():
