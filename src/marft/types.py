@@ -19,7 +19,7 @@ import numpy.typing as npt
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
 Finish = Literal["stop", "length"]
-Status = Literal["terminated", "truncated", "failed", "timed_out"]
+Status = Literal["terminated", "truncated", "paused", "failed", "timed_out"]
 
 
 class Mark(IntEnum):
@@ -198,13 +198,24 @@ class Transition:
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
 
 
+class Fork(NamedTuple):
+    """Where an episode departs from another one: up to there it holds that one's recorded actions.
+
+    >>> Fork(origin="train/12 chain_sum/17 #3", at="0/actor/0").at
+    '0/actor/0'
+    """
+
+    origin: str  # the other episode's name
+    at: str  # id of the action that was sampled anew, and after it everything
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
     """Every action of one attempt at one task, in the order asked for (τ), with what it earned.
 
     ``failed`` and ``timed_out`` episodes could not be scored: they carry the reason in ``error``, leave the batch
     and are counted. A truncated episode ends in a state worth something; ``bootstrap`` holds that state's ids,
-    rendered for the agent that decided first in the last step.
+    rendered for the agent that decided first in the last step. A ``paused`` one was to show what one step pays.
 
     >>> episode = Episode(Task("t1", "…"), stream="train/0", sample=0, actions=(), status="failed", error="boom")
     >>> episode.scored, episode.total_reward
@@ -220,12 +231,19 @@ class Episode:
     success: bool | None = None
     error: str = ""
     bootstrap: TokenIds | None = None  # [S]
+    bootstrap_agent: str = ""
     bootstrap_policy: str = ""
     seconds: float = 0.0
+    fork: Fork | None = None
+
+    @property
+    def name(self) -> str:
+        """``stream task #sample``: one episode of a run."""
+        return f"{self.stream} {self.task.id} #{self.sample}"
 
     @property
     def scored(self) -> bool:
-        return self.status in ("terminated", "truncated")
+        return self.status in ("terminated", "truncated", "paused")
 
     @property
     def total_reward(self) -> float:
@@ -251,6 +269,8 @@ class Sample:
     action: Action
     normaliser: float  # Z of eq. 6: 1, the sampled tokens, or the words of the text
     advantages: npt.NDArray[np.float64]  # [1] or [sampled tokens]
+    successful: bool = False  # its episode solved the task
+    log_factor: float = 0.0  # joins the ratio: that of policies updated before (A2PO)
 
 
 def all_actions(episodes: Sequence[Episode]) -> list[Action]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +12,7 @@ from marft.algorithms import PRESETS
 from marft.config.plugins import CreditPlugin, ObjectivePlugin, SchedulePlugin
 from marft.config.settings import Settings, did_you_mean
 
-Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean"]
+Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -32,9 +33,62 @@ class OptimizerSettings(Settings):
     max_gradient_norm: Positive = 1.0
 
 
+class RewardSettings(Settings):
+    """What the rewards become before credit is assigned: ``team`` · team reward + ``own`` · the agent's own."""
+
+    team: NotNegative = 1.0
+    own: NotNegative = 1.0
+    shaping: Literal["none", "margin", "quality"] = "none"  # of agents' own rewards, against their earlier ones
+    shaping_weight: float = 0.5
+    overlong_buffer: Annotated[int, Field(ge=0)] = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
+
+
+class KLSettings(Settings):
+    """KL to the untuned base (adapters off), in the loss or taken off the reward of each decision.
+
+    k1 = −d, k2 = d²/2, k3 = e^d − 1 − d with d = log π_base − log π, clamped to ±20. In the loss k1 has no gradient
+    in expectation, so it belongs to the reward; ``k3-corrected`` weighs k3 with the new/old ratio, so that its
+    gradient is that of the KL off-policy too.
+    """
+
+    coefficient: NotNegative = 0.0  # 0 is off
+    place: Literal["loss", "reward"] = "loss"
+    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3"
+
+    @model_validator(mode="after")
+    def _check_place(self) -> KLSettings:
+        if self.place == "loss" and self.estimator == "k1":
+            raise PydanticCustomError(
+                "kl", "k1 in the loss has no gradient in expectation; use estimator = 'k2' or 'k3', or place = 'reward'"
+            )
+        if self.place == "reward" and self.estimator != "k1" and "estimator" in self.model_fields_set:
+            raise PydanticCustomError(
+                "kl", "in the reward only k1 gives the KL's gradient; remove estimator, or set it to 'k1'"
+            )
+        return self
+
+
+class SamplerCorrectionSettings(Settings):
+    """Weighs the loss with π_old/μ, μ what the engine sampled with, where the learner's numbers differ from it.
+
+    ``level``: each token its own weight, or one for the action: the product, or the geometric mean. The weight is cut
+    at ``cap``; outside ``[low, high]`` it is 0 (IcePop's mask; ``high = 0`` is off).
+    """
+
+    level: Literal["none", "token", "action", "geometric"] = "none"
+    cap: Positive = 2.0
+    low: NotNegative = 0.0
+    high: NotNegative = 0.0
+
+
 class CriticSettings(Settings):
     """V_φ: an MLP head on the frozen base's hidden states (formulas: Huber and value clip have their own widths)."""
 
+    kind: Literal["centralised", "independent", "none"] = "centralised"  # independent: unseen actions are left out
+    body: Literal["frozen", "lora"] = "frozen"  # lora: the base with an adapter of the critic's own
+    heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one for each
+    lora_rank: Count = 8
+    lora_learning_rate: Positive = 1e-4
     hidden: Count = 64
     learning_rate: Positive = 1e-3
     epsilon: Positive = 1e-8
@@ -55,13 +109,19 @@ class AlgorithmSettings(Settings):
     level: Literal["action", "token"] = "action"
     normalisation: Literal["none", "tokens", "words"] = "tokens"  # Z of the action's log-probability
     aggregation: Aggregation = "auto"
+    constant_length: Annotated[int, Field(ge=0)] = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
     denominator: Literal["policy", "pooled"] = "policy"
     normalise_advantages: bool = True
     epochs: Count = 1
     minibatches: Count = 1
     kl_stop: NotNegative = 0.0  # 0 is off
     entropy: NotNegative = 0.0
+    nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
+    dynamic_sampling: Annotated[int, Field(ge=0)] = 0  # times that tasks are drawn again for all-equal groups (DAPO)
     old_log_probs: Literal["engine", "learner"] = "engine"
+    reward: RewardSettings = RewardSettings()
+    kl: KLSettings = KLSettings()
+    sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
     credit: CreditPlugin
     objective: ObjectivePlugin
     schedule: SchedulePlugin
@@ -92,11 +152,42 @@ class AlgorithmSettings(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_combination(self) -> AlgorithmSettings:
+        problems = list(_impossible(self))
+        if problems:
+            raise PydanticCustomError("combination", "{problems}", {"problems": "\n".join(problems)})
+        return self
+
     @property
-    def resolved_aggregation(self) -> Literal["action-mean", "action-mean-of-sums", "token-mean"]:
+    def resolved_aggregation(self) -> Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]:
         if self.aggregation == "auto":
             return "action-mean" if self.level == "action" else "token-mean"
         return self.aggregation
+
+
+def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
+    """Combinations that cannot work, each with its remedy."""
+    credit, kind = algorithm.credit, algorithm.critic.kind
+    if getattr(credit, "reads_values", False) and kind == "none":
+        yield (
+            f"credit {credit.name!r} reads a critic's values, but critic.kind = 'none'; "
+            "use critic.kind = 'centralised', or a credit without a critic such as 'grpo'"
+        )
+    if not getattr(credit, "reads_values", False) and kind != "none":
+        yield (
+            f"credit {credit.name!r} reads no values, so a critic would be trained for nothing; "
+            "set critic.kind = 'none', or use credit 'gae'"
+        )
+    if algorithm.sampler_correction.level != "none" and algorithm.old_log_probs == "engine":
+        yield "sampler_correction compares the engine with the learner: it needs old_log_probs = 'learner'"
+    if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
+        yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
+    if getattr(algorithm.schedule, "correction", "") == "preceding" and not hasattr(algorithm.objective, "clip"):
+        yield (
+            f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
+            "does not; use objective 'ppo'"
+        )
 
 
 def merge(defaults: Any, table: Any) -> dict[str, Any]:

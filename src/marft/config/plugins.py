@@ -26,13 +26,27 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "chain": "marft.game.organizations.chain:Chain",
     },
     "credits": {
+        "agent-group": "marft.learning.credit.agent_group:AgentGroup",
+        "batch": "marft.learning.credit.batch:Batch",
+        "comam": "marft.learning.credit.comam:CoMAM",
+        "counterfactual": "marft.learning.credit.counterfactual:Counterfactual",
         "gae": "marft.learning.credit.gae:GAE",
+        "grpo": "marft.learning.credit.grpo:GRPO",
+        "magrpo": "marft.learning.credit.magrpo:MAGRPO",
+        "rae": "marft.learning.credit.rae:RAE",
+        "rloo": "marft.learning.credit.rloo:RLOO",
+        "step-gae": "marft.learning.credit.step_gae:StepGAE",
+        "tree": "marft.learning.credit.tree:Tree",
     },
     "objectives": {
+        "cispo": "marft.learning.objectives.cispo:CISPO",
         "ppo": "marft.learning.objectives.ppo:PPO",
+        "reinforce": "marft.learning.objectives.reinforce:Reinforce",
     },
     "schedules": {
+        "a2po": "marft.learning.schedules:A2PO",
         "agent-by-agent": "marft.learning.schedules:AgentByAgent",
+        "sequential": "marft.learning.schedules:Sequential",
         "simultaneous": "marft.learning.schedules:Simultaneous",
     },
 }

@@ -169,7 +169,9 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
-        problems = [*_missing_references(self), *_team_problems(self), *_sampling_problems(self)]
+        problems = [
+            *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
+        ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
         return self
@@ -203,6 +205,18 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
+
+
+def _group_problems(run: RunSettings) -> Iterable[str]:
+    credit, samples = run.algorithm.credit, run.rollout.samples_per_task
+    compares = getattr(credit, "compares", "") == "task"
+    if compares and samples < 2:
+        yield (
+            f"rollout.samples_per_task: credit {credit.name!r} compares attempts at the same task, and a group of one "
+            "has no baseline; use at least 2, or a credit with a critic"
+        )
+    if run.algorithm.dynamic_sampling and samples < 2:
+        yield "rollout.samples_per_task: dynamic_sampling draws all-equal groups again; groups of one always are, use 2"
 
 
 def _sampling_problems(run: RunSettings) -> Iterable[str]:

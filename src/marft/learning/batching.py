@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,15 +19,15 @@ from torch import Tensor
 from marft import seeds
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.models.backbone import Backbone, PackedRows
-from marft.types import Action, Sample
+from marft.types import Action, Episode, Sample
 
 Normalisation = Literal["none", "tokens", "words"]
-Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean"]
+Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 EPSILON = 1e-8
 
 
 def make_samples(
-    actions: Sequence[Action],
+    episodes: Sequence[Episode],
     credits: Credits,
     trained: Sequence[str],
     normalisation: Normalisation,
@@ -35,13 +35,18 @@ def make_samples(
 ) -> tuple[list[Sample], list[Floats]]:
     """The actions that are trained, with advantages normalised over exactly their decisions, and the raw advantages.
 
-    Actions of frozen policies took part in credit and take no part in anything from here on.
+    Actions of frozen policies, and those that only served to judge others, took part in credit and take no part in
+    anything from here on.
     """
-    mine = [i for i, action in enumerate(actions) if action.policy in trained]
+    rows = [(episode, action) for episode in episodes for action in episode.actions]
+    mine = [
+        i for i, (_, action) in enumerate(rows)
+        if action.policy in trained and (not credits.trained or credits.trained[i])
+    ]  # fmt: skip
     raw = [credits.advantages[i] for i in mine]
     advantages = normalise(raw) if normalise_advantages else raw
     samples = [
-        Sample(actions[i], normaliser(actions[i], normalisation), advantage)
+        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, rows[i][0].success is True)
         for i, advantage in zip(mine, advantages, strict=True)
     ]
     return samples, raw
@@ -82,30 +87,39 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy."""
+    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy, and those of
+    its actions in successful episodes."""
 
     actions: Mapping[str, int]
     tokens: Mapping[str, int]
+    successful_tokens: Mapping[str, int]
 
     @staticmethod
     def of(samples: Sequence[Sample], pooled: bool) -> Denominators:
         """Count a minibatch. ``pooled`` counts all policies together (the paper's 1/(nT))."""
         actions: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
+        successful: Counter[str] = Counter()
         for sample in samples:
+            count = int(sample.action.sampled.sum())
             actions[sample.action.policy] += 1
-            tokens[sample.action.policy] += int(sample.action.sampled.sum())
-        if pooled:
-            return Denominators(dict.fromkeys(actions, actions.total()), dict.fromkeys(tokens, tokens.total()))
-        return Denominators(actions, tokens)
+            tokens[sample.action.policy] += count
+            successful[sample.action.policy] += count * sample.successful
+        counts = (actions, tokens, successful)
+        return Denominators(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
 
-    def token_weight(self, sample: Sample, aggregation: Aggregation) -> float:
+    def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int = 1) -> float:
         """The weight of one sampled token of ``sample``."""
         policy = sample.action.policy
         if aggregation == "token-mean":
             return 1.0 / self.tokens[policy]
         length = int(sample.action.sampled.sum()) if aggregation == "action-mean" else 1
+        length = constant_length if aggregation == "constant-length" else length
         return 1.0 / (self.actions[policy] * length)
+
+    def nll_weight(self, sample: Sample) -> float:
+        """The weight of one sampled token in the likelihood of successful actions; 0 for others."""
+        return 1.0 / self.successful_tokens[sample.action.policy] if sample.successful else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,11 +137,14 @@ class MicroBatch:
     temperatures: Tensor | None  # [T], None when all are 1
     engine_log_probs: Tensor  # [T]
     old_log_probs: Tensor  # [T]
+    base_log_probs: Tensor | None  # [T] under the untuned base, where the loss asks for them
     action_of: Tensor  # [T] row of each token's action in the micro-batch
     normalisers: Tensor  # [B] Z of each action
     advantages: Tensor  # [U]
     unit_weights: Tensor  # [U]
-    token_weights: Tensor  # [T] for entropy
+    log_factors: Tensor  # [U] what joins the ratio of each unit
+    token_weights: Tensor  # [T] for entropy and KL
+    nll_weights: Tensor  # [T]
     agents: np.ndarray  # [T] agent of each token, as an index into agent_names
     agent_names: tuple[str, ...]
     level: Level
@@ -139,11 +156,27 @@ class MicroBatch:
         sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
         return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
 
+    def first_tokens(self) -> Tensor:
+        """Index of the first sampled token of each action, [B]."""
+        counts = torch.bincount(self.action_of, minlength=len(self.samples))
+        return counts.cumsum(0) - counts
+
     def unit_agents(self) -> np.ndarray:
         """Agent index of each unit, [U]."""
         if self.level == "token":
             return self.agents
         return np.array([self.agent_names.index(sample.action.agent) for sample in self.samples])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownLogProbs:
+    """Log-probs of sampled tokens that were scored before, by ``id`` of the action.
+
+    ``old`` are the learner's own from before the step, in place of the engine's; ``base`` those of the untuned base.
+    """
+
+    old: Mapping[int, Floats] = field(default_factory=dict)
+    base: Mapping[int, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,14 +194,15 @@ class Packing:
     aggregation: Aggregation
     level: Level
     tokens_per_batch: int
+    constant_length: int = 1
 
     def micro_batches(
-        self, samples: Sequence[Sample], denominators: Denominators, old_log_probs: Mapping[int, Floats] | None = None
+        self, samples: Sequence[Sample], denominators: Denominators, known: KnownLogProbs | None = None
     ) -> list[MicroBatch]:
         """Cut a minibatch into packed batches.
 
         Args:
-            old_log_probs: by ``id`` of the action, where the engine's own are not to be used.
+            known: log-probs of the actions' tokens that were scored before.
         """
         owners: dict[int, list[Sample]] = {}
         for sample in samples:
@@ -177,13 +211,11 @@ class Packing:
         for mine in owners.values():
             for part in _by_tokens(sorted(mine, key=_length), self.tokens_per_batch):
                 ordered = sorted(part, key=lambda sample: sample.action.policy)
-                batches.append(_pack(ordered, self, denominators, old_log_probs or {}))
+                batches.append(_pack(ordered, self, denominators, known or KnownLogProbs()))
         return batches
 
 
-def _pack(
-    samples: Sequence[Sample], packing: Packing, denominators: Denominators, old_log_probs: Mapping[int, Floats]
-) -> MicroBatch:
+def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominators, known: KnownLogProbs) -> MicroBatch:
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
@@ -200,7 +232,10 @@ def _pack(
     targets = [action.tokens[action.sampled] for action in actions]
     assert all(len(t) == len(a.log_probs) for t, a in zip(targets, actions, strict=True)), "scored == sampled tokens"
     names = tuple(sorted({action.agent for action in actions}))
-    token_weights = [denominators.token_weight(sample, packing.aggregation) for sample in samples]
+    token_weights = [
+        denominators.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
+    ]
+    units = np.ones(len(actions), np.int64) if packing.level == "action" else counts
     unit_weights = (
         np.array([1.0 / denominators.actions[action.policy] for action in actions])
         if packing.level == "action"
@@ -221,12 +256,15 @@ def _pack(
         targets=tensor(np.concatenate(targets), torch.long),
         temperatures=None if plain else tensor(np.repeat(temperatures, counts)),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
-        old_log_probs=tensor(np.concatenate([old_log_probs.get(id(action), action.log_probs) for action in actions])),
+        old_log_probs=tensor(np.concatenate([known.old.get(id(action), action.log_probs) for action in actions])),
+        base_log_probs=tensor(np.concatenate([known.base[id(action)] for action in actions])) if known.base else None,
         action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
         normalisers=tensor(np.array([sample.normaliser for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
         unit_weights=tensor(unit_weights),
+        log_factors=tensor(np.repeat([sample.log_factor for sample in samples], units)),
         token_weights=tensor(np.repeat(token_weights, counts)),
+        nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
         agents=np.repeat([names.index(action.agent) for action in actions], counts),
         agent_names=names,
         level=packing.level,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from marft.learning.interfaces import Floats, Level, Values, split_rows
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.critic import ValueHead
 from marft.types import Action, Episode, TokenIds, all_actions
+
+LORA_TARGETS = ("q_proj", "v_proj")
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float, huber_delta: float | None) -> Tensor:
@@ -44,12 +46,35 @@ def explained_variance(values: Floats, returns: Floats) -> float:
     return 1.0 - float(np.var(returns - values)) / variance if variance > 1e-12 else math.nan
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What the critic reads for one action, and the positions at which its decisions' values stand."""
+
+    ids: TokenIds  # [T]
+    positions: npt.NDArray[np.int64]  # [U]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decisions:
+    """The decisions that one head values: their rows in the batch, and what they are read from."""
+
+    head: str
+    base: str
+    rows: npt.NDArray[np.int64]  # [K] flat indices of decisions
+    readings: Sequence[Reading]  # Σ positions = K
+    features: Tensor | None  # [K, D] where the body is frozen
+
+
 class Critic:
-    """One value head for each base model, its optimizer, and the features of the episodes at hand.
+    """V_φ: for each base model a body, one value head or one for each agent, and their optimizer.
+
+    A frozen body is read once for each batch of episodes; a body with an adapter of its own is read again in every
+    update, with gradient.
 
     Args:
-        bases: the frozen base that each policy reads with, by policy name.
-        base_names: the model name of each policy: policies of one base share a head.
+        bases: the base that each policy reads with, by policy name.
+        base_names: the model name of each policy: policies of one base share a body.
+        lora: which layers of a base an adapter of the critic goes on.
     """
 
     def __init__(
@@ -58,68 +83,73 @@ class Critic:
         level: Level,
         bases: Mapping[str, Backbone],
         base_names: Mapping[str, str],
+        agents: Sequence[tuple[str, str]],
         *,
         seed: int,
         tokens_per_batch: int,
     ) -> None:
-        self.settings, self.level, self.bases, self.base_names = settings, level, bases, base_names
+        self.settings, self.level, self.base_names = settings, level, base_names
         self.seed, self.tokens_per_batch = seed, tokens_per_batch
+        self.bases = {base_names[policy]: base for policy, base in bases.items()}
         self.heads: dict[str, ValueHead] = {}
-        for policy, name in base_names.items():
+        for agent, policy in agents:
+            name = self._head_of(agent, policy)
             if name not in self.heads:
                 base = bases[policy]
                 head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
                 self.heads[name] = head.to(base.device)
-        self.optimizer = torch.optim.Adam(
-            [parameter for head in self.heads.values() for parameter in head.parameters()],
-            lr=settings.learning_rate,
-            eps=settings.epsilon,
-            foreach=True,
-        )
-        self._features: list[tuple[str, Tensor]] = []  # (base, [K, D]) in the order of _order
-        self._order: list[np.ndarray] = []  # for each base, the flat indices of its decisions
+        groups: list[dict[str, object]] = [
+            {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
+        ]
+        if settings.body == "lora":
+            for name, base in self.bases.items():
+                base.add_adapter(_adapter(name), settings.lora_rank, 2.0 * settings.lora_rank, LORA_TARGETS, seed)
+            groups.append({"params": list(self._adapter_parameters().values()), "lr": settings.lora_learning_rate})
+        self.optimizer = torch.optim.Adam(groups, eps=settings.epsilon, foreach=True)
+        self._decisions: list[_Decisions] = []
 
     def evaluate(self, episodes: Sequence[Episode]) -> Values:
-        """V at every decision of ``episodes`` and at the end of truncated ones. Keeps the features for updates."""
+        """V at every decision of ``episodes`` and at the end of truncated ones. Keeps what updates will read."""
         actions = all_actions(episodes)
-        reads = [reading(action, self.level) for action in actions]
+        reads = [reading(action, self.level, self.settings.kind) for action in actions]
         sizes = [len(read.positions) for read in reads]
-        ends = [(i, e.bootstrap, e.bootstrap_policy) for i, e in enumerate(episodes) if e.bootstrap is not None]
-        flat = np.zeros(sum(sizes))
         firsts = np.cumsum([0, *sizes])
-        bootstrap = np.zeros(len(episodes))
-        self._features, self._order = [], []
+        flat, bootstrap = np.zeros(sum(sizes)), np.zeros(len(episodes))
+        owners = [self._head_of(action.agent, action.policy) for action in actions]
+        ends = [
+            (i, self._head_of(e.bootstrap_agent, e.bootstrap_policy), _at_the_end(e.bootstrap))
+            for i, e in enumerate(episodes) if e.bootstrap is not None
+        ]  # fmt: skip
+        self._decisions = []
         for name, head in self.heads.items():
-            mine = [i for i, action in enumerate(actions) if self.base_names[action.policy] == name]
-            mine_ends = [end for end in ends if self.base_names[end[2]] == name]
+            mine = [i for i, owner in enumerate(owners) if owner == name]
+            mine_ends = [(i, read) for i, owner, read in ends if owner == name]
             if not mine and not mine_ends:
                 continue
-            base = next(self.bases[policy] for policy, base_name in self.base_names.items() if base_name == name)
-            finals = [Reading(ids, np.array([len(ids) - 1])) for _, ids, _ in mine_ends]
-            features = frozen_features(base, [*(reads[i] for i in mine), *finals], self.tokens_per_batch)
+            base = name.partition("/")[0]
+            readings = [*(reads[i] for i in mine), *(read for _, read in mine_ends)]
             with torch.no_grad():
+                features = self._features(base, readings)
                 values = head(features).double().cpu().numpy()
-            order = (
+            rows = (
                 np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
             )
-            flat[order] = values[: len(order)]
-            bootstrap[[i for i, _, _ in mine_ends]] = values[len(order) :]
-            self._features.append((name, features[: len(order)]))
-            self._order.append(order)
+            flat[rows] = values[: len(rows)]
+            bootstrap[[i for i, _ in mine_ends]] = values[len(rows) :]
+            kept = features[: len(rows)] if self.settings.body == "frozen" else None
+            self._decisions.append(_Decisions(name, base, rows, readings[: len(mine)], kept))
         return Values(split_rows(flat, sizes), bootstrap)
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
-        """Fit the heads to the targets, on the features that :meth:`evaluate` kept → metrics."""
+        """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
         flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
         losses, norms = [], []
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
-                loss = self._loss(part, flat_values, returns)
                 self.optimizer.zero_grad(set_to_none=True)
-                (self.settings.coefficient * loss).backward()
+                losses.append(self._backward(part, flat_values, returns))
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
                 self.optimizer.step()
-                losses.append(loss.item())
                 norms.append(norm.item())
         return {
             "critic/loss": float(np.mean(losses)) if losses else math.nan,
@@ -129,53 +159,82 @@ class Critic:
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {f"{name}.{key}": p for name, head in self.heads.items() for key, p in head.named_parameters()}
+        heads = {f"{name}.{key}": p for name, head in self.heads.items() for key, p in head.named_parameters()}
+        return heads | self._adapter_parameters()
+
+    def _adapter_parameters(self) -> dict[str, torch.nn.Parameter]:
+        if self.settings.body == "frozen":
+            return {}
+        found: dict[str, torch.nn.Parameter] = {}
+        for name, base in self.bases.items():
+            for layer, adapter in base.adapters(_adapter(name)).items():
+                found[f"{name}.{layer}.lora_A"], found[f"{name}.{layer}.lora_B"] = adapter.a, adapter.b
+        return found
+
+    def _head_of(self, agent: str, policy: str) -> str:
+        base = self.base_names[policy]
+        return f"{base}/{agent}" if self.settings.heads == "agent" else base
+
+    def _features(self, base: str, readings: Sequence[Reading]) -> Tensor:
+        adapter = _adapter(base) if self.settings.body == "lora" else None
+        return read_features(self.bases[base], readings, self.tokens_per_batch, adapter)
 
     def _minibatches(self, count: int, step: int, epoch: int) -> list[np.ndarray]:
         order = seeds.generator(self.seed, "critic minibatches", step, epoch).permutation(count)
         return [part for part in np.array_split(order, self.settings.minibatches) if len(part)]
 
-    def _loss(self, part: np.ndarray, old_values: Floats, returns: Floats) -> Tensor:
+    def _backward(self, part: np.ndarray, old_values: Floats, returns: Floats) -> float:
+        """Add the gradient of the mean loss over the decisions of ``part`` → the loss."""
         chosen = np.zeros(len(returns), bool)
         chosen[part] = True
         delta = self.settings.huber_delta if self.settings.loss == "huber" else None
-        total = None
-        for (name, features), order in zip(self._features, self._order, strict=True):
-            rows = np.flatnonzero(chosen[order])
-            if len(rows) == 0:
+        total = 0.0
+        for head, rows, features in self._pieces(chosen):
+            predicted = self.heads[head](features)
+            old, target = (torch.from_numpy(x[rows]).to(predicted) for x in (old_values, returns))
+            loss = value_loss(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
+            (self.settings.coefficient * loss).backward()
+            total += loss.item()
+        return total
+
+    def _pieces(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
+        """Head, flat rows and features of the chosen decisions, in pieces that fit in memory."""
+        for mine in self._decisions:
+            wanted = np.flatnonzero(chosen[mine.rows])
+            if mine.features is not None:
+                if len(wanted):
+                    yield mine.head, mine.rows[wanted], mine.features[torch.from_numpy(wanted).to(mine.features.device)]
                 continue
-            predicted = self.heads[name](features[torch.from_numpy(rows).to(features.device)])
-            old, target = (torch.from_numpy(x[order[rows]]).to(predicted) for x in (old_values, returns))
-            sums = value_loss(predicted, old, target, self.settings.value_clip, delta).sum()
-            total = sums if total is None else total + sums
-        assert total is not None
-        return total / len(part)
+            first = 0
+            for group in _in_batches(mine.readings, self.tokens_per_batch):
+                count = sum(len(read.positions) for read in group)
+                here = np.flatnonzero(chosen[mine.rows[first : first + count]])
+                if len(here):
+                    features = self._features(mine.base, group)
+                    yield mine.head, mine.rows[first + here], features[torch.from_numpy(here).to(features.device)]
+                first += count
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """What the critic reads for one action, and the positions at which its decisions' values stand."""
-
-    ids: TokenIds  # [T]
-    positions: npt.NDArray[np.int64]  # [U]
+def _at_the_end(ids: TokenIds) -> Reading:
+    return Reading(ids, np.array([len(ids) - 1]))
 
 
-def reading(action: Action, level: Level) -> Reading:
+def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
     """The value of a decision is read at the token before it: a baseline must not see what it judges.
 
     At action level that is the last token of the state; at token level, for each sampled token, the position whose
-    logits predict it.
+    logits predict it. An independent critic reads the agent's own rollout observation, a centralised one also the
+    step's earlier actions that the agent did not see.
     """
-    state = action.prompt if action.state is None else action.state
+    state = action.prompt if action.state is None or kind == "independent" else action.state
     if level == "action":
         return Reading(state, np.array([len(state) - 1]))
     ids = np.concatenate([state, action.tokens[:-1]])
     return Reading(ids, len(state) - 1 + np.flatnonzero(action.sampled))
 
 
-@torch.no_grad()
-def frozen_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch: int) -> Tensor:
-    """Hidden states of the base alone, adapters off, at the positions wanted → [Σ U, D], float32.
+def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None) -> Tensor:
+    """Hidden states of the base, under one adapter or none, at the positions wanted → [Σ U, D], float32.
 
     Readings of the same ids are computed once.
     """
@@ -185,7 +244,7 @@ def frozen_features(base: Backbone, readings: Sequence[Reading], tokens_per_batc
         wanted[key] = np.union1d(wanted.get(key, read.positions), read.positions)
     found: dict[bytes, Tensor] = {}
     for keys in _by_tokens(sorted(wanted, key=len, reverse=True), tokens_per_batch):
-        packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [None] * len(keys), base.device)
+        packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device)
         at = np.concatenate([start + wanted[key] for start, key in zip(packed.starts(), keys, strict=True)])
         hidden = base.hidden_states(packed)[torch.from_numpy(at).to(base.device)].float()
         found.update(zip(keys, hidden.split([len(wanted[key]) for key in keys]), strict=True))
@@ -195,6 +254,22 @@ def frozen_features(base: Backbone, readings: Sequence[Reading], tokens_per_batc
         places = np.searchsorted(wanted[key], read.positions)
         rows.append(found[key][torch.from_numpy(places).to(base.device)])
     return torch.cat(rows)
+
+
+def _in_batches(readings: Sequence[Reading], limit: int) -> list[list[Reading]]:
+    groups: list[list[Reading]] = []
+    tokens = 0
+    for read in readings:
+        if not groups or tokens + len(read.ids) > limit:
+            groups.append([])
+            tokens = 0
+        groups[-1].append(read)
+        tokens += len(read.ids)
+    return groups
+
+
+def _adapter(base: str) -> str:
+    return f"critic of {base}"
 
 
 def _by_tokens(keys: Sequence[bytes], limit: int) -> list[list[bytes]]:

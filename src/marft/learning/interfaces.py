@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from marft.types import Episode
+from marft.types import Action, Episode, all_actions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,21 +36,76 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Credits:
-    """What each decision is worth (advantages) and what the critic should have said (returns), aligned to Values.
+class Evidence:
+    """What credit is judged by. Actions are in the row order of ``marft.types.all_actions``.
 
-    ``monte_carlo`` are the returns with λ = 1, which a critic is fitted to before the first policy step.
+    >>> evidence = Evidence(episodes=(), level="action")
+    >>> evidence.actions, evidence.values is None
+    ([], True)
+    """
+
+    episodes: Sequence[Episode]
+    level: Level
+    values: Values | None = None  # of the critic, where the algorithm has one
+    costs: Sequence[Floats] = ()  # taken off the reward of each decision: KL in the reward; none when empty
+    traces: Floats | None = None  # [actions] in [0, 1]: how far a trace reaches back through a later step (A2PO)
+
+    @property
+    def actions(self) -> list[Action]:
+        return all_actions(self.episodes)
+
+    def sizes(self) -> list[int]:
+        """Decisions of each action: 1 at action level, the sampled tokens at token level."""
+        if self.level == "action":
+            return [1] * len(self.actions)
+        return [int(action.sampled.sum()) for action in self.actions]
+
+    def spread(self, of_actions: Floats) -> list[Floats]:
+        """One number an action → one a decision."""
+        return [np.full(size, x) for size, x in zip(self.sizes(), of_actions, strict=True)]
+
+    def cost_of(self, index: int) -> float:
+        """What is taken off the reward of one action, in all."""
+        return float(self.costs[index].sum()) if self.costs else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credits:
+    """What each decision is worth (advantages) and, with a critic, what that should have said (returns).
+
+    ``monte_carlo`` are the returns with λ = 1, which a critic is fitted to before the first policy step. Actions that
+    only serve to judge others are not ``trained``; by default all are.
     """
 
     advantages: Sequence[Floats]
-    returns: Sequence[Floats]
-    monte_carlo: Sequence[Floats]
+    returns: Sequence[Floats] = ()
+    monte_carlo: Sequence[Floats] = ()
+    trained: Sequence[bool] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Credit(Protocol):
-    """Credit assignment: episodes → advantages and returns for every decision. Pure."""
+    """Credit assignment: evidence → advantages and returns for every decision.
 
-    def assign(self, episodes: Sequence[Episode], values: Values, level: Level) -> Credits: ...
+    ``reads_values`` asks for a critic; ``compares`` says what rewards are compared with: attempts at the same task
+    (``"task"``), which then needs several, or nothing that the recipe must provide; ``forks`` asks for episodes that
+    are played again from one action on.
+    """
+
+    reads_values: ClassVar[bool]
+    compares: ClassVar[Literal["task", ""]]
+    forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]]
+
+    def assign(self, evidence: Evidence) -> Credits: ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A credit or schedule that carries numbers from step to step. They are checkpointed."""
+
+    def memory(self) -> dict[str, float]: ...
+
+    def remember(self, memory: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,12 +148,28 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePhase:
-    """Policies that step together. Others get no rows and no optimizer call."""
+    """Policies that step together. Others get no rows and no optimizer call.
+
+    ``clip_scale`` narrows or widens the objective's clip for this phase. With ``kl_limit`` the phase's whole change is
+    accepted only if the policies moved no further; else it is scaled back, and at last undone.
+    """
 
     policies: tuple[str, ...]
+    clip_scale: float = 1.0
+    kl_limit: float = 0.0  # nats a token; 0 accepts everything
 
 
 class UpdateSchedule(Protocol):
-    """Which policies step, in which order."""
+    """Which policies step, in which order, and how those that step later take account of those before.
 
-    def plan(self, progress: Progress, policies: Sequence[str]) -> Iterable[UpdatePhase]: ...
+    ``correction`` is what earlier phases of the same update do to later ones: ``"product"`` weighs an action with the
+    new/old ratios of the policies updated before, ``"preceding"`` shifts its ratio by them (A2PO). Their product is cut
+    to ``[1/ratio_limit, ratio_limit]``.
+    """
+
+    correction: ClassVar[Literal["", "product", "preceding"]]
+
+    @property
+    def ratio_limit(self) -> float: ...
+
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> Iterable[UpdatePhase]: ...

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-import torch
+import numpy as np
 
 from marft.config.run import RunSettings
-from marft.learning.batching import Denominators, Packing, make_samples
+from marft.learning import rewarding
+from marft.learning.batching import KnownLogProbs, Packing, make_samples
 from marft.learning.critic import Critic
-from marft.learning.interfaces import Credit, Floats, Objective, Progress, UpdateSchedule, split_rows
-from marft.learning.measuring import advantage_metrics, gradient_shares, measure_base_kl, score
+from marft.learning.interfaces import (
+    Credit,
+    Credits,
+    Evidence,
+    Floats,
+    Objective,
+    Progress,
+    Remembering,
+    UpdatePhase,
+    UpdateSchedule,
+)
+from marft.learning.measuring import advantage_metrics, gradient_shares, measure_base_kl, score_actions
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import Update
 from marft.models.pool import Models
-from marft.types import Episode, Sample, all_actions
+from marft.types import Action, Episode, Sample
 
 
 class Learner:
@@ -35,6 +47,7 @@ class Learner:
         self.objective = cast("Objective", run.algorithm.objective)
         self.schedule = cast("UpdateSchedule", run.algorithm.schedule)
         self.roles = [agent.role for agent in run.agents]
+        self.longest = {agent.role: agent.sampling.max_new_tokens for agent in run.agents}
         self.optimizers = {
             name: PolicyOptimizer(
                 models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), run.training.steps
@@ -48,59 +61,124 @@ class Learner:
             aggregation=run.algorithm.resolved_aggregation,
             level=run.algorithm.level,
             tokens_per_batch=run.training.tokens_per_micro_batch,
+            constant_length=run.algorithm.constant_length or max(self.longest.values()),
         )
         self.base_packing = replace(
             self.packing,
             backbones={name: policy.reference for name, policy in models.policies.items()},
             adapters=dict.fromkeys(models.policies),
         )
-        self.critic = Critic(
-            run.algorithm.critic,
-            run.algorithm.level,
-            self.base_packing.backbones,
-            {name: policy.settings.model for name, policy in models.policies.items()},
-            seed=run.seed,
-            tokens_per_batch=run.training.tokens_per_micro_batch,
-        )
+        self.critic = None
+        if run.algorithm.critic.kind != "none":
+            self.critic = Critic(
+                run.algorithm.critic,
+                run.algorithm.level,
+                self.base_packing.backbones,
+                {name: policy.settings.model for name, policy in models.policies.items()},
+                [(agent.role, agent.policy) for agent in run.agents],
+                seed=run.seed,
+                tokens_per_batch=run.training.tokens_per_micro_batch,
+            )
 
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
         """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``."""
-        values = self.critic.evaluate(episodes)
-        credits = self.credit.assign(episodes, values, self.settings.level)
-        samples, raw = make_samples(
-            all_actions(episodes), credits, list(self.optimizers), self.settings.normalisation,
+        warming_up = self.critic is not None and progress.step < self.settings.critic.warmup_steps
+        values = self.critic.evaluate(episodes) if self.critic else None
+        known = KnownLogProbs() if warming_up else self._known(episodes)
+        evidence = Evidence(self._rewarded(episodes), self.settings.level, values, self._costs(episodes, known.base))
+        credits = self.credit.assign(evidence)
+        samples, raw = self._samples(evidence, credits)
+        metrics = {**advantage_metrics(samples, raw), **credits.metrics}
+        if samples and not warming_up:
+            metrics |= self._improve(evidence, samples, known, progress)
+        if self.critic and values:
+            targets = credits.monte_carlo if warming_up else credits.returns
+            metrics |= self.critic.update(values, targets, progress.step)
+        return metrics
+
+    def memory(self) -> dict[str, float]:
+        """What the credit carries from step to step."""
+        return self.credit.memory() if isinstance(self.credit, Remembering) else {}
+
+    def remember(self, memory: Mapping[str, float]) -> None:
+        """Undo :meth:`memory`."""
+        if isinstance(self.credit, Remembering):
+            self.credit.remember(memory)
+
+    def _rewarded(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The episodes with the rewards that credit is assigned from."""
+        settings = self.settings.reward
+        rewarded = list(episodes)
+        if settings.shaping != "none":
+            rewarded = rewarding.shape(rewarded, settings.shaping, settings.shaping_weight)
+        if settings.overlong_buffer:
+            rewarded = rewarding.price_overlong(rewarded, self.longest, settings.overlong_buffer)
+        if (settings.team, settings.own) != (1.0, 1.0):
+            rewarded = rewarding.mix(rewarded, settings.team, settings.own)
+        return rewarded
+
+    def _known(self, episodes: Sequence[Episode]) -> KnownLogProbs:
+        """Score the actions of trained policies before anything moves, as far as the algorithm asks for it."""
+        acting = [
+            Sample(action, 1.0, np.zeros(size))
+            for episode in episodes
+            for action, size in zip(episode.actions, Evidence([episode], self.settings.level).sizes(), strict=True)
+            if action.policy in self.optimizers
+        ]
+        return KnownLogProbs(
+            old=score_actions(self.packing, acting) if self.settings.old_log_probs == "learner" else {},
+            base=score_actions(self.base_packing, acting) if self.settings.kl.coefficient else {},
+        )
+
+    def _costs(self, episodes: Sequence[Episode], base: Mapping[int, Floats]) -> list[Floats]:
+        """KL in the reward: coefficient · (log π − log π_base) of each decision; a frozen teammate pays nothing."""
+        kl = self.settings.kl
+        if not base or kl.place != "reward":
+            return []
+
+        def cost(action: Action, size: int) -> Floats:
+            if id(action) not in base:
+                return np.zeros(size)
+            tokens = kl.coefficient * (action.log_probs - base[id(action)]).clip(-20.0, 20.0)
+            return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
+
+        evidence = Evidence(episodes, self.settings.level)
+        return [cost(action, size) for action, size in zip(evidence.actions, evidence.sizes(), strict=True)]
+
+    def _samples(self, evidence: Evidence, credits: Credits) -> tuple[list[Sample], list[Floats]]:
+        return make_samples(
+            evidence.episodes, credits, list(self.optimizers), self.settings.normalisation,
             self.settings.normalise_advantages,
         )  # fmt: skip
-        metrics = advantage_metrics(samples, raw)
-        warming_up = progress.step < self.settings.critic.warmup_steps
-        if samples and not warming_up:
-            metrics |= self._improve(samples, progress)
-        targets = credits.monte_carlo if warming_up else credits.returns
-        return metrics | self.critic.update(values, targets, progress.step)
 
-    def _improve(self, samples: Sequence[Sample], progress: Progress) -> dict[str, float]:
+    def _improve(
+        self, evidence: Evidence, samples: Sequence[Sample], known: KnownLogProbs, progress: Progress
+    ) -> dict[str, float]:
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step)
             for name, optimizer in self.optimizers.items()
         }
         meter = Meter()
         meter.add("kl_stops", 0.0, 1.0)
-        measure_base_kl(meter, samples, self.base_packing)
-        old = self._score(samples) if self.settings.old_log_probs == "learner" else {}
-        update = Update(
-            self.settings, self.objective, self.optimizers, self.packing, old, meter, self.seed
-        )  # fmt: skip
-        for phase in self.schedule.plan(progress, tuple(self.optimizers)):
-            update.run(phase, samples, progress.step)
+        measure_base_kl(meter, samples, self.base_packing, known.base)
+        update = Update(self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed)
+        ratios = TeamRatios(self.schedule.ratio_limit)
+        phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
+        for number, phase in enumerate(phases):
+            update.run(phase, self._corrected(evidence, samples, phase, ratios), progress.step)
+            if self.schedule.correction and number + 1 < len(phases):
+                moved = [sample for sample in samples if sample.action.policy in phase.policies]
+                ratios.add([sample.action for sample in moved], known.old, score_actions(self.packing, moved))
         return rates | meter.means() | gradient_shares(meter, self.roles) | {"kl_stops": meter.total("kl_stops")}
 
-    @torch.no_grad()
-    def _score(self, samples: Sequence[Sample]) -> dict[int, Floats]:
-        """Log-probs of every sampled token under the policies as they are, by ``id`` of the action."""
-        scored: dict[int, Floats] = {}
-        for batch in self.packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
-            log_probs = score(batch).log_probs.double().cpu().numpy()
-            sizes = [int(sample.action.sampled.sum()) for sample in batch.samples]
-            for sample, part in zip(batch.samples, split_rows(log_probs, sizes), strict=True):
-                scored[id(sample.action)] = part
-        return scored
+    def _corrected(
+        self, evidence: Evidence, samples: Sequence[Sample], phase: UpdatePhase, ratios: TeamRatios
+    ) -> Sequence[Sample]:
+        """The samples as a phase sees them, after what the phases before have moved."""
+        if self.schedule.correction == "product":
+            return ratios.weigh(samples)
+        if self.schedule.correction == "preceding":
+            traced = replace(evidence, traces=ratios.traces(evidence.actions))
+            again, _ = self._samples(evidence, self.credit.assign(traced))
+            return ratios.join(again, 0.5 * phase.clip_scale * float(getattr(self.objective, "clip", 0.0)))
+        return samples

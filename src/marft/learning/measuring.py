@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from marft.learning.batching import Denominators, MicroBatch, Packing
+from marft.learning.interfaces import Floats, split_rows
 from marft.learning.metering import Meter
 from marft.models.log_probs import TokenScores, token_scores
 from marft.types import Sample
@@ -29,6 +30,18 @@ def score(batch: MicroBatch, entropy_gradient: bool = False) -> TokenScores:
     hidden = batch.backbone.hidden_states(batch.rows)[batch.predict_from]
     head = batch.backbone.head
     return token_scores(hidden, head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient)
+
+
+@torch.no_grad()
+def score_actions(packing: Packing, samples: Sequence[Sample]) -> dict[int, Floats]:
+    """Log-probs of every sampled token under the policies as they are, by ``id`` of the action."""
+    scored: dict[int, Floats] = {}
+    for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
+        log_probs = score(batch).log_probs.double().cpu().numpy()
+        sizes = [int(sample.action.sampled.sum()) for sample in batch.samples]
+        for sample, part in zip(batch.samples, split_rows(log_probs, sizes), strict=True):
+            scored[id(sample.action)] = part
+    return scored
 
 
 def measure_tokens(meter: Meter, batch: MicroBatch, **values_T: Tensor) -> None:
@@ -74,17 +87,26 @@ def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> d
     return metrics
 
 
-@torch.no_grad()
-def measure_base_kl(meter: Meter, samples: Sequence[Sample], packing: Packing) -> None:
-    """KL(policy ‖ untuned base), estimated on a few actions of each agent; ``packing`` names the bases."""
-    counts: dict[str, int] = {}
-    chosen = []
+def measure_base_kl(meter: Meter, samples: Sequence[Sample], packing: Packing, scored: Mapping[int, Floats]) -> None:
+    """KL(policy ‖ untuned base): over all actions where the base has scored them, else over a few of each agent.
+
+    Args:
+        packing: names the bases.
+        scored: the base's log-probs by ``id`` of the action, or nothing.
+    """
+    if not scored:
+        counts: dict[str, int] = {}
+        chosen = []
+        for sample in samples:
+            counts[sample.action.agent] = counts.get(sample.action.agent, 0) + 1
+            if counts[sample.action.agent] <= BASE_KL_ACTIONS:
+                chosen.append(sample)
+        samples, scored = chosen, score_actions(packing, chosen)
     for sample in samples:
-        counts[sample.action.agent] = counts.get(sample.action.agent, 0) + 1
-        if counts[sample.action.agent] <= BASE_KL_ACTIONS:
-            chosen.append(sample)
-    for batch in packing.micro_batches(chosen, Denominators.of(chosen, pooled=False)):
-        measure_tokens(meter, batch, kl_to_base=k3(score(batch).log_probs - batch.engine_log_probs))
+        difference = torch.from_numpy(scored[id(sample.action)] - sample.action.log_probs)
+        total = float(k3(difference).sum())
+        for scope in ("", f"agents/{sample.action.agent}/"):
+            meter.add(f"{scope}kl_to_base", total, len(difference))
 
 
 def _measure(meter: Meter, agents: np.ndarray, names: Sequence[str], values: dict[str, Tensor]) -> None:

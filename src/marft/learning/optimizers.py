@@ -52,6 +52,10 @@ class PolicyOptimizer:
             group["lr"] = rate
         return rate
 
+    def snapshot(self) -> list[Tensor]:
+        """A copy of the parameters, in their order."""
+        return [parameter.detach().clone() for parameter in self.parameters.values()]
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 

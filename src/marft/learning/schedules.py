@@ -4,26 +4,77 @@ weights are one unit."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from marft import seeds
 from marft.config.plugins import Plugin
 from marft.learning.interfaces import Progress, UpdatePhase
+
+Correction = Literal["", "product", "preceding"]
+RatioLimit = Annotated[float, Field(ge=1)]
 
 
 class Simultaneous(Plugin):
     """Every policy steps on every minibatch."""
 
-    def plan(self, progress: Progress, policies: Sequence[str]) -> list[UpdatePhase]:  # noqa: ARG002
+    correction: ClassVar[Correction] = ""
+    ratio_limit: ClassVar[float] = 1.0
+
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
         return [UpdatePhase(tuple(policies))]
 
 
 class AgentByAgent(Plugin):
     """One policy at a time; the turn changes every ``interval`` environment steps (the paper's cycling scheme)."""
 
+    correction: ClassVar[Correction] = ""
+    ratio_limit: ClassVar[float] = 1.0
+
     interval: Annotated[int, Field(ge=1)] = 256
 
-    def plan(self, progress: Progress, policies: Sequence[str]) -> list[UpdatePhase]:
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
         turn = progress.environment_steps // self.interval % len(policies)
         return [UpdatePhase((policies[turn],))]
+
+
+class Sequential(Plugin):
+    """HAPPO (Kuba et al. 2022): one policy after another in an order drawn anew each update. Each weighs its actions
+    with the new/old ratios of the policies updated before it, in the same episode and step.
+
+    With ``kl_limit`` a policy's update is accepted as HATRPO would: scaled back until its KL is within the limit, else
+    undone.
+    """
+
+    correction: ClassVar[Correction] = "product"
+
+    ratio_limit: RatioLimit = 2.0
+    kl_limit: Annotated[float, Field(ge=0)] = 0.0
+
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]
+
+
+class A2PO(Plugin):
+    """A2PO (Wang et al. 2023): as sequential, but each ratio is taken together with the clipped product of those of
+    the policies updated before, the advantages are traced through them again before each policy's turn, and the clip
+    widens from ``first_clip`` of its width for the first policy towards all of it."""
+
+    correction: ClassVar[Correction] = "preceding"
+
+    ratio_limit: RatioLimit = 2.0
+    first_clip: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        count = len(policies)
+        return [
+            UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * place / count)
+            for place, name in enumerate(drawn_order(policies, progress, seed), 1)
+        ]
+
+
+def drawn_order(policies: Sequence[str], progress: Progress, seed: int) -> list[str]:
+    """The order in which policies take their turns at one training step."""
+    order = seeds.generator(seed, "update order", progress.step).permutation(len(policies))
+    return [policies[index] for index in order]

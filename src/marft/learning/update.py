@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from marft.config.algorithm import AlgorithmSettings
-from marft.learning.batching import Denominators, MicroBatch, Packing, minibatches
-from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase
+from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing, minibatches
+from marft.learning.interfaces import LossInputs, Objective, UpdatePhase
 from marft.learning.measuring import (
     k3,
     measure_difference,
@@ -17,18 +18,22 @@ from marft.learning.measuring import (
     measure_tokens,
     measure_units,
     score,
+    score_actions,
 )
 from marft.learning.metering import Meter
+from marft.learning.objectives.terms import kl_terms, sampler_weights
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models.log_probs import TokenScores
 from marft.types import Sample
+
+BACKTRACKS = 5  # halvings of an update that moved too far, before it is undone
 
 
 class Update:
     """Moves policies, one phase at a time.
 
     Args:
-        old_log_probs: by ``id`` of an action, where the learner scored it before the step; else the engine's count.
+        known: log-probs that were scored before the step.
     """
 
     def __init__(
@@ -37,24 +42,67 @@ class Update:
         objective: Objective,
         optimizers: Mapping[str, PolicyOptimizer],
         packing: Packing,
-        old_log_probs: Mapping[int, Floats],
+        known: KnownLogProbs,
         meter: Meter,
         seed: int,
     ) -> None:
         self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
-        self.old_log_probs, self.meter, self.seed = old_log_probs, meter, seed
+        self.known, self.meter, self.seed = known, meter, seed
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
         """Epochs of minibatches over the phase's policies, until the KL stop ends the phase."""
         mine = [sample for sample in samples if sample.action.policy in phase.policies]
+        if not mine:
+            return
+        before = {name: self.optimizers[name].snapshot() for name in phase.policies} if phase.kl_limit else {}
+        objective = _scaled(self.objective, phase.clip_scale)
+        self._epochs(mine, objective, step)
+        if phase.kl_limit:
+            self._accept(mine, before, phase.kl_limit)
+
+    def _epochs(self, samples: Sequence[Sample], objective: Objective, step: int) -> None:
         for epoch in range(self.settings.epochs):
-            for part in minibatches(mine, self.settings.minibatches, self.seed, step, epoch):
-                if not self._minibatch(part):
+            for part in minibatches(samples, self.settings.minibatches, self.seed, step, epoch):
+                if not self._minibatch(part, objective):
                     self.meter.add("kl_stops", 1.0)
                     return
 
-    def _minibatch(self, samples: Sequence[Sample]) -> bool:
+    def _accept(self, samples: Sequence[Sample], before: Mapping[str, Sequence[Tensor]], limit: float) -> None:
+        """Scale a phase's change back until its KL is within ``limit``, else undo it (HATRPO's line search)."""
+        after = {name: self.optimizers[name].snapshot() for name in before}
+        fraction = 1.0
+        for _ in range(BACKTRACKS + 1):
+            if self._moved_by(samples) <= limit:
+                break
+            fraction /= 2
+            self._place(before, after, fraction)
+        else:
+            fraction = 0.0
+            self._place(before, after, fraction)
+        self.meter.add("accepted_fraction", fraction)
+        self.meter.add("rollbacks", float(fraction == 0.0))
+
+    @torch.no_grad()
+    def _place(
+        self, before: Mapping[str, Sequence[Tensor]], after: Mapping[str, Sequence[Tensor]], fraction: float
+    ) -> None:
+        for name, start in before.items():
+            parameters = self.optimizers[name].parameters.values()
+            for parameter, a, b in zip(parameters, start, after[name], strict=True):
+                parameter.copy_(torch.lerp(a, b, fraction) if fraction else a)
+
+    def _moved_by(self, samples: Sequence[Sample]) -> float:
+        """KL (k3, mean over sampled tokens) of the policies now from those that the step began with."""
+        now = score_actions(self.packing, samples)
+        total, count = 0.0, 0
+        for sample in samples:
+            old = self.known.old.get(id(sample.action), sample.action.log_probs)
+            difference = torch.from_numpy(now[id(sample.action)] - old)
+            total, count = total + float(k3(difference).sum()), count + len(difference)
+        return total / count
+
+    def _minibatch(self, samples: Sequence[Sample], objective: Objective) -> bool:
         """One global minibatch: accumulate its gradient over micro-batches, then step its policies.
 
         False when the KL is above the limit; then no optimizer has stepped. The KL is that of the whole minibatch
@@ -62,7 +110,7 @@ class Update:
         """
         policies = sorted({sample.action.policy for sample in samples})
         denominators = Denominators.of(samples, self.settings.denominator == "pooled")
-        batches = self.packing.micro_batches(samples, denominators, self.old_log_probs)
+        batches = self.packing.micro_batches(samples, denominators, self.known)
         for policy in policies:
             self.optimizers[policy].zero_grad()
         kl_sum = tokens = loss = 0.0
@@ -73,7 +121,7 @@ class Update:
             kl_sum, tokens = kl_sum + kl.sum().item(), tokens + len(kl)
             if len(batches) == 1 and self._over_limit(kl_sum / tokens):
                 return False
-            loss += self._backward(batch, scores)
+            loss += self._backward(batch, scores, objective)
         if self._over_limit(kl_sum / tokens):
             return False
         self.meter.add("policy_loss", loss)
@@ -89,18 +137,41 @@ class Update:
         if not self.moved & {sample.action.policy for sample in batch.samples}:
             measure_difference(self.meter, batch, scores.log_probs.detach())
 
-    def _backward(self, batch: MicroBatch, scores: TokenScores) -> float:
+    def _backward(self, batch: MicroBatch, scores: TokenScores, objective: Objective) -> float:
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
-        inputs = LossInputs(batch.units(scores.log_probs), batch.units(batch.old_log_probs), batch.advantages)
-        output = self.objective(inputs)
-        loss = (output.terms * batch.unit_weights).sum()
-        if self.settings.entropy:
-            loss = loss - self.settings.entropy * (scores.entropies * batch.token_weights).sum()
+        old = batch.units(batch.old_log_probs) - batch.log_factors
+        output = objective(LossInputs(batch.units(scores.log_probs), old, batch.advantages))
+        loss = (output.terms * self._unit_weights(batch)).sum() + self._extras(batch, scores)
         loss.backward()
         measure_units(self.meter, batch, **output.metrics)
         measure_gradient_share(self.meter, batch, gradient[0])
         return loss.item()
+
+    def _unit_weights(self, batch: MicroBatch) -> Tensor:
+        """Weights of the objective's terms, with the sampler's correction."""
+        correction = self.settings.sampler_correction
+        if correction.level == "none":
+            return batch.unit_weights
+        weights = sampler_weights(correction, batch.old_log_probs, batch.engine_log_probs, batch.action_of)
+        measure_tokens(self.meter, batch, sampler_weight=weights)
+        if batch.level == "action":
+            weights = weights[batch.first_tokens()]
+        return batch.unit_weights * weights
+
+    def _extras(self, batch: MicroBatch, scores: TokenScores) -> Tensor:
+        """Entropy bonus, KL to the base, likelihood of successful actions: each a sum over tokens."""
+        extra = scores.log_probs.new_zeros(())
+        if self.settings.entropy:
+            extra = extra - self.settings.entropy * (scores.entropies * batch.token_weights).sum()
+        kl = self.settings.kl
+        if kl.coefficient and kl.place == "loss":
+            assert batch.base_log_probs is not None
+            terms = kl_terms(kl, scores.log_probs, batch.base_log_probs, batch.old_log_probs)
+            extra = extra + kl.coefficient * (terms * batch.token_weights).sum()
+        if self.settings.nll:
+            extra = extra - self.settings.nll * (scores.log_probs * batch.nll_weights).sum()
+        return extra
 
     def _step(self, policy: str) -> None:
         norm = self.optimizers[policy].step()
@@ -108,3 +179,12 @@ class Update:
         for scope in ("", f"policies/{policy}/"):
             self.meter.add(f"{scope}gradient_norm", norm)
             self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)))
+
+
+def _scaled(objective: Objective, scale: float) -> Objective:
+    """The objective with its clip ``scale`` as wide."""
+    if scale == 1.0:
+        return objective
+    update = {name: width * scale for name in ("clip", "clip_high") if (width := getattr(objective, name, None))}
+    copied: Objective = objective.model_copy(update=update)  # type: ignore[attr-defined]
+    return copied

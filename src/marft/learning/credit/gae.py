@@ -7,46 +7,51 @@ the tokens of an action follow each other with ``*_token``, and an action's last
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
-from marft.config.plugins import Plugin
+from marft.config.algorithm import Fraction, NotNegative
+from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.links import Links, backward_sum, link
-from marft.learning.interfaces import Credits, Floats, Level, Values, split_rows
-from marft.types import Episode, all_actions
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
+from marft.learning.interfaces import Credits, Evidence, Floats, split_rows
 
 
-class GAE(Plugin):
+class GAE(Estimator):
     """Advantages from a critic.
 
     ``chain = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);
     ``"graph"`` follows the realised dependencies. ``lambda_critic`` makes the critic's targets.
     """
 
+    reads_values: ClassVar[bool] = True
+
     chain: Literal["joint", "agent", "graph"] = "joint"
-    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the team reward beside agents' own rewards
     gamma_token: Fraction = 1.0
     gamma_agent: Fraction = 1.0
     gamma_step: Fraction = 0.99
     lambda_token: Fraction = 1.0
+    adaptive_lambda: NotNegative = 0.0  # α: λ_token of an action of l tokens is 1 − 1/(α l) (VAPO: 0.05); 0 is off
     lambda_agent: Fraction = 0.95
     lambda_step: Fraction = 0.95
     lambda_critic: Fraction = 1.0
 
-    def assign(self, episodes: Sequence[Episode], values: Values, level: Level) -> Credits:  # noqa: ARG002
+    def assign(self, evidence: Evidence) -> Credits:
         """Advantages and returns of every decision; see :class:`marft.learning.interfaces.Credit`."""
-        links = link(episodes, self.chain, self.gamma_step, self.alpha)
+        episodes, values = evidence.episodes, evidence.values
+        assert values is not None, "GAE reads a critic's values"
+        links = link(episodes, self.chain, self.gamma_step)
         within = links.steps == 0
         gamma = np.where(within, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
         decay = np.where(within, self.lambda_agent, self.lambda_step)
-        assert len(values.actions) == len(all_actions(episodes))
+        assert len(values.actions) == len(evidence.actions)
         sizes = np.array([len(value) for value in values.actions], np.int64)
-        rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, self.lambda_token)
+        inside = np.full(len(sizes), self.lambda_token)
+        if self.adaptive_lambda:
+            inside = (1.0 - 1.0 / (self.adaptive_lambda * sizes)).clip(0.0, 1.0)
+        rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, inside)
+        if evidence.costs:
+            rewards[: len(rewards) - len(episodes)] -= np.concatenate(evidence.costs)
         value = np.concatenate([*values.actions, values.bootstrap])
         delta = rewards + gamma * value[successor] - value
         delta[len(value) - len(episodes) :] = 0.0  # terminal rows only lend their value
@@ -63,7 +68,7 @@ class GAE(Plugin):
 
 
 def _spread(
-    links: Links, sizes: np.ndarray, gamma: Floats, decay: Floats, gamma_token: float, lambda_token: float
+    links: Links, sizes: np.ndarray, gamma: Floats, decay: Floats, gamma_token: float, lambda_token: Floats
 ) -> tuple[Floats, np.ndarray, Floats, Floats]:
     """From one row an action to one row a unit: a unit leads to the next of its action, the last one to the first
     unit of the action's successor. Rewards sit on the last unit. With one unit an action nothing changes."""
@@ -75,8 +80,9 @@ def _spread(
     successor = np.arange(1, total + 1)
     successor[last] = first[links.successor]
     spread = []
-    for rows, inside in ((links.rewards, 0.0), (gamma, gamma_token), (decay, lambda_token)):
-        units = np.full(total, inside)
+    lambdas = np.concatenate([lambda_token, np.ones(terminals)]).repeat(sizes)
+    for rows, inside in ((links.rewards, 0.0), (gamma, gamma_token), (decay, lambdas)):
+        units = np.zeros(total) + inside
         units[last] = rows
         spread.append(units)
     return spread[0], successor, spread[1], spread[2]

@@ -34,12 +34,11 @@ class Links:
     steps: Integers  # [K + E] environment steps between a decision and its successor; 0 within a step
 
 
-def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float, alpha: float) -> Links:
+def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
     """Link the decisions of a batch and lay the rewards on them.
 
     Args:
         gamma_step: discounts rewards of steps in which nobody decided, which go to the decision before.
-        alpha: weight of the team reward beside agents' own rewards.
     """
     decisions = sum(len(episode.actions) for episode in episodes)
     rewards = np.zeros(decisions + len(episodes))
@@ -52,7 +51,7 @@ def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float, alpha: fl
             successor[first + k] = decisions + number if after is None else first + after
             arrival = len(episode.transitions) if after is None else episode.actions[after].step
             steps[first + k] = arrival - episode.actions[k].step
-        for k, reward in _payments(episode, chain, following, gamma_step, alpha):
+        for k, reward in _payments(episode, chain, following, gamma_step):
             rewards[first + k] += reward
         first += len(episode.actions)
     return Links(rewards, successor, steps)
@@ -120,7 +119,7 @@ def _same_step(actions: Sequence[Action], k: int) -> range:
 
 
 def _payments(
-    episode: Episode, chain: Chain, following: Sequence[int | None], gamma_step: float, alpha: float
+    episode: Episode, chain: Chain, following: Sequence[int | None], gamma_step: float
 ) -> Iterator[tuple[int, float]]:
     """``(decision, reward)``: who is paid what. A decision made Δ steps before its pay gets γ_step^Δ of it."""
     actions = episode.actions
@@ -136,7 +135,7 @@ def _payments(
         if chain == "graph":
             receivers = [j for j in receivers if _is_sink(actions, j, following[j])]
         for j in receivers:
-            yield j, alpha * transition.reward * gamma_step ** (t - actions[j].step)
+            yield j, transition.reward * gamma_step ** (t - actions[j].step)
         for agent, reward in transition.agent_rewards.items():
             if agent in latest:
                 yield latest[agent], reward * gamma_step ** (t - actions[latest[agent]].step)

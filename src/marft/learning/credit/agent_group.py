@@ -1,0 +1,33 @@
+"""Group-relative advantages for each agent by itself (Dr. MAS): agents that earn differently have baselines of their
+own, and an agent that speaks five times is one member of its group, not five."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from marft.learning.credit.estimator import Estimator
+from marft.learning.credit.groups import agent_returns, compare
+from marft.learning.interfaces import Credits, Evidence
+
+
+class AgentGroup(Estimator):
+    """``(R_i − mean) / (std + ε)`` over the trajectories of agent i at a task."""
+
+    compares: ClassVar[Literal["task", ""]] = "task"
+
+    scale: bool = True
+
+    def assign(self, evidence: Evidence) -> Credits:
+        """See :class:`marft.learning.interfaces.Credit`."""
+        rows = [
+            (number, agent, earned)
+            for number, agents in enumerate(agent_returns(evidence))
+            for agent, earned in agents.items()
+        ]
+        keys = [(evidence.episodes[number].task.id, agent) for number, agent, _ in rows]
+        advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale)
+        found = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
+        by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]
+        return Credits(evidence.spread(np.array(by_action)), metrics=metrics)

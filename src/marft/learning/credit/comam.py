@@ -1,0 +1,61 @@
+"""Agents with rewards of their own and an adaptive share of the global one (after CoMAM, arXiv 2603.12631).
+
+The paper weighs an agent's share of the global reward by how consistently its local reward ranks a group's episodes
+with the global one. Its published text leaves the function open here, so this one is ours: Spearman's rank correlation,
+and 0 where it is negative or a reward is the same throughout the group.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from marft.learning.credit.estimator import Estimator
+from marft.learning.credit.groups import EQUAL, compare, local_rewards, members
+from marft.learning.interfaces import Credits, Evidence, Floats
+
+
+class CoMAM(Estimator):
+    """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
+
+    compares: ClassVar[Literal["task", ""]] = "task"
+
+    scale: bool = True
+
+    def assign(self, evidence: Evidence) -> Credits:
+        """See :class:`marft.learning.interfaces.Credit`."""
+        rows: list[tuple[int, str, float, float]] = []  # episode, agent, local, global
+        first = 0
+        for number, episode in enumerate(evidence.episodes):
+            local = local_rewards(episode)
+            own = {action.agent: local.get(action.agent, 0.0) for action in episode.actions}
+            for k, action in enumerate(episode.actions):
+                own[action.agent] -= evidence.cost_of(first + k)
+            rows += [(number, agent, earned, episode.total_reward) for agent, earned in own.items()]
+            first += len(episode.actions)
+        keys = [(evidence.episodes[number].task.id, agent) for number, agent, *_ in rows]
+        mine, whole = np.array([row[2] for row in rows]), np.array([row[3] for row in rows])
+        weights = np.zeros(len(rows))
+        for indices in members(keys):
+            weights[indices] = max(0.0, rank_correlation(mine[indices], whole[indices]))
+        advantages, metrics = compare(mine + weights * whole, keys, scale=self.scale)
+        metrics["global_weight"] = float(weights.mean()) if len(weights) else 0.0
+        found = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}
+        by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]
+        return Credits(evidence.spread(np.array(by_action)), metrics=metrics)
+
+
+def rank_correlation(a: Floats, b: Floats) -> float:
+    """Spearman's ρ with mean ranks for ties; 0 where either is constant.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 15.0]))
+    0.5
+    """
+    if len(a) < 2 or np.ptp(a) < EQUAL or np.ptp(b) < EQUAL:
+        return 0.0
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    return np.array([(values < v).sum() + 0.5 * ((values == v).sum() - 1) for v in values], np.float64)

@@ -1,0 +1,15 @@
+"""What every credit estimator is: a plugin that says what it needs (see :class:`marft.learning.interfaces.Credit`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from marft.config.plugins import Plugin
+
+
+class Estimator(Plugin):
+    """Base of the built-in credits: no critic, nothing to compare with, no forks, unless a class says so."""
+
+    reads_values: ClassVar[bool] = False
+    compares: ClassVar[Literal["task", ""]] = ""
+    forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = ""

@@ -1,0 +1,104 @@
+"""Comparing rewards inside groups that are formed from explicit keys (formulas §5)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from marft.learning.interfaces import Evidence, Floats
+from marft.types import Episode
+
+EQUAL = 1e-8  # rewards whose range is below this count as equal
+EPSILON = 1e-8
+
+
+def compare(
+    rewards: Floats, keys: Sequence[Hashable], *, scale: bool = True, leave_one_out: bool = False
+) -> tuple[Floats, dict[str, float]]:
+    """Each reward minus its group's mean, over the group's unbiased standard deviation → advantages, group metrics.
+
+    A group of one has nothing to be compared with and an all-equal group tells nobody apart: both get 0, and are
+    counted.
+
+    Args:
+        keys: what group each reward is in; equal keys, one group.
+        scale: divide by the standard deviation.
+        leave_one_out: the baseline is the mean of the others (RLOO), nothing is divided.
+
+    >>> advantages, metrics = compare(np.array([1.0, 0.0, 5.0]), ["a", "a", "b"], scale=False)
+    >>> advantages.tolist(), metrics["groups"], metrics["groups_of_one"]
+    ([0.5, -0.5, 0.0], 2.0, 1.0)
+    """
+    advantages = np.zeros(len(rewards))
+    groups = members(keys)
+    lone = even = 0
+    for indices in groups:
+        group = rewards[indices]
+        if len(group) == 1:
+            lone += 1
+        elif np.ptp(group) < EQUAL:
+            even += 1
+        elif leave_one_out:
+            advantages[indices] = group - (group.sum() - group) / (len(group) - 1)
+        else:
+            advantages[indices] = (group - group.mean()) / (group.std(ddof=1) + EPSILON if scale else 1.0)
+    sizes = [len(indices) for indices in groups]
+    metrics = {
+        "groups": float(len(groups)),
+        "groups_of_one": float(lone),
+        "groups_all_equal": float(even),
+        "group_size": float(np.mean(sizes)) if sizes else 0.0,
+        "group_size_min": float(min(sizes, default=0)),
+    }
+    return advantages, metrics
+
+
+def members(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of each group, groups in order of first appearance.
+
+    >>> members(["a", "b", "a"])
+    [[0, 2], [1]]
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def team_returns(evidence: Evidence) -> Floats:
+    """R of each episode: undiscounted, all that the team and its agents earned, minus the costs, [E]."""
+    totals, first = [], 0
+    for episode in evidence.episodes:
+        costs = sum(evidence.cost_of(first + k) for k in range(len(episode.actions)))
+        totals.append(episode.total_reward + sum(local_rewards(episode).values()) - costs)
+        first += len(episode.actions)
+    return np.array(totals, np.float64)
+
+
+def agent_returns(evidence: Evidence) -> list[dict[str, float]]:
+    """R of each agent that acted in each episode: the team's return, and its own rewards minus its own costs."""
+    results, first = [], 0
+    for episode in evidence.episodes:
+        local = local_rewards(episode)
+        earned = {a.agent: episode.total_reward + local.get(a.agent, 0.0) for a in episode.actions}
+        for k, action in enumerate(episode.actions):
+            earned[action.agent] -= evidence.cost_of(first + k)
+        first += len(episode.actions)
+        results.append(earned)
+    return results
+
+
+def local_rewards(episode: Episode) -> dict[str, float]:
+    """What each agent earned for itself over the whole episode."""
+    earned: dict[str, float] = {}
+    for transition in episode.transitions:
+        for agent, reward in transition.agent_rewards.items():
+            earned[agent] = earned.get(agent, 0.0) + reward
+    return earned
+
+
+def to_actions(evidence: Evidence, of_episodes: Floats) -> list[Floats]:
+    """One number an episode → one a decision of all its actions."""
+    counts = [len(episode.actions) for episode in evidence.episodes]
+    return evidence.spread(np.repeat(of_episodes, counts))

@@ -1,0 +1,23 @@
+"""Group-relative advantages over attempts at the same task (GRPO: Shao et al. 2024; Dr.GRPO: Liu et al. 2025)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from marft.learning.credit.estimator import Estimator
+from marft.learning.credit.groups import compare, team_returns, to_actions
+from marft.learning.interfaces import Credits, Evidence
+
+
+class GRPO(Estimator):
+    """``(R − mean) / (std + ε)`` over the episodes of a task; ``scale = false`` leaves the division out (Dr.GRPO)."""
+
+    compares: ClassVar[Literal["task", ""]] = "task"
+
+    scale: bool = True
+
+    def assign(self, evidence: Evidence) -> Credits:
+        """See :class:`marft.learning.interfaces.Credit`."""
+        keys = [episode.task.id for episode in evidence.episodes]
+        advantages, metrics = compare(team_returns(evidence), keys, scale=self.scale)
+        return Credits(to_actions(evidence, advantages), metrics=metrics)

@@ -1,0 +1,21 @@
+"""REINFORCE leave-one-out (Ahmadian et al. 2024): the baseline of an attempt is the mean of the others."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from marft.learning.credit.estimator import Estimator
+from marft.learning.credit.groups import compare, team_returns, to_actions
+from marft.learning.interfaces import Credits, Evidence
+
+
+class RLOO(Estimator):
+    """``R_j − mean of the other episodes of the task``."""
+
+    compares: ClassVar[Literal["task", ""]] = "task"
+
+    def assign(self, evidence: Evidence) -> Credits:
+        """See :class:`marft.learning.interfaces.Credit`."""
+        keys = [episode.task.id for episode in evidence.episodes]
+        advantages, metrics = compare(team_returns(evidence), keys, leave_one_out=True)
+        return Credits(to_actions(evidence, advantages), metrics=metrics)

@@ -1,0 +1,55 @@
+"""AT-GRPO (Stronger-MAS: Zhao et al. 2025): several candidates for one action, sampled from the same state.
+
+Group key: task, state, agent, step and call. A candidate earns what the step paid: the team's reward and the agent's
+own; where a step pays only when everybody has acted, one completion of the step scores the candidate. Only candidates
+are trained: an action that was carried over from the state, or that only completed a step, is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from marft.learning.credit.estimator import Estimator
+from marft.learning.credit.groups import compare
+from marft.learning.interfaces import Credits, Evidence
+from marft.types import Action, Episode
+
+
+class Tree(Estimator):
+    """``(r − mean) / (std + ε)`` over the candidates of a state; the best of them is carried on, or the first."""
+
+    forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "tree"
+
+    candidates: Annotated[int, Field(ge=2)] = 4
+    carry: Literal["best", "first"] = "best"
+    scale: bool = True
+
+    def assign(self, evidence: Evidence) -> Credits:
+        """See :class:`marft.learning.interfaces.Credit`."""
+        rows = [(episode, action) for episode in evidence.episodes for action in episode.actions]
+        chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
+        keys = [_state(*rows[k]) for k in chosen]
+        scores = np.array([step_score(*rows[k]) - evidence.cost_of(k) for k in chosen])
+        advantages = np.zeros(len(rows))
+        advantages[chosen], metrics = compare(scores, keys, scale=self.scale)
+        trained = np.zeros(len(rows), bool)
+        trained[chosen] = True
+        return Credits(evidence.spread(advantages), trained=trained.tolist(), metrics=metrics)
+
+
+def is_candidate(episode: Episode, action: Action) -> bool:
+    """Whether the action is the one at which its episode was forked. Without forks there are no candidates."""
+    return episode.fork is not None and action.id == episode.fork.at
+
+
+def step_score(episode: Episode, action: Action) -> float:
+    """What the action's step paid the team, and the agent itself."""
+    transition = episode.transitions[action.step]
+    return transition.reward + transition.agent_rewards.get(action.agent, 0.0)
+
+
+def _state(episode: Episode, action: Action) -> tuple[str, str, bytes]:
+    return episode.task.id, action.id, action.prompt.tobytes()

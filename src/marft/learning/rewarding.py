@@ -1,0 +1,73 @@
+"""What rewards become before credit is assigned: the mixture of team and own rewards, shaping, the price of length.
+
+Each function takes episodes and returns episodes with other rewards; nothing else of them changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from marft.types import Episode, Transition
+
+
+def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:
+    """``team`` · team reward and ``own`` · each agent's own reward (α · team + local)."""
+    return [_with_rewards(episode, [
+        replace(t, reward=team * t.reward, agent_rewards={agent: own * r for agent, r in t.agent_rewards.items()})
+        for t in episode.transitions
+    ]) for episode in episodes]  # fmt: skip
+
+
+def shape(episodes: Sequence[Episode], kind: Literal["margin", "quality"], weight: float) -> list[Episode]:
+    """Reward progress over the trajectory so far (MARTI): ``R' = R + weight · Δ`` for each graded action.
+
+    Q is the mean reward of the trajectory's earlier graded actions, margin Δ = R − Q, quality
+    Δ = Q R − (1 − Q)(1 − R). The first graded action has nothing before it and stays as it is. An action is graded
+    where its agent gets a reward of its own.
+    """
+    return [_with_rewards(episode, _shaped(episode, kind, weight)) for episode in episodes]
+
+
+def _shaped(episode: Episode, kind: str, weight: float) -> list[Transition]:
+    grades: list[float] = []
+    transitions = []
+    for t, transition in enumerate(episode.transitions):
+        order = list(dict.fromkeys(action.agent for action in episode.actions if action.step == t))
+        shaped = dict(transition.agent_rewards)
+        for agent in order:
+            if agent not in shaped:
+                continue
+            reward = shaped[agent]
+            if grades:
+                q = sum(grades) / len(grades)
+                delta = reward - q if kind == "margin" else q * reward - (1.0 - q) * (1.0 - reward)
+                shaped[agent] = reward + weight * delta
+            grades.append(reward)
+        transitions.append(replace(transition, agent_rewards=shaped))
+    return transitions
+
+
+def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffer: int) -> list[Episode]:
+    """DAPO's soft overlong punishment: an action that comes within ``buffer`` tokens of its limit costs its agent up
+    to 1, linearly.
+
+    Args:
+        limits: ``max_new_tokens`` by agent.
+    """
+    priced = []
+    for episode in episodes:
+        transitions = list(episode.transitions)
+        for action in episode.actions:
+            over = len(action.tokens) - (limits[action.agent] - buffer)
+            if over > 0 and action.step < len(transitions):
+                here = transitions[action.step]
+                own = {**here.agent_rewards, action.agent: here.agent_rewards.get(action.agent, 0.0) - over / buffer}
+                transitions[action.step] = replace(here, agent_rewards=own)
+        priced.append(_with_rewards(episode, transitions))
+    return priced
+
+
+def _with_rewards(episode: Episode, transitions: Sequence[Transition]) -> Episode:
+    return replace(episode, transitions=tuple(transitions))
