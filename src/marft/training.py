@@ -16,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from marft import seeds
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics
-from marft.game.play import Attempt
+from marft.gathering import gather, training_tasks
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, name_of
@@ -90,9 +89,10 @@ def train(
                 observer.note(f"passed over a checkpoint: {problem}")
         elif start_from:
             load_policies(start_from, stage.models, learner.optimizers)
-            load_critic(start_from, learner)
+            if learner.critic and not load_critic(start_from, learner):
+                observer.note("the checkpoint has no critic that fits; a new one starts from zero")
         stage.engine.publish(state.step)
-        tasks = _tasks(run)
+        tasks = training_tasks(run)
         sinks = MetricSinks(folder, state.step)
         observer.began(state.step, run.training.steps)
         try:
@@ -117,54 +117,37 @@ def train(
 def _step(
     stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
 ) -> tuple[State, dict[str, float]]:
-    run, watch = stage.run, _Watch()
+    run, watch, before = stage.run, _Watch(), stage.engine.sampled_tokens
     with watch("sampling"):
-        attempts = _attempts(run, tasks, state.step)
-        episodes = stage.play(attempts, on_done=observer.episode)
-    scored = [episode for episode in episodes if episode.scored]
-    if not scored:
+        experience = gather(stage, tasks, state.step, state.tasks_drawn, observer.episode)
+    episodes = experience.played
+    if not experience.evidence:
         raise RunError(
             f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; "
             f"the first says: {episodes[0].error}"
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
+    metrics |= experience.metrics
     with watch("learning"):
-        metrics |= learner.learn(scored, Progress(state.step, state.environment_steps))
+        metrics |= learner.learn(experience.evidence, Progress(state.step, state.environment_steps))
     state = replace(
-        state, step=state.step + 1, environment_steps=state.environment_steps + int(metrics["environment_steps"])
+        state,
+        step=state.step + 1,
+        environment_steps=state.environment_steps + int(metrics["environment_steps"]),
+        tasks_drawn=experience.tasks_drawn,
     )
     stage.engine.publish(state.step)
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
             write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", episodes)
-    sampled = sum(len(action.tokens) for episode in episodes for action in episode.actions)
-    read = sum(len(action.prompt) + len(action.tokens) for episode in scored for action in episode.actions)
+    sampled = stage.engine.sampled_tokens - before
+    read = sum(len(a.prompt) + len(a.tokens) for episode in experience.evidence for a in episode.actions)
     return state, metrics | watch.metrics() | {
         "tokens_per_second/sampling": sampled / watch.seconds["sampling"],
         "tokens_per_second/learning": read / watch.seconds["learning"],
         "episodes_per_second": len(episodes) / watch.total(),
     }
-
-
-def _tasks(run: RunSettings) -> Sequence[Task]:
-    tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
-    if not tasks:
-        raise ValueError("environment: its training split has no tasks")
-    return tasks
-
-
-def _attempts(run: RunSettings, tasks: Sequence[Task], step: int) -> list[Attempt]:
-    """The step's attempts: ``samples_per_task`` at each of the next tasks of an endless, reshuffled pass over all."""
-    wanted = run.rollout.tasks_per_step
-    attempts = []
-    for place in range(step * wanted, (step + 1) * wanted):
-        epoch, index = divmod(place, len(tasks))
-        order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
-        for sample in range(run.rollout.samples_per_task):
-            stream = f"train/{step}" if len(tasks) >= wanted else f"train/{step}/{epoch}"
-            attempts.append(Attempt(tasks[int(order[index])], stream, sample, critic_states=True))
-    return attempts
 
 
 def _validate(stage: Stage) -> float:

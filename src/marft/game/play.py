@@ -23,6 +23,7 @@ from marft.types import (
     Action,
     ActionKey,
     Episode,
+    Fork,
     JointAction,
     Mark,
     Observation,
@@ -48,6 +49,21 @@ class Game:
     timeout: float = 60.0  # seconds for each call into the environment
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """Recorded actions, by id, that are served instead of sampled: how an episode is forked, or scored again.
+
+    The session starts under the seed of the episode that ``stream`` and ``sample`` name, so it observes the same; an
+    agent that nevertheless sees another prompt than recorded fails the episode.
+    """
+
+    origin: str  # name of the episode that is played again
+    stream: str
+    sample: int
+    actions: Mapping[str, Action]
+    pause: bool = False  # end with the step in which the first action is sampled anew
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
@@ -60,6 +76,7 @@ class Attempt:
     sample: int = 0
     messages: Mapping[str, str] = field(default_factory=dict)
     critic_states: bool = False  # whether a critic will read this episode
+    replay: Replay | None = None
 
 
 class EpisodeFailedError(Exception):
@@ -90,7 +107,8 @@ async def play(game: Game, attempt: Attempt) -> Episode:
 
 
 async def _run(game: Game, attempt: Attempt, turns: _Turns, thread: HostThread) -> Status:
-    key = (attempt.stream, attempt.task.id, attempt.sample)
+    origin = attempt.replay or attempt
+    key = (origin.stream, attempt.task.id, origin.sample)
     session = await _outside(
         game, thread, game.environment.start, attempt.task, derive_seed(game.seed, "session", *key)
     )
@@ -103,6 +121,8 @@ async def _run(game: Game, attempt: Attempt, turns: _Turns, thread: HostThread) 
             observation = step.observation
             if step.terminated:
                 return "terminated"
+            if attempt.replay and attempt.replay.pause and turns.first_fresh:
+                return "paused"
             if step.truncated or len(turns.transitions) >= game.max_steps:
                 turns.bootstrap(observation)
                 return "truncated"
@@ -151,6 +171,7 @@ class _Turns:
         self.success: bool | None = None
         self.first_of_step: Agent | None = None
         self.final_prompt: Prompt | None = None
+        self.first_fresh = ""  # id of the first action that was sampled and not served
         self._engine_failure: Exception | None = None
         self._asked = 0
         self._calls: Counter[str] = Counter()
@@ -167,6 +188,8 @@ class _Turns:
         first = self._asked
         try:
             joint = await self.game.team.organization.act(observation, Agents(self.game.team.agents, self._ask))
+        except EpisodeFailedError:
+            raise
         except PromptTooLongError as error:
             raise EpisodeFailedError("failed", str(error)) from error
         except Exception as error:
@@ -188,6 +211,11 @@ class _Turns:
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
         prompt = self._render(agent, observation, sees)
+        served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
+        if served is not None:
+            self.actions[index] = replace(served, index=index)
+            return self.actions[index]
+        self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
         started = time.perf_counter() - self._began
         try:
             completion = await self.game.engine.sample(agent.policy, prompt.ids, agent.sampling, key)
@@ -212,6 +240,17 @@ class _Turns:
         )
         self.actions[index] = action
         return action
+
+    def _serve(self, name: str, prompt: Prompt) -> Action | None:
+        """The recorded action of that id, if one is to be served."""
+        recorded = self.attempt.replay.actions.get(name) if self.attempt.replay else None
+        if recorded is not None and not np.array_equal(recorded.prompt, prompt.ids):
+            raise EpisodeFailedError(
+                "failed",
+                f"replaying {name}: the agent sees another prompt than recorded; the environment or the organization "
+                "does not do the same again under the same seed",
+            )
+        return recorded
 
     def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action]) -> Prompt:
         messages = [Message(other.agent, self.attempt.messages.get(other.id, other.text)) for other in sees]
@@ -258,8 +297,10 @@ class _Turns:
             success=self.success,
             error=error,
             bootstrap=self.final_prompt.ids if self.final_prompt else None,
+            bootstrap_agent=self.first_of_step.role if self.final_prompt and self.first_of_step else "",
             bootstrap_policy=self.first_of_step.policy if self.final_prompt and self.first_of_step else "",
             seconds=time.perf_counter() - self._began,
+            fork=Fork(self.attempt.replay.origin, self.first_fresh) if self.attempt.replay else None,
         )
 
 

@@ -6,9 +6,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ class State:
     environment_steps: int = 0
     best_step: int = 0  # the checkpoint with the best score so far; 0 for none
     best_score: float = -1.0
+    tasks_drawn: int = 0  # of the endless pass over the training tasks
+    memory: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
 
 
 class Checkpoints:
@@ -43,10 +46,12 @@ class Checkpoints:
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
                 models.save_policy(policy, draft / "policies" / policy)
-            save_file(_contiguous(learner.critic.parameters()), draft / "critic.safetensors")
+            if learner.critic:
+                save_file(_contiguous(learner.critic.parameters()), draft / "critic.safetensors")
             save_file(_contiguous(_optimizer_state(learner)), draft / "optimizer.safetensors")
             files = {str(file.relative_to(draft)): _digest(file) for file in sorted(draft.rglob("*")) if file.is_file()}
-            (draft / "state.json").write_text(json.dumps({**asdict(state), "files": files}, indent=2) + "\n")
+            table = {**asdict(replace(state, memory=learner.memory())), "files": files}
+            (draft / "state.json").write_text(json.dumps(table, indent=2) + "\n")
         self._let_go(state)
         return target
 
@@ -67,7 +72,9 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             load_policies(path, models, learner.optimizers)
-            _restore(learner, load_file(path / "critic.safetensors"), load_file(path / "optimizer.safetensors"))
+            critic = load_file(path / "critic.safetensors") if learner.critic else {}
+            _restore(learner, critic, load_file(path / "optimizer.safetensors"))
+            learner.remember(state.memory)
             return state, damaged
         if damaged:
             raise ValueError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
@@ -137,9 +144,15 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
         models.load_policy(policy, folder)
 
 
-def load_critic(path: Path, learner: Learner) -> None:
-    """Load the critic of a checkpoint, for a new run that starts from it."""
-    _restore(learner, _read(path / "critic.safetensors"), {})
+def load_critic(path: Path, learner: Learner) -> bool:
+    """Load the critic of a checkpoint, for a new run that starts from it → whether there was one that fits."""
+    if learner.critic is None or not (path / "critic.safetensors").is_file():
+        return False
+    tensors = _read(path / "critic.safetensors")
+    if {k: t.shape for k, t in tensors.items()} != {k: p.shape for k, p in learner.critic.parameters().items()}:
+        return False
+    _restore(learner, tensors, {})
+    return True
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -150,17 +163,20 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _optimizer_state(learner: Learner) -> dict[str, Tensor]:
-    tensors = optimizer_tensors(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()))
+    tensors: dict[str, Tensor] = {}
+    if learner.critic:
+        tensors |= optimizer_tensors(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()))
     for name, optimizer in learner.optimizers.items():
         tensors |= optimizer_tensors(optimizer.optimizer, _prefixed(f"policies/{name}", optimizer.parameters))
     return tensors
 
 
+@torch.no_grad()
 def _restore(learner: Learner, critic: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-    for name, head in learner.critic.heads.items():
-        prefix = f"{name}."
-        head.load_state_dict({key.removeprefix(prefix): t for key, t in critic.items() if key.startswith(prefix)})
-    restore_optimizer(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()), optimizer)
+    if learner.critic:
+        for name, parameter in learner.critic.parameters().items():
+            parameter.copy_(critic[name])
+        restore_optimizer(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()), optimizer)
     for name, mine in learner.optimizers.items():
         restore_optimizer(mine.optimizer, _prefixed(f"policies/{name}", mine.parameters), optimizer)
 
