@@ -36,10 +36,10 @@ from transformers.utils import logging
 from marft.config import parse_recipe
 from marft.config.plugins import Plugin
 from marft.envs.single_turn import Grade, SingleTurn
+from marft.gathering import attempts_at
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.stage import Stage
-from marft.training import _attempts
 from marft.types import Task
 
 HIDDEN, LAYERS, INTERMEDIATE, HEADS, KEY_HEADS = 128, 4, 384, 4, 2
@@ -104,7 +104,8 @@ def recipe(folder: Path, agents: int, vocabulary: int, observation: int) -> dict
         "environment": {"name": "throughput:Numbers", "vocabulary": vocabulary, "length": shared},
         "rollout": {"tasks_per_step": EPISODES, "samples_per_task": 1},
         "algorithm": {
-            "name": "marft", "epochs": 1, "minibatches": 1, "kl_stop": 0.0, "critic": {"epochs": 1, "warmup_steps": 0},
+            "name": "marft", "epochs": 1, "minibatches": 1, "kl_stop": 0.0,
+            "critic": {"kind": "independent", "epochs": 1, "warmup_steps": 0},  # reads exactly the observation
         },
     }  # fmt: skip
 
@@ -159,7 +160,7 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
 
 def iterate(stage: Stage, learner: Learner, tasks: Sequence[Task], step: int, observation: int) -> dict[str, float]:
     began = time.perf_counter()
-    episodes = stage.play(_attempts(stage.run, tasks, step))
+    episodes = stage.play(attempts_at(stage.run, tasks, step, step * EPISODES, EPISODES))
     played = time.perf_counter()
     learner.learn(episodes, Progress(step, 0))
     stage.engine.publish(step + 1)

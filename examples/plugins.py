@@ -6,15 +6,17 @@ marft train recipes/demo.toml --environment "{ name = 'examples.plugins:Guess', 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from marft.config.plugins import Plugin
 from marft.game.agents import Agents
 from marft.game.environment import Split
-from marft.learning.interfaces import Credits, Level, LossInputs, LossOutput, Values
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft.learning.credit.estimator import Estimator
+from marft.learning.credit.groups import members, team_returns, to_actions
+from marft.learning.interfaces import Credits, Evidence, LossInputs, LossOutput
+from marft.types import JointAction, Observation, Step, Task
 
 
 class Guess(Plugin):
@@ -53,17 +55,25 @@ class Vote(Plugin):
         return JointAction(answer=await agents.judge(observation, sees=drafts))
 
 
-class TeamReturn(Plugin):
-    """Every decision earns what its episode earned (REINFORCE without a baseline)."""
+class Median(Estimator):
+    """R − the median of the attempts at the same task: one lucky attempt does not move the baseline."""
 
-    def assign(self, episodes: Sequence[Episode], values: Values, level: Level) -> Credits:  # noqa: ARG002
-        rows = iter(values.actions)
-        earned = [np.full_like(next(rows), e.total_reward) for e in episodes for _ in e.actions]
-        return Credits(advantages=earned, returns=earned, monte_carlo=earned)
+    compares: ClassVar[Literal["task", ""]] = "task"
+
+    def assign(self, evidence: Evidence) -> Credits:
+        returns = team_returns(evidence)
+        advantages = np.zeros_like(returns)
+        for group in members([episode.task.id for episode in evidence.episodes]):
+            advantages[group] = returns[group] - np.median(returns[group])
+        return Credits(to_actions(evidence, advantages))
 
 
-class Reinforce(Plugin):
-    """``−A log π``."""
+class SPO(Plugin):
+    """Simple policy optimization (Xie et al. 2024): a quadratic penalty in place of the clip."""
+
+    width: float = 0.2
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-inputs.advantages * inputs.log_probs)
+        ratio = (inputs.log_probs - inputs.old_log_probs).exp()
+        penalty = inputs.advantages.abs() * (ratio - 1).square() / (2 * self.width)
+        return LossOutput(penalty - ratio * inputs.advantages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from marft.config.plugins import Plugin
@@ -66,3 +67,20 @@ class NotANumber(Plugin):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(inputs.log_probs * float("nan"))
+
+
+class Apart(Plugin):
+    """Everybody acts once and sees nobody: D = 0."""
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        await asyncio.gather(*(seat(observation) for seat in agents))
+        return JointAction()
+
+
+class Forgetful(Flaky):
+    """An environment that shows something else each time, whatever its seed."""
+
+    def start(self, task: Task, seed: int) -> FlakySession:
+        session = FlakySession(self, task, seed)
+        session.task = Task(task.id, f"{task.prompt} {session.number}")
+        return session

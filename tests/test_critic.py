@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from marft.config.algorithm import CriticSettings
-from marft.learning.critic import Critic, Reading, frozen_features, reading
+from marft.learning.critic import Critic, Reading, read_features, reading
 from marft.learning.interfaces import Level
 from marft.models.backbone import Backbone, PackedRows
 from marft.types import Action, Episode, Observation, Task, Transition
@@ -24,15 +24,18 @@ def episode(*actions: Action, reward: float = 1.0, **changes: object) -> Episode
 def critic(backbone: Backbone, level: Level = "action", **changes: object) -> Critic:
     made = Critic(
         CriticSettings.model_validate({"learning_rate": 0.01, **changes}), level, {"a": backbone, "b": backbone},
-        {"a": "base", "b": "base"}, seed=0, tokens_per_batch=1000,
+        {"a": "base", "b": "base"}, [("a", "a"), ("b", "b")], seed=0, tokens_per_batch=1000,
     )  # fmt: skip
     with torch.no_grad():  # the last layer starts at zero, where every reading looks alike
-        torch.nn.init.normal_(made.heads["base"].layers[-1].weight)  # type: ignore[arg-type]
+        for head in made.heads.values():
+            torch.nn.init.normal_(head.layers[-1].weight)  # type: ignore[arg-type]
     return made
 
 
 def test_an_untrained_critic_says_zero(backbone: Backbone) -> None:
-    fresh = Critic(CriticSettings(), "action", {"a": backbone}, {"a": "base"}, seed=0, tokens_per_batch=1000)
+    fresh = Critic(
+        CriticSettings(), "action", {"a": backbone}, {"a": "base"}, [("a", "a")], seed=0, tokens_per_batch=1000
+    )
     assert fresh.evaluate([episode(make_action("a"))]).actions[0].tolist() == [0.0]
 
 
@@ -75,11 +78,11 @@ def test_the_state_is_read_where_it_says_more_than_the_prompt() -> None:
 
 def test_adapters_do_not_touch_the_critics_features(backbone: Backbone) -> None:
     reads = [Reading(np.array([4, 5, 6], np.int32), np.array([0, 2]))]
-    before = frozen_features(backbone, reads, 100)
+    before = read_features(backbone, reads, 100, None)
     backbone.add_adapter("a", 4, 16.0, ("q_proj", "v_proj"), seed=0)
     for adapter in backbone.adapters("a").values():
         torch.nn.init.normal_(adapter.b)
-    assert torch.equal(frozen_features(backbone, reads, 100), before)
+    assert torch.equal(read_features(backbone, reads, 100, None), before)
 
 
 def test_equal_readings_are_computed_once_and_all_get_their_rows(backbone: Backbone) -> None:
@@ -96,9 +99,9 @@ def test_equal_readings_are_computed_once_and_all_get_their_rows(backbone: Backb
         return original(rows, *arguments)  # type: ignore[arg-type]
 
     backbone.hidden_states = counted  # type: ignore[method-assign]
-    features = frozen_features(backbone, reads, 1000)
+    features = read_features(backbone, reads, 1000, None)
     assert sum(forwarded) == 5
-    alone = torch.cat([frozen_features(backbone, [read], 1000) for read in reads])
+    alone = torch.cat([read_features(backbone, [read], 1000, None) for read in reads])
     torch.testing.assert_close(features, alone, rtol=1e-5, atol=1e-5)
 
 
@@ -136,6 +139,7 @@ def test_heads_of_different_bases_keep_their_own_decisions_apart(backbone: Backb
         "action",
         {"a": backbone, "b": backbone},
         {"a": "first", "b": "second"},
+        [("a", "a"), ("b", "b")],
         seed=0,
         tokens_per_batch=99,
     )
@@ -144,4 +148,41 @@ def test_heads_of_different_bases_keep_their_own_decisions_apart(backbone: Backb
             mine.heads[name].layers[-1].bias.fill_(value)  # type: ignore[union-attr, operator]
     values = mine.evaluate([episode(make_action("a"), make_action("b", index=1)), episode(make_action("b"))])
     assert [float(v[0]) for v in values.actions] == [1.0, 2.0, 2.0]
-    assert [len(order) for order in mine._order] == [1, 2]
+    assert [len(decisions.rows) for decisions in mine._decisions] == [1, 2]
+
+
+def test_every_agent_may_have_a_head_of_its_own(backbone: Backbone) -> None:
+    mine = Critic(
+        CriticSettings(heads="agent"), "action", {"a": backbone, "b": backbone}, {"a": "base", "b": "base"},
+        [("a", "a"), ("b", "b")], seed=0, tokens_per_batch=1000,
+    )  # fmt: skip
+    assert sorted(mine.heads) == ["base/a", "base/b"]
+    batch = [episode(make_action("a"), make_action("b", index=1))]
+    mine.update(mine.evaluate(batch), [np.array([2.0]), np.array([-2.0])], step=0)
+    after = mine.evaluate(batch)
+    assert after.actions[0] > 0
+    assert after.actions[1] < 0
+
+
+def test_an_independent_critic_reads_only_what_the_agent_sees() -> None:
+    action = replace(make_action("a", prompt=(5, 6)), state=np.array([5, 9, 9, 6], np.int32))
+    assert reading(action, "action", "independent").ids.tolist() == [5, 6]
+    assert reading(action, "action", "centralised").ids.tolist() == [5, 9, 9, 6]
+
+
+@pytest.mark.parametrize("tokens", [7, 1000])
+def test_a_critic_with_an_adapter_of_its_own_learns_and_leaves_the_base_alone(backbone: Backbone, tokens: int) -> None:
+    """Also where its readings do not fit in one batch: the gradient is the same."""
+    mine = Critic(
+        CriticSettings(body="lora", epochs=10, lora_learning_rate=0.01), "action", {"a": backbone}, {"a": "base"},
+        [("a", "a")], seed=0, tokens_per_batch=tokens,
+    )  # fmt: skip
+    batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 11)]
+    plain = read_features(backbone, [reading(e.actions[0], "action") for e in batch], 1000, None)
+    returns = [np.array([float(n % 2)]) for n in range(8)]
+    first = mine.update(mine.evaluate(batch), returns, step=0)
+    second = mine.update(mine.evaluate(batch), returns, step=1)
+    assert second["critic/loss"] < first["critic/loss"]
+    assert all(parameter.abs().sum() > 0 for name, parameter in mine.parameters().items() if "lora_B" in name)
+    again = read_features(backbone, [reading(e.actions[0], "action") for e in batch], 1000, None)
+    assert torch.equal(again, plain)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from marft.config import load_recipe
 from marft.errors import RunError
+from marft.gathering import attempts_at, training_tasks
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.runs import atomic, checkpoints
@@ -20,7 +21,7 @@ from marft.runs.checkpoints import Checkpoints
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.stage import Stage
-from marft.training import Silent, _attempts, _tasks, train
+from marft.training import Silent, train
 from marft.types import all_actions
 from tests.helpers import settings
 
@@ -73,7 +74,7 @@ def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
     run = load_recipe(Path(__file__).parents[1] / "recipes" / "demo.toml", ["--algorithm.critic.warmup_steps", "0"])
     with Stage(run) as stage:
         learner = Learner(run, stage.models)
-        episodes = stage.play(_attempts(run, _tasks(run), 0))
+        episodes = stage.play(attempts_at(run, training_tasks(run), 0, 0, 16))
         metrics = learner.learn(episodes, Progress(0, 0))
         assert sum(len(action.tokens) for action in all_actions(episodes)) > 1500
         assert metrics["log_prob_difference_max"] < 1e-5
@@ -151,12 +152,12 @@ def test_learning_rates_follow_their_schedule(tmp_path: Path) -> None:
 
 def test_tasks_come_in_an_endless_reshuffled_pass() -> None:
     run = settings("tiny", "runs", "--rollout.tasks_per_step", "10")
-    tasks = _tasks(run)
-    passes = [[a.task.id for step in range(32) for a in _attempts(run, tasks, step) if a.sample == 0]]
+    tasks = training_tasks(run)
+    passes = [[a.task.id for step in range(32) for a in attempts_at(run, tasks, step, 10 * step, 10) if a.sample == 0]]
     first, second = passes[0][:64], passes[0][64:128]
     assert sorted(first) == sorted(second) == sorted(t.id for t in tasks)
     assert first != second
-    attempts = _attempts(run, tasks, 3)
+    attempts = attempts_at(run, tasks, 3, 30, 10)
     assert [a.sample for a in attempts[:2]] == [0, 1]
     assert attempts[0].task == attempts[1].task
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
-from marft.learning.batching import Denominators, Packing, make_samples, minibatches
+from marft.learning.batching import Denominators, KnownLogProbs, Packing, make_samples, minibatches
 from marft.learning.interfaces import Credits, LossInputs, Progress, UpdatePhase
 from marft.learning.measuring import score
 from marft.learning.metering import Meter
@@ -22,7 +22,7 @@ from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.schedules import AgentByAgent, Simultaneous
 from marft.learning.update import Update
 from marft.models.backbone import Backbone
-from marft.types import Sample
+from marft.types import Episode, Sample, Task
 from tests import references
 from tests.episodes import make_action
 
@@ -113,7 +113,7 @@ def gradients(
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     chosen = chosen or algorithm(level=pack.level, entropy=0.01)
     made, meter = optimizers(backbone), Meter()
-    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, {}, meter, seed=0)
+    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, KnownLogProbs(), meter, seed=0)
     update.run(UpdatePhase(POLICIES), samples, step=0)
     return {f"{p}.{n}": g for p, o in made.items() for n, g in o.gradient.items()}, meter.means()
 
@@ -233,7 +233,13 @@ def test_the_kl_stop_comes_before_the_optimizer_step(double: Backbone) -> None:
     for tokens in (10**6, 13):  # one micro-batch, and several
         made, meter = optimizers(double), Meter()
         update = Update(
-            algorithm(kl_stop=0.01, epochs=3), PPO(), made, packing(double, tokens=tokens), {}, meter, seed=0
+            algorithm(kl_stop=0.01, epochs=3),
+            PPO(),
+            made,
+            packing(double, tokens=tokens),
+            KnownLogProbs(),
+            meter,
+            seed=0,
         )
         update.run(UpdatePhase(POLICIES), samples, step=0)
         assert all(not hasattr(optimizer, "gradient") for optimizer in made.values())
@@ -246,7 +252,7 @@ def test_a_kl_that_is_not_a_number_stops_too(double: Backbone) -> None:
     samples = random_samples(double, "action")
     broken = replace(samples[0].action, log_probs=np.full(len(samples[0].action.tokens), np.nan, np.float32))
     made = optimizers(double)
-    update = Update(algorithm(kl_stop=0.5), PPO(), made, packing(double), {}, Meter(), seed=0)
+    update = Update(algorithm(kl_stop=0.5), PPO(), made, packing(double), KnownLogProbs(), Meter(), seed=0)
     update.run(UpdatePhase(POLICIES), [replace(samples[0], action=broken)], step=0)
     assert not hasattr(made["one"], "gradient")
 
@@ -254,16 +260,18 @@ def test_a_kl_that_is_not_a_number_stops_too(double: Backbone) -> None:
 def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> None:
     samples = random_samples(double, "action")
     made = optimizers(double)
-    Update(algorithm(), PPO(), made, packing(double), {}, Meter(), seed=0).run(UpdatePhase(("two",)), samples, step=0)
+    Update(algorithm(), PPO(), made, packing(double), KnownLogProbs(), Meter(), seed=0).run(
+        UpdatePhase(("two",)), samples, step=0
+    )
     assert not hasattr(made["one"], "gradient")
     assert made["two"].gradient
     assert all(p.grad is None for p in made["one"].parameters.values())
 
 
 def test_schedules_name_the_policies_in_turn() -> None:
-    assert Simultaneous().plan(Progress(0, 0), ("a", "b")) == [UpdatePhase(("a", "b"))]
+    assert Simultaneous().plan(Progress(0, 0), ("a", "b"), 0) == [UpdatePhase(("a", "b"))]
     turns = [
-        AgentByAgent(interval=10).plan(Progress(0, steps), ("a", "b", "c"))[0].policies[0]
+        AgentByAgent(interval=10).plan(Progress(0, steps), ("a", "b", "c"), 0)[0].policies[0]
         for steps in (0, 9, 10, 20, 30)
     ]
     assert turns == ["a", "a", "b", "c", "a"]
@@ -273,7 +281,8 @@ def test_frozen_actions_weigh_nothing_in_normalisation() -> None:
     actions = [make_action("one"), make_action("frozen"), make_action("one", sample=1)]
     none = [np.zeros(1)] * 3
     credits = Credits([np.array([1.0]), np.array([1000.0]), np.array([-1.0])], none, none)
-    samples, raw = make_samples(actions, credits, ["one"], "none", True)
+    batch = Episode(Task("t", "o"), "train/0", 0, tuple(actions), "terminated")
+    samples, raw = make_samples([batch], credits, ["one"], "none", True)
     assert [s.action.agent for s in samples] == ["one", "one"]
     assert [float(s.advantages[0]) for s in samples] == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2)])
     assert [float(a[0]) for a in raw] == [1.0, -1.0]
@@ -324,7 +333,7 @@ _CACHE: list[Backbone] = []
 def _gradients_of_one(backbone: Backbone, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     made = optimizers(backbone)
     chosen = algorithm(entropy=0.01)
-    Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, packing(backbone), {}, Meter(), seed=0).run(
+    Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, packing(backbone), KnownLogProbs(), Meter(), seed=0).run(
         UpdatePhase(("one",)), samples, step=0
     )
     return {f"one.{n}": g for n, g in made["one"].gradient.items()}

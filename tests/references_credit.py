@@ -1,0 +1,193 @@
+"""Slow references of the critic-free credits and of step-level GAE, from the formulas: plain loops, float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from marft.types import Action, Episode
+
+EQUAL, EPSILON = 1e-8, 1e-8
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Unbiased standard deviation."""
+    center = mean(values)
+    return math.sqrt(sum((v - center) ** 2 for v in values) / (len(values) - 1))
+
+
+def relative(reward: float, group: Sequence[float], scale: bool) -> float:
+    if len(group) == 1 or max(group) - min(group) < EQUAL:
+        return 0.0
+    return (reward - mean(group)) / (spread(group) + EPSILON if scale else 1.0)
+
+
+def team_return(episode: Episode) -> float:
+    return sum(t.reward + sum(t.agent_rewards.values()) for t in episode.transitions)
+
+
+def agent_return(episode: Episode, agent: str) -> float:
+    return sum(t.reward + t.agent_rewards.get(agent, 0.0) for t in episode.transitions)
+
+
+def grpo(batch: Sequence[Episode], scale: bool) -> list[float]:
+    """One number an episode."""
+    results = []
+    for episode in batch:
+        group = [team_return(other) for other in batch if other.task.id == episode.task.id]
+        results.append(relative(team_return(episode), group, scale))
+    return results
+
+
+def rloo(batch: Sequence[Episode]) -> list[float]:
+    results = []
+    for i, episode in enumerate(batch):
+        others = [team_return(o) for j, o in enumerate(batch) if o.task.id == episode.task.id and j != i]
+        group = [*others, team_return(episode)]
+        equal = max(group) - min(group) < EQUAL
+        results.append(0.0 if not others or equal else team_return(episode) - mean(others))
+    return results
+
+
+def agent_group(batch: Sequence[Episode], scale: bool) -> list[list[float]]:
+    """One number an action."""
+    results = []
+    for episode in batch:
+        row = []
+        for action in episode.actions:
+            group = [
+                agent_return(other, action.agent)
+                for other in batch
+                if other.task.id == episode.task.id and any(a.agent == action.agent for a in other.actions)
+            ]
+            row.append(relative(agent_return(episode, action.agent), group, scale))
+        results.append(row)
+    return results
+
+
+def rae(batches: Sequence[Sequence[Episode]], decay: float) -> list[list[list[float]]]:
+    """Several batches one after another."""
+    baselines: dict[str, float] = {}
+    results = []
+    for batch in batches:
+        results.append([[agent_return(e, a.agent) - baselines.get(a.agent, 0.0) for a in e.actions] for e in batch])
+        for agent in {a.agent for e in batch for a in e.actions}:
+            acted = [agent_return(e, agent) for e in batch if any(a.agent == agent for a in e.actions)]
+            baselines[agent] = decay * baselines.get(agent, 0.0) + (1 - decay) * mean(acted)
+    return results
+
+
+def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
+    """None for actions that are no candidates."""
+
+    def score(e: Episode, a: Action) -> float:
+        return e.transitions[a.step].reward + e.transitions[a.step].agent_rewards.get(a.agent, 0.0)
+
+    def candidate(e: Episode) -> Action | None:
+        return next((a for a in e.actions if e.fork is not None and a.id == e.fork.at), None)
+
+    def state(e: Episode, a: Action) -> tuple[str, str, list[int]]:
+        return e.task.id, a.id, a.prompt.tolist()
+
+    results: list[list[float | None]] = []
+    for episode in batch:
+        row: list[float | None] = []
+        for action in episode.actions:
+            if candidate(episode) is not action:
+                row.append(None)
+                continue
+            group = [
+                score(o, c) for o in batch if (c := candidate(o)) is not None and state(o, c) == state(episode, action)
+            ]
+            row.append(relative(score(episode, action), group, scale))
+        results.append(row)
+    return results
+
+
+def counterfactual(batch: Sequence[Episode]) -> list[list[float | None]]:
+    """None for actions of forks."""
+    results: list[list[float | None]] = []
+    for episode in batch:
+        row: list[float | None] = []
+        for action in episode.actions:
+            if episode.fork is not None:
+                row.append(None)
+                continue
+            others = [
+                team_return(o)
+                for o in batch
+                if o.fork is not None and o.fork.origin == episode.name and o.fork.at == action.id
+            ]
+            row.append(team_return(episode) - mean(others) if others else 0.0)
+        results.append(row)
+    return results
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pearson correlation of mean ranks."""
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        return [mean([r for r, w in enumerate(sorted(values)) if w == v]) for v in values]
+
+    if len(a) < 2 or max(a) - min(a) < EQUAL or max(b) - min(b) < EQUAL:
+        return 0.0
+    ra, rb = ranks(a), ranks(b)
+    ma, mb = mean(ra), mean(rb)
+    covariance = sum((x - ma) * (y - mb) for x, y in zip(ra, rb, strict=True))
+    return covariance / math.sqrt(sum((x - ma) ** 2 for x in ra) * sum((y - mb) ** 2 for y in rb))
+
+
+def comam(batch: Sequence[Episode], scale: bool) -> list[list[float]]:
+    def local(e: Episode, agent: str) -> float:
+        return sum(t.agent_rewards.get(agent, 0.0) for t in e.transitions)
+
+    def whole(e: Episode) -> float:
+        return sum(t.reward for t in e.transitions)
+
+    results = []
+    for episode in batch:
+        row = []
+        for action in episode.actions:
+            agent = action.agent
+            peers = [o for o in batch if o.task.id == episode.task.id and any(a.agent == agent for a in o.actions)]
+            weight = max(0.0, spearman([local(o, agent) for o in peers], [whole(o) for o in peers]))
+            mixed = [local(o, agent) + weight * whole(o) for o in peers]
+            row.append(relative(local(episode, agent) + weight * whole(episode), mixed, scale))
+        results.append(row)
+    return results
+
+
+def step_gae(
+    episode: Episode, values: Sequence[Sequence[float]], final_value: float, kind: str, gamma: float, lam: float,
+    traces: Sequence[float] | None = None,
+) -> list[float]:  # fmt: skip
+    """One number an action: that of its environment step."""
+    steps = sorted({a.step for a in episode.actions})
+    reward = dict.fromkeys(steps, 0.0)
+    for t, transition in enumerate(episode.transitions):
+        before = [s for s in steps if s <= t]
+        if before:
+            reward[before[-1]] += (transition.reward + sum(transition.agent_rewards.values())) * gamma ** (
+                t - before[-1]
+            )
+    value, rho = {}, {}
+    for t in steps:
+        rows = [[float(x) for x in values[k]] for k, a in enumerate(episode.actions) if a.step == t]
+        value[t] = rows[0][0] if kind == "first" else mean([x for row in rows for x in row])
+        rho[t] = next(min(1.0, traces[k]) for k, a in enumerate(episode.actions) if a.step == t) if traces else 1.0
+    advantage: dict[int, float] = {}
+    for place in reversed(range(len(steps))):
+        t = steps[place]
+        if place + 1 < len(steps):
+            following = steps[place + 1]
+            g = gamma ** (following - t)
+            advantage[t] = reward[t] + g * value[following] - value[t] + g * lam * rho[following] * advantage[following]
+        else:
+            alive = episode.status == "truncated" and episode.bootstrap is not None
+            last = final_value * gamma ** (len(episode.transitions) - t) if alive else 0.0
+            advantage[t] = reward[t] + last - value[t]
+    return [advantage[a.step] for a in episode.actions]

@@ -1,0 +1,271 @@
+"""Credits without a critic, and step-level GAE, against slow references; the identities that theory demands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marft.learning.credit.agent_group import AgentGroup
+from marft.learning.credit.batch import Batch
+from marft.learning.credit.comam import CoMAM, rank_correlation
+from marft.learning.credit.counterfactual import Counterfactual
+from marft.learning.credit.gae import GAE
+from marft.learning.credit.grpo import GRPO
+from marft.learning.credit.magrpo import MAGRPO
+from marft.learning.credit.rae import RAE
+from marft.learning.credit.rloo import RLOO
+from marft.learning.credit.step_gae import StepGAE
+from marft.learning.credit.tree import Tree
+from marft.learning.interfaces import Credits, Evidence, Level, Values
+from marft.types import Episode, Fork, Observation, Task, Transition
+from tests import references_credit as slow
+from tests.episodes import episodes, make_action, values_for
+
+LEVELS = st.sampled_from(["action", "token"])
+REWARDS = st.sampled_from([0.0, 0.0, 0.5, 1.0, -1.0])
+
+
+@st.composite
+def batches(draw: st.DrawFn, forks: bool = False) -> list[Episode]:
+    """Attempts at one to three tasks; groups of any size, also of one; rewards that are often equal."""
+    batch: list[Episode] = []
+    for number, episode in enumerate(draw(st.lists(episodes(max_steps=3), min_size=1, max_size=6))):
+        task = draw(st.sampled_from(["t", "u", "v"]))
+        own = draw(st.booleans())
+        transitions = tuple(
+            Transition(t.observation, draw(REWARDS), {a: draw(REWARDS) for a in t.agent_rewards} if own else {})
+            for t in episode.transitions
+        )
+        changed = replace(episode, task=Task(task, "o"), sample=number, transitions=transitions)
+        if forks and episode.actions and draw(st.booleans()):
+            origin = draw(st.sampled_from(batch)).name if batch else "elsewhere"
+            changed = replace(changed, fork=Fork(origin, draw(st.sampled_from(episode.actions)).id))
+        batch.append(changed)
+    return batch
+
+
+def by_action(credits: Credits) -> list[float]:
+    for row in credits.advantages:
+        assert np.ptp(row) == 0.0 if len(row) else True
+    return [float(row[0]) for row in credits.advantages]
+
+
+def flat(rows: list) -> list:  # type: ignore[type-arg]
+    return [x for row in rows for x in row]
+
+
+def of_actions(batch: list[Episode], numbers: list[float]) -> list[float]:
+    return [number for episode, number in zip(batch, numbers, strict=True) for _ in episode.actions]
+
+
+@given(batch=batches(), level=LEVELS, scale=st.booleans())
+@settings(max_examples=200)
+def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scale: bool) -> None:
+    credits = GRPO(scale=scale).assign(Evidence(batch, level))
+    np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.grpo(batch, scale)), rtol=1e-7, atol=1e-9)
+    assert [len(row) for row in credits.advantages] == Evidence(batch, level).sizes()
+
+
+@given(batch=batches(), level=LEVELS)
+@settings(max_examples=200)
+def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> None:
+    credits = RLOO().assign(Evidence(batch, level))
+    np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.rloo(batch)), rtol=1e-7, atol=1e-9)
+
+
+@given(batch=batches(), scale=st.booleans())
+@settings(max_examples=200)
+def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool) -> None:
+    credits = AgentGroup(scale=scale).assign(Evidence(batch, "action"))
+    np.testing.assert_allclose(by_action(credits), flat(slow.agent_group(batch, scale)), rtol=1e-7, atol=1e-9)
+
+
+@given(first=batches(), second=batches(), decay=st.floats(0, 0.99))
+@settings(max_examples=200)
+def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], second: list[Episode], decay: float) -> None:
+    credit = RAE(decay=decay)
+    mine = [by_action(credit.assign(Evidence(first, "action")))]
+    resumed = RAE(decay=decay)
+    resumed.remember(credit.memory())
+    mine.append(by_action(resumed.assign(Evidence(second, "action"))))
+    for advantages, expected in zip(mine, slow.rae([first, second], decay), strict=True):
+        np.testing.assert_allclose(advantages, flat(expected), rtol=1e-9, atol=1e-9)
+
+
+@given(batch=batches(forks=True), scale=st.booleans())
+@settings(max_examples=200)
+def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> None:
+    credits = Tree(scale=scale).assign(Evidence(batch, "action"))
+    expected = flat(slow.tree(batch, scale))
+    assert list(credits.trained) == [x is not None for x in expected]
+    np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
+
+
+@given(batch=batches(forks=True))
+@settings(max_examples=200)
+def test_counterfactuals_equal_the_slow_reference(batch: list[Episode]) -> None:
+    credits = Counterfactual().assign(Evidence(batch, "action"))
+    expected = flat(slow.counterfactual(batch))
+    assert list(credits.trained) == [x is not None for x in expected]
+    np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
+
+
+@given(batch=batches(), scale=st.booleans())
+@settings(max_examples=200)
+def test_comam_equals_the_slow_reference(batch: list[Episode], scale: bool) -> None:
+    credits = CoMAM(scale=scale).assign(Evidence(batch, "action"))
+    np.testing.assert_allclose(by_action(credits), flat(slow.comam(batch, scale)), rtol=1e-6, atol=1e-7)
+
+
+@given(pairs=st.lists(st.tuples(REWARDS, REWARDS), min_size=1, max_size=8))
+def test_rank_correlation_equals_the_slow_reference(pairs: list[tuple[float, float]]) -> None:
+    a, b = (np.array(column) for column in zip(*pairs, strict=True))
+    assert rank_correlation(a, b) == pytest.approx(slow.spearman(a.tolist(), b.tolist()), abs=1e-9)
+
+
+@given(data=st.data(), kind=st.sampled_from(["first", "mean"]), gamma=st.floats(0, 1), lam=st.floats(0, 1))
+@settings(max_examples=200)
+def test_step_gae_equals_the_slow_reference(data: st.DataObject, kind: str, gamma: float, lam: float) -> None:
+    level = data.draw(LEVELS)
+    batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
+    values = data.draw(values_for(batch, level))
+    count = sum(len(e.actions) for e in batch)
+    traces = data.draw(st.none() | st.lists(st.floats(0.5, 2.0), min_size=count, max_size=count))
+    credit = StepGAE(value=kind, gamma_step=gamma, lambda_step=lam)  # type: ignore[arg-type]
+    credits = credit.assign(Evidence(batch, level, values, traces=np.array(traces) if traces is not None else None))
+    expected, first = [], 0
+    for number, episode in enumerate(batch):
+        last = first + len(episode.actions)
+        expected += slow.step_gae(
+            episode, [v.tolist() for v in values.actions[first:last]], float(values.bootstrap[number]), kind, gamma, lam,
+            traces[first:last] if traces is not None else None,
+        )  # fmt: skip
+        first = last
+    np.testing.assert_allclose(by_action(credits), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(data=st.data(), level=LEVELS)
+def test_step_gae_of_a_lone_agent_is_gae(data: st.DataObject, level: Level) -> None:
+    batch = [
+        replace(e, actions=tuple(a for a in e.actions if a.agent == "a"))
+        for e in data.draw(st.lists(episodes(chain=True), min_size=1, max_size=3))
+    ]
+    batch = [replace(e, actions=tuple(replace(a, index=k) for k, a in enumerate(e.actions))) for e in batch]
+    values = data.draw(values_for(batch, "action"))
+    alone = [replace(e, transitions=tuple(Transition(t.observation, t.reward) for t in e.transitions)) for e in batch]
+    by_step = StepGAE().assign(Evidence(alone, "action", values))
+    by_decision = GAE(chain="joint").assign(Evidence(alone, "action", values))
+    np.testing.assert_allclose(by_action(by_step), by_action(by_decision), atol=1e-9)
+
+
+@given(batch=batches())
+def test_whitening_is_one_group(batch: list[Episode]) -> None:
+    one = [replace(episode, task=Task("same", "o")) for episode in batch]
+    assert by_action(Batch().assign(Evidence(batch, "action"))) == by_action(GRPO().assign(Evidence(one, "action")))
+
+
+@given(batch=batches())
+def test_magrpo_is_dr_grpo_on_the_joint_return(batch: list[Episode]) -> None:
+    evidence = Evidence(batch, "action")
+    assert by_action(MAGRPO().assign(evidence)) == by_action(GRPO(scale=False).assign(evidence))
+
+
+@given(batch=batches())
+def test_agent_wise_is_grpo_where_all_agents_act_and_earn_together(batch: list[Episode]) -> None:
+    """With the team's reward alone and everybody in every episode, every agent's group is the task's group."""
+    shared = [_together(episode) for episode in batch]
+    evidence = Evidence(shared, "action")
+    np.testing.assert_allclose(by_action(AgentGroup().assign(evidence)), by_action(GRPO().assign(evidence)), atol=1e-12)
+
+
+@given(batch=batches())
+def test_trees_are_grpo_where_candidates_are_whole_episodes(batch: list[Episode]) -> None:
+    """One action an episode, sampled from the same state: the candidates of the state are the attempts at the task."""
+    single = [
+        replace(
+            e, actions=(make_action("a", task=e.task.id),), transitions=(Transition(Observation("o"), e.total_reward),),
+            fork=Fork("root", "0/a/0"),
+        )
+        for e in batch
+    ]  # fmt: skip
+    evidence = Evidence(single, "action")
+    np.testing.assert_allclose(by_action(Tree().assign(evidence)), by_action(GRPO().assign(evidence)), atol=1e-12)
+
+
+class TestTraps:
+    def test_groups_go_by_key_and_not_by_place(self) -> None:
+        """An all-right and an all-wrong task, interleaved: a reshape would mix them and give everybody credit."""
+        batch = [_episode(task, reward, n) for n, (task, reward) in enumerate([("r", 1.0), ("w", 0.0)] * 4)]
+        credits = GRPO().assign(Evidence(batch, "action"))
+        assert by_action(credits) == [0.0] * 8
+        assert credits.metrics["groups"] == 2
+        assert credits.metrics["groups_all_equal"] == 2
+
+    def test_sixteen_tasks_of_eight_are_sixteen_groups(self) -> None:
+        batch = [_episode(f"t{n % 16}", float(n < 64), n) for n in range(128)]
+        metrics = GRPO().assign(Evidence(batch, "action")).metrics
+        assert (metrics["groups"], metrics["group_size"]) == (16, 8)
+
+    def test_an_agent_that_speaks_often_is_one_member(self) -> None:
+        """Call counts do not re-weigh the baseline."""
+        chatty = _episode("t", 1.0, 0, calls=5)
+        quiet = [_episode("t", 0.0, n) for n in (1, 2)]
+        credits = AgentGroup(scale=False).assign(Evidence([chatty, *quiet], "action"))
+        np.testing.assert_allclose(by_action(credits), [2 / 3] * 5 + [-1 / 3] * 2)
+
+    def test_a_group_of_one_has_no_baseline(self) -> None:
+        credits = RLOO().assign(Evidence([_episode("t", 1.0, 0)], "action"))
+        assert by_action(credits) == [0.0]
+        assert credits.metrics["groups_of_one"] == 1
+
+    def test_a_lost_member_leaves_a_smaller_group(self) -> None:
+        """An episode that could not be scored is not there: it is no reward of 0 in its group's mean."""
+        batch = [_episode("t", 1.0, n) for n in range(3)]
+        credits = GRPO().assign(Evidence(batch, "action"))
+        assert by_action(credits) == [0.0] * 3
+        assert credits.metrics["group_size_min"] == 3
+
+    def test_crossed_samples_are_judged_by_all_their_tuples(self) -> None:
+        """Two agents, two samples each: a's first sample is in two tuples, of returns 1 and 0, and so on."""
+        a = [make_action("a", sample=s) for s in (0, 1)]
+        b = [make_action("b", sample=s, index=1) for s in (0, 1)]
+        returns = {(0, 0): 1.0, (1, 1): 0.0, (0, 1): 0.0, (1, 0): 1.0}
+        batch = [
+            Episode(
+                Task("t", "o"), "train/0", i, (a[i], b[j]), "terminated", (Transition(Observation("o"), r),),
+                fork=None if i == j else Fork("x", ""),
+            )
+            for (i, j), r in returns.items()
+        ]  # fmt: skip
+        credits = MAGRPO(joint_mode="cross").assign(Evidence(batch, "action"))
+        mine = [x for x, trained in zip(by_action(credits), credits.trained, strict=True) if trained]
+        assert mine == [0.0, 0.5, 0.0, -0.5]  # of (a0, b0), then (a1, b1): b0 always earned, b1 never did
+
+    @pytest.mark.parametrize("level", ["action", "token"])
+    def test_costs_come_off_the_reward_of_their_own_decision(self, level: Level) -> None:
+        action = make_action(tokens=(1, 2, 3))
+        episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
+        costs = [np.array([0.3]) if level == "action" else np.array([0.1, 0.2, 0.0])]
+        zeros = Values([np.zeros_like(costs[0])], np.zeros(1))
+        credits = GAE(lambda_token=1.0).assign(Evidence([episode], level, zeros, costs))
+        np.testing.assert_allclose(credits.advantages[0], [0.7] if level == "action" else [0.7, 0.8, 1.0])
+        assert Batch(whiten=False).assign(Evidence([episode], level, costs=costs)).advantages[0][0] == pytest.approx(
+            0.7
+        )
+
+
+def _episode(task: str, reward: float, sample: int, calls: int = 1) -> Episode:
+    actions = tuple(make_action("a", call=c, index=c, task=task, sample=sample) for c in range(calls))
+    transitions = (Transition(Observation("o"), reward),)
+    return Episode(Task(task, "o"), "train/0", sample, actions, "terminated", transitions)
+
+
+def _together(episode: Episode) -> Episode:
+    actions = tuple(make_action(agent, index=k) for k, agent in enumerate("ab"))
+    return replace(
+        episode, actions=actions, transitions=tuple(Transition(t.observation, t.reward) for t in episode.transitions)
+    )
