@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from marft.algorithms import PRESETS
 from marft.cli import errors
 from marft.cli.main import app, main
 from marft.config import to_toml
@@ -100,6 +101,15 @@ def test_mistakes_are_one_message_and_status_2(
     assert message in text
     assert text.startswith("marft: ")
     assert "Traceback" not in text
+
+
+def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    table = run(capsys, "algorithms")
+    assert all(name in table for name in PRESETS)
+    one = run(capsys, "algorithms", "grpo")
+    assert 'name = "grpo"' in one
+    assert "coefficient = 0.04" in one
+    assert "did you mean 'grpo'?" in run(capsys, "algorithms", "grop", status=2)
 
 
 def test_a_run_is_not_overwritten_unless_told(

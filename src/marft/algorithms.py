@@ -21,7 +21,6 @@ _CRITIC: Mapping[str, Any] = {"learning_rate": 1e-3, "hidden": 64, "loss": "hube
 _NO_CRITIC: Mapping[str, Any] = {"kind": "none"}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # Our vetted defaults: no discount inside an episode step, critic targets from whole returns, dual clip.
     "marft": {
         "level": "action",
         "normalisation": "tokens",
@@ -46,7 +45,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "optimizer": {"learning_rate": 3e-5, "epsilon": 1e-8, "max_gradient_norm": 1.0, "warmup_steps": 3},
         "critic": {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1},
     },
-    # The settings of the MARFT paper, at every hop the same discount.
     "marft-paper": {
         "level": "action",
         "normalisation": "none",
@@ -80,7 +78,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "warmup_steps": 0,
         },
     },
-    # PPO over the tokens of all agents as one sequence, as in single-agent RLHF (Schulman et al. 2017).
     "ppo": {
         **_TOKENS,
         "epochs": 2,
@@ -90,7 +87,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _CRITIC,
     },
-    # Every agent learns for itself: its own recursion, its own value head, only what it sees (de Witt et al. 2020).
     "ippo": {
         **_ACTIONS,
         "epochs": 2,
@@ -100,7 +96,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": {**_CRITIC, "kind": "independent", "heads": "agent"},
     },
-    # As IPPO with one centralised critic (Yu et al. 2022).
     "mappo": {
         **_ACTIONS,
         "epochs": 2,
@@ -110,7 +105,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _CRITIC,
     },
-    # One policy after another, weighed with how far those before have moved (Kuba et al. 2022).
     "happo": {
         **_ACTIONS,
         "epochs": 2,
@@ -121,7 +115,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "schedule": {"name": "sequential"},
         "critic": _CRITIC,
     },
-    # As HAPPO, but an update is accepted only as far as its KL is within a trust region.
     "hatrpo": {
         **_ACTIONS,
         "epochs": 2,
@@ -131,7 +124,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "schedule": {"name": "sequential", "kl_limit": 0.01},
         "critic": _CRITIC,
     },
-    # Sequential with preceding-agent correction of ratios and advantages (Wang et al. 2023).
     "a2po": {
         **_ACTIONS,
         "epochs": 2,
@@ -142,7 +134,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "schedule": {"name": "a2po"},
         "critic": _CRITIC,
     },
-    # A counterfactual baseline for every action, by playing on from it anew (after Foerster et al. 2018).
     "coma": {
         **_ACTIONS,
         "normalise_advantages": False,
@@ -150,7 +141,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
-    # The policy gradient with the plain return (Williams 1992).
     "reinforce": {
         **_ACTIONS,
         "normalisation": "none",
@@ -159,7 +149,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
-    # Returns whitened over the batch, KL in the reward (Hu et al. 2025).
     "reinforce++": {
         **_TOKENS,
         "normalise_advantages": False,
@@ -169,7 +158,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
-    # The others of the group are the baseline (Ahmadian et al. 2024).
     "rloo": {
         **_ACTIONS,
         "normalisation": "none",
@@ -178,7 +166,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
-    # Group-relative advantages, KL to the base in the loss (Shao et al. 2024).
     "grpo": {
         **_TOKENS,
         "aggregation": "action-mean",
@@ -189,7 +176,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
-    # GRPO without the divisions that favour easy tasks and long wrong answers (Liu et al. 2025).
     "dr-grpo": {
         **_TOKENS,
         "aggregation": "constant-length",
@@ -199,7 +185,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
-    # One ratio for a whole sequence, length-normalised, with a narrow clip of its own (Zheng et al. 2025).
     "gspo": {
         **_ACTIONS,
         "normalise_advantages": False,
@@ -208,7 +193,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo", "clip": 3e-4, "clip_high": 4e-4},
         "critic": _NO_CRITIC,
     },
-    # Clip higher, token mean over the batch, groups drawn until they tell attempts apart (Yu et al. 2025).
     "dapo": {
         **_TOKENS,
         "normalise_advantages": False,
@@ -218,7 +202,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo", "clip": 0.2, "clip_high": 0.28},
         "critic": _NO_CRITIC,
     },
-    # DAPO's loss with a pre-trained critic, length-adaptive λ, and likelihood of what succeeded (Yue et al. 2025).
     "vapo": {
         **_TOKENS,
         "minibatches": 2,
@@ -227,7 +210,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo", "clip": 0.2, "clip_high": 0.28},
         "critic": {**_CRITIC, "warmup_steps": 5},
     },
-    # The weight is clipped, the gradient never (MiniMax-M1, 2025).
     "cispo": {
         **_TOKENS,
         "normalise_advantages": False,
@@ -236,7 +218,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "cispo"},
         "critic": _NO_CRITIC,
     },
-    # Candidates sampled from the same state, for every agent and turn (Stronger-MAS: Zhao et al. 2025).
     "at-grpo": {
         **_TOKENS,
         "aggregation": "action-mean",
@@ -246,7 +227,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
-    # Every agent has a baseline and a scale of its own (Dr. MAS).
     "agent-grpo": {
         **_TOKENS,
         "aggregation": "action-mean",
@@ -256,7 +236,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "ppo"},
         "critic": _NO_CRITIC,
     },
-    # The joint return of the group, for every agent (Liu et al. 2025).
     "magrpo": {
         **_ACTIONS,
         "normalisation": "none",
@@ -265,7 +244,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
-    # A running baseline for every role (SPIRAL: Liu et al. 2025).
     "rae": {
         **_ACTIONS,
         "normalisation": "none",
@@ -274,4 +252,29 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
+}
+
+ABOUT: Mapping[str, str] = {
+    "marft": "Our vetted defaults: no discount inside an episode step, critic targets from whole returns, dual clip.",
+    "marft-paper": "The settings of the MARFT paper, at every hop the same discount.",
+    "ppo": "PPO over the tokens of all agents as one sequence, as in single-agent RLHF (Schulman et al. 2017).",
+    "ippo": "Every agent for itself: its own recursion and value head, only what it sees (de Witt et al. 2020).",
+    "mappo": "As IPPO with one centralised critic (Yu et al. 2022).",
+    "happo": "One policy after another, weighed with how far those before have moved (Kuba et al. 2022).",
+    "hatrpo": "As HAPPO, but an update is accepted only as far as its KL is within a trust region.",
+    "a2po": "Sequential with preceding-agent correction of ratios and advantages (Wang et al. 2023).",
+    "coma": "A counterfactual baseline for every action, by playing on from it anew (after Foerster et al. 2018).",
+    "reinforce": "The policy gradient with the plain return (Williams 1992).",
+    "reinforce++": "Returns whitened over the batch, KL in the reward (Hu et al. 2025).",
+    "rloo": "The others of the group are the baseline (Ahmadian et al. 2024).",
+    "grpo": "Group-relative advantages, KL to the base in the loss (Shao et al. 2024).",
+    "dr-grpo": "GRPO without the divisions that favour easy tasks and long wrong answers (Liu et al. 2025).",
+    "gspo": "One ratio for a whole sequence, length-normalised, with a narrow clip of its own (Zheng et al. 2025).",
+    "dapo": "Clip higher, token mean over the batch, groups drawn until they tell attempts apart (Yu et al. 2025).",
+    "vapo": "DAPO's loss with a pre-trained critic, adaptive λ, and likelihood of what succeeded (Yue et al. 2025).",
+    "cispo": "The weight is clipped, the gradient never (MiniMax-M1, 2025).",
+    "at-grpo": "Candidates sampled from the same state, for every agent and turn (Stronger-MAS: Zhao et al. 2025).",
+    "agent-grpo": "Every agent has a baseline and a scale of its own (Dr. MAS).",
+    "magrpo": "The joint return of the group, for every agent (Liu et al. 2025).",
+    "rae": "A running baseline for every role (SPIRAL: Liu et al. 2025).",
 }

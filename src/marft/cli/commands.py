@@ -8,10 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import tomli_w
 from rich.progress import Progress
 
-from marft.cli.console import Terminal, evaluation_table, wide_console
+from marft.algorithms import ABOUT
+from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_console
 from marft.config import RunSettings, load_recipe, to_toml
+from marft.config.algorithm import AlgorithmSettings
+from marft.config.settings import did_you_mean
 from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.runs.folder import RunFolder
@@ -79,6 +83,19 @@ def evaluate(
         _save(folder, results)
         write_report(folder)
         console.print(f"saved in {folder.evaluations}; see {folder.report}")
+
+
+def algorithms(name: str) -> None:
+    """``marft algorithms``."""
+    if not name:
+        console.print(algorithm_table())
+        return
+    if name not in ABOUT:
+        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
+    settings = AlgorithmSettings.model_validate({"name": name})
+    console.print(f"# {ABOUT[name]}", markup=False, soft_wrap=True)
+    table = {"algorithm": settings.model_dump(mode="json", exclude_none=True)}
+    console.print(tomli_w.dumps(table), markup=False, soft_wrap=True)
 
 
 def compare(paths: Sequence[Path]) -> None:

@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from marft.algorithms import ABOUT
+from marft.config.algorithm import AlgorithmSettings
 from marft.types import Episode
 
 TEAM = (
@@ -104,6 +106,20 @@ class Terminal:
             raise KeyboardInterrupt
         self._stop = True
         self.note("stopping after this step; Ctrl-C again to stop at once")
+
+
+def algorithm_table() -> Table:
+    """Every preset: what it is made of, and what it is."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("algorithm", "level", "credit", "objective", "schedule", "critic", ""):
+        table.add_column(column)
+    for name, text in ABOUT.items():
+        settings = AlgorithmSettings.model_validate({"name": name})
+        table.add_row(
+            name, settings.level, settings.credit.name, settings.objective.name, settings.schedule.name,
+            settings.critic.kind, text,
+        )  # fmt: skip
+    return table
 
 
 def line(metrics: Mapping[str, float], columns: Sequence[tuple[str, str, str]]) -> str:

@@ -78,6 +78,16 @@ def report(
     commands.report(run, against or [])
 
 
+@app.command()
+def algorithms(
+    name: Annotated[str, typer.Argument(help="A preset, to see every setting of it.")] = "",
+) -> None:
+    """The algorithms that a recipe can name, or all settings of one."""
+    from marft.cli import commands
+
+    commands.algorithms(name)
+
+
 def main() -> None:
     """The console entry point: errors of the user's making are one message, not a traceback."""
     from marft.cli.errors import friendly
