@@ -12,6 +12,7 @@ from torch import Tensor
 from marft.engines.sampling import allowed_tokens, draw
 from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone, PackedRows
+from marft.models.batches import in_batches
 from marft.models.cache import KVCache
 from marft.models.log_probs import scaled_logits
 from marft.types import Finish, LogProbs, Sampling, TokenIds
@@ -72,7 +73,7 @@ class Batch:
     def admit(self, rows: Sequence[Row]) -> list[Finished]:
         """Prefill rows and sample their first token. Rows with the same adapter and prompt share one prefill."""
         finished = []
-        for group in _by_tokens(rows):
+        for group in in_batches(rows, lambda row: len(row.prompt), PREFILL_TOKENS):
             hidden = self._prefill(group)
             self._append(group)
             finished += self._sample(hidden, slice(len(self.rows) - len(group), len(self.rows)))
@@ -192,15 +193,3 @@ class Batch:
 
 def _widen(buffer: Tensor, columns: int) -> Tensor:
     return torch.nn.functional.pad(buffer, (0, columns - buffer.shape[1]))
-
-
-def _by_tokens(rows: Sequence[Row]) -> list[list[Row]]:
-    groups: list[list[Row]] = []
-    tokens = 0
-    for row in rows:
-        if not groups or tokens + len(row.prompt) > PREFILL_TOKENS:
-            groups.append([])
-            tokens = 0
-        groups[-1].append(row)
-        tokens += len(row.prompt)
-    return groups

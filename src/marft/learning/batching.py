@@ -19,6 +19,7 @@ from torch import Tensor
 from marft import seeds
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.models.backbone import Backbone, PackedRows
+from marft.models.batches import in_batches
 from marft.types import Action, Episode, Sample
 
 Normalisation = Literal["none", "tokens", "words"]
@@ -278,13 +279,5 @@ def _length(sample: Sample) -> int:
 def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:
     """Runs of at most ``limit`` tokens, about equally large."""
     total = sum(_length(sample) for sample in samples)
-    limit = min(limit, max(1, math.ceil(total / math.ceil(total / limit)) + max(map(_length, samples)) // 2))
-    groups: list[list[Sample]] = []
-    tokens = 0
-    for sample in samples:
-        if not groups or tokens + _length(sample) > limit:
-            groups.append([])
-            tokens = 0
-        groups[-1].append(sample)
-        tokens += _length(sample)
-    return groups
+    even = math.ceil(total / math.ceil(total / limit)) + max(map(_length, samples)) // 2
+    return in_batches(samples, _length, min(limit, even))

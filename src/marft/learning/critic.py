@@ -15,6 +15,7 @@ from marft import seeds
 from marft.config.algorithm import CriticSettings
 from marft.learning.interfaces import Floats, Level, Values, split_rows
 from marft.models.backbone import Backbone, PackedRows
+from marft.models.batches import in_batches
 from marft.models.critic import ValueHead
 from marft.types import Action, Episode, TokenIds, all_actions
 
@@ -206,7 +207,7 @@ class Critic:
                     yield mine.head, mine.rows[wanted], mine.features[torch.from_numpy(wanted).to(mine.features.device)]
                 continue
             first = 0
-            for group in _in_batches(mine.readings, self.tokens_per_batch):
+            for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
                 count = sum(len(read.positions) for read in group)
                 here = np.flatnonzero(chosen[mine.rows[first : first + count]])
                 if len(here):
@@ -243,7 +244,7 @@ def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch:
         key = read.ids.tobytes()
         wanted[key] = np.union1d(wanted.get(key, read.positions), read.positions)
     found: dict[bytes, Tensor] = {}
-    for keys in _by_tokens(sorted(wanted, key=len, reverse=True), tokens_per_batch):
+    for keys in in_batches(sorted(wanted, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch):
         packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device)
         at = np.concatenate([start + wanted[key] for start, key in zip(packed.starts(), keys, strict=True)])
         hidden = base.hidden_states(packed)[torch.from_numpy(at).to(base.device)].float()
@@ -256,30 +257,5 @@ def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch:
     return torch.cat(rows)
 
 
-def _in_batches(readings: Sequence[Reading], limit: int) -> list[list[Reading]]:
-    groups: list[list[Reading]] = []
-    tokens = 0
-    for read in readings:
-        if not groups or tokens + len(read.ids) > limit:
-            groups.append([])
-            tokens = 0
-        groups[-1].append(read)
-        tokens += len(read.ids)
-    return groups
-
-
 def _adapter(base: str) -> str:
     return f"critic of {base}"
-
-
-def _by_tokens(keys: Sequence[bytes], limit: int) -> list[list[bytes]]:
-    groups: list[list[bytes]] = []
-    tokens = 0
-    for key in keys:
-        length = len(key) // 4
-        if not groups or tokens + length > limit:
-            groups.append([])
-            tokens = 0
-        groups[-1].append(key)
-        tokens += length
-    return groups
