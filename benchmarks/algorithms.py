@@ -1,0 +1,147 @@
+"""Every preset on the demo task at equal numbers of sampled actions: where it ends, how soon, how often it fails.
+
+    python benchmarks/algorithms.py                        # all; goes on where it stopped
+    python benchmarks/algorithms.py --presets marft,grpo --seeds 1
+
+All runs train the shipped demo team from the same bundled model on the same tasks in the same order, with the same
+learning rate and the same number of actions a step: presets that fork episodes attempt fewer tasks for it. Held-out
+accuracy is measured on 500 tasks, sampled. Writes results/algorithms.json, algorithms.md and algorithms.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+from matplotlib.figure import Figure
+from rich.progress import Progress
+
+from marft.algorithms import PRESETS
+from marft.cli.commands import quieten
+from marft.config import load_recipe
+from marft.evaluation.intervals import wilson
+from marft.evaluation.session import evaluate_checkpoints
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
+GOOD = 0.8  # of training episodes, over three steps
+TASKS_PER_STEP = {"at-grpo": 11, "coma": 4}  # an attempt samples 12 actions with 4 candidates, 8 with 2 re-samples each
+SAMPLES = {"at-grpo": 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", default=",".join(PRESETS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--tasks", type=int, default=500)
+    parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    quieten()
+    jobs = [(name, seed) for name in arguments.presets.split(",") for seed in range(arguments.seeds)]
+    rows = []
+    with Progress() as progress:
+        for name, seed in progress.track(jobs, description="runs"):
+            rows.append(row := one(name, seed, arguments.steps, arguments.tasks, arguments.output))
+            progress.console.print(f"{name:12s} seed {seed}: {row['after']:.1%}  ({row['seconds']:.0f} s of training)")
+    arguments.results.mkdir(exist_ok=True, parents=True)
+    summary = {"machine": machine.describe(), "hours": sum(r["wall_seconds"] for r in rows) / 3600, "runs": rows}
+    (arguments.results / "algorithms.json").write_text(json.dumps(summary, indent=2) + "\n")
+    table = markdown(rows)
+    (arguments.results / "algorithms.md").write_text(table)
+    plot(rows, arguments.results / "algorithms.svg")
+    print(table)
+    print(f"{summary['hours']:.2f} hours in all")
+
+
+def one(name: str, seed: int, steps: int, tasks: int, output: Path) -> dict[str, Any]:
+    """Train and evaluate one run, or read what an earlier call left."""
+    done = output / f"{name}-{seed}.json"
+    if done.is_file():
+        found: dict[str, Any] = json.loads(done.read_text())
+        return found
+    began = time.perf_counter()
+    overrides = ["--algorithm", f"{{ name = '{name}', optimizer = {{ learning_rate = 5e-4 }} }}", "--seed", str(seed)]
+    overrides += ["--training.steps", str(steps), "--output", str(output), "--name", f"{name}-{seed}"]
+    overrides += ["--rollout.tasks_per_step", str(TASKS_PER_STEP.get(name, 16))]
+    overrides += ["--rollout.samples_per_task", str(SAMPLES.get(name, 4))]
+    run = load_recipe(RECIPE, overrides)
+    folder = RunFolder(output / f"{name}-{seed}")
+    train(run, folder if folder.config.exists() else RunFolder.create(run), resume=folder.config.exists())
+    after = evaluate_checkpoints(run, folder, ["last"], ("sampled",), tasks, False, lambda _=None: None)[0]
+    metrics = folder.read_metrics()
+    result = {
+        "preset": name,
+        "seed": seed,
+        "after": after.accuracy,
+        "tasks": after.tasks,
+        "training_accuracy": [row["accuracy"] for row in metrics],
+        "episodes": [row["episodes"] for row in metrics],
+        "seconds": sum(row["seconds"] for row in metrics),
+        "wall_seconds": time.perf_counter() - began,
+    }
+    done.write_text(json.dumps(result) + "\n")
+    return result
+
+
+def episodes_until_good(row: dict[str, Any]) -> float:
+    """Episodes played until three steps in a row average ``GOOD``; infinite when never."""
+    smooth = np.convolve(row["training_accuracy"], np.ones(3) / 3, "valid")
+    reached = np.flatnonzero(smooth >= GOOD)
+    return float(np.cumsum(row["episodes"])[reached[0] + 2]) if len(reached) else math.inf
+
+
+def collapsed(row: dict[str, Any]) -> bool:
+    """Whether the last three steps are far below the best three in a row."""
+    smooth = np.convolve(row["training_accuracy"], np.ones(3) / 3, "valid")
+    return bool(smooth[-1] < smooth.max() - 0.2)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| preset | held-out, sampled: mean | 95 % interval | worst | best | episodes to 80 % (median) | collapses "
+        "| seconds |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name in dict.fromkeys(row["preset"] for row in rows):
+        mine = [row for row in rows if row["preset"] == name]
+        after = [row["after"] for row in mine]
+        low, high = wilson(round(sum(r["after"] * r["tasks"] for r in mine)), sum(r["tasks"] for r in mine))
+        until = float(np.median([episodes_until_good(row) for row in mine]))
+        lines.append(
+            f"| {name} | {np.mean(after):.1%} | {low:.1%} to {high:.1%} | {min(after):.1%} | {max(after):.1%} "
+            f"| {'never' if math.isinf(until) else f'{until:.0f}'} | {sum(map(collapsed, mine))} of {len(mine)} "
+            f"| {np.mean([row['seconds'] for row in mine]):.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Held-out accuracy of every seed, presets from best to worst."""
+    names = list(dict.fromkeys(row["preset"] for row in rows))
+    means = {name: np.mean([row["after"] for row in rows if row["preset"] == name]) for name in names}
+    names.sort(key=lambda name: means[name])
+    figure = Figure(figsize=(7, 0.28 * len(names) + 1), layout="constrained")
+    axes = figure.subplots()
+    for place, name in enumerate(names):
+        seeds = [row["after"] for row in rows if row["preset"] == name]
+        axes.plot([min(seeds), max(seeds)], [place, place], color="C0", alpha=0.3, linewidth=5, solid_capstyle="round")
+        axes.plot(seeds, [place] * len(seeds), "o", color="C0", markersize=4)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("held-out accuracy after training, sampled; a point a seed")
+    axes.set_xlim(0, 1)
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
