@@ -83,16 +83,17 @@ def _play(
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts the way that the algorithm's credit asks for → the episodes, and the scored ones with forks."""
     credit: Any = stage.run.algorithm.credit
-    if credit.forks == "tree":
+    forking_for = getattr(credit, "forks", "")
+    if forking_for == "tree":
         came_to, evidence = forking.tree(stage.play, attempts, credit.candidates, credit.carry)
         for episode in came_to:
             on_done(episode)
         return came_to, evidence
     played = stage.play(attempts, on_done=on_done)
     forks: list[Episode] = []
-    if credit.forks == "counterfactual":
+    if forking_for == "counterfactual":
         forks = forking.counterfactuals(stage.play, attempts, played, credit.resamples, stage.run.trained_policies)
-    elif credit.forks == "cross":
+    elif forking_for == "cross":
         forks = forking.crossed(stage.play, attempts, played)
     return played, [episode for episode in [*played, *forks] if episode.scored]
 

@@ -1,8 +1,8 @@
 """Agents with rewards of their own and an adaptive share of the global one (after CoMAM, arXiv 2603.12631).
 
 The paper weighs an agent's share of the global reward by how consistently its local reward ranks a group's episodes
-with the global one. Its published text leaves the function open here, so this one is ours: Spearman's rank correlation,
-and 0 where it is negative or a reward is the same throughout the group.
+with the global one. The function that makes a weight of that is ours, not the paper's: Spearman's rank correlation, and
+0 where it is negative or a reward is the same throughout the group.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class StepGAE(Estimator):
         """See :class:`marft.learning.interfaces.Credit`."""
         assert evidence.values is not None, "StepGAE reads a critic's values"
         results: dict[str, list[Floats]] = {"advantages": [], "returns": [], "monte_carlo": []}
-        first = 0
+        first, sizes = 0, evidence.sizes()
         for number, episode in enumerate(evidence.episodes):
             last = first + len(episode.actions)
             decayed = {
@@ -52,7 +52,7 @@ class StepGAE(Estimator):
                 estimates = self._backwards(
                     episode, values, rewards, uses_traces, decay, float(evidence.values.bootstrap[number])
                 )
-                for action, size in zip(episode.actions, evidence.sizes()[first:last], strict=True):
+                for action, size in zip(episode.actions, sizes[first:last], strict=True):
                     base = 0.0 if name == "advantages" else values[action.step]
                     results[name].append(np.full(size, estimates[action.step] + base))
             first = last
