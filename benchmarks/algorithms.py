@@ -11,11 +11,10 @@ accuracy is measured on 500 tasks, sampled. Writes results/algorithms.json, algo
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import machine
 import numpy as np
@@ -27,8 +26,7 @@ from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.evaluation.intervals import wilson
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.folder import RunFolder
-from marft.training import train
+from runs import Row, finish, kept, save_plot, save_rows
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
 GOOD = 0.8  # of training episodes, over three steps
@@ -50,35 +48,25 @@ def main() -> None:
     rows = []
     with Progress() as progress:
         for name, seed in progress.track(jobs, description="runs"):
-            rows.append(row := one(name, seed, arguments.steps, arguments.tasks, arguments.output))
+            measure = partial(one, name, seed, arguments.steps, arguments.tasks, arguments.output)
+            rows.append(row := kept(arguments.output / f"{name}-{seed}.json", measure))
             progress.console.print(f"{name:12s} seed {seed}: {row['after']:.1%}  ({row['seconds']:.0f} s of training)")
-    arguments.results.mkdir(exist_ok=True, parents=True)
-    summary = {"machine": machine.describe(), "hours": sum(r["wall_seconds"] for r in rows) / 3600, "runs": rows}
-    (arguments.results / "algorithms.json").write_text(json.dumps(summary, indent=2) + "\n")
-    table = markdown(rows)
-    (arguments.results / "algorithms.md").write_text(table)
-    plot(rows, arguments.results / "algorithms.svg")
-    print(table)
-    print(f"{summary['hours']:.2f} hours in all")
+    save_rows(arguments.results, "algorithms", rows, markdown(rows))
+    save_plot(arguments.results, "algorithms", plot(rows))
 
 
-def one(name: str, seed: int, steps: int, tasks: int, output: Path) -> dict[str, Any]:
-    """Train and evaluate one run, or read what an earlier call left."""
-    done = output / f"{name}-{seed}.json"
-    if done.is_file():
-        found: dict[str, Any] = json.loads(done.read_text())
-        return found
+def one(name: str, seed: int, steps: int, tasks: int, output: Path) -> Row:
+    """Train and evaluate one run."""
     began = time.perf_counter()
     overrides = ["--algorithm", f"{{ name = '{name}', optimizer = {{ learning_rate = 5e-4 }} }}", "--seed", str(seed)]
     overrides += ["--training.steps", str(steps), "--output", str(output), "--name", f"{name}-{seed}"]
     overrides += ["--rollout.tasks_per_step", str(TASKS_PER_STEP.get(name, 16))]
     overrides += ["--rollout.samples_per_task", str(SAMPLES.get(name, 4))]
     run = load_recipe(RECIPE, overrides)
-    folder = RunFolder(output / f"{name}-{seed}")
-    train(run, folder if folder.config.exists() else RunFolder.create(run), resume=folder.config.exists())
+    folder = finish(run)
     after = evaluate_checkpoints(run, folder, ["last"], ("sampled",), tasks, False, lambda _=None: None)[0]
     metrics = folder.read_metrics()
-    result = {
+    return {
         "preset": name,
         "seed": seed,
         "after": after.accuracy,
@@ -88,24 +76,22 @@ def one(name: str, seed: int, steps: int, tasks: int, output: Path) -> dict[str,
         "seconds": sum(row["seconds"] for row in metrics),
         "wall_seconds": time.perf_counter() - began,
     }
-    done.write_text(json.dumps(result) + "\n")
-    return result
 
 
-def episodes_until_good(row: dict[str, Any]) -> float:
+def episodes_until_good(row: Row) -> float:
     """Episodes played until three steps in a row average ``GOOD``; infinite when never."""
     smooth = np.convolve(row["training_accuracy"], np.ones(3) / 3, "valid")
     reached = np.flatnonzero(smooth >= GOOD)
     return float(np.cumsum(row["episodes"])[reached[0] + 2]) if len(reached) else math.inf
 
 
-def collapsed(row: dict[str, Any]) -> bool:
+def collapsed(row: Row) -> bool:
     """Whether the last three steps are far below the best three in a row."""
     smooth = np.convolve(row["training_accuracy"], np.ones(3) / 3, "valid")
     return bool(smooth[-1] < smooth.max() - 0.2)
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[Row]) -> str:
     lines = [
         "| preset | held-out, sampled: mean | 95 % interval | worst | best | episodes to 80 % (median) | collapses "
         "| seconds |",
@@ -124,7 +110,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[Row]) -> Figure:
     """Held-out accuracy of every seed, presets from best to worst."""
     names = list(dict.fromkeys(row["preset"] for row in rows))
     means = {name: np.mean([row["after"] for row in rows if row["preset"] == name]) for name in names}
@@ -140,7 +126,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xlim(0, 1)
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    return figure
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ greedy. Writes results/learning.json, learning.md and learning.svg.
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import machine
 import numpy as np
@@ -23,8 +22,7 @@ from rich.progress import Progress
 from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from marft.runs.folder import RunFolder
-from marft.training import train
+from runs import Row, finish, kept, save_plot, save_rows
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CASES = {
@@ -47,39 +45,29 @@ def main() -> None:
     rows = []
     with Progress() as progress:
         for case, seed in progress.track(jobs, description="runs"):
-            rows.append(row := one(case, seed, arguments.tasks, arguments.output))
+            name = f"{case.replace(', ', '-')}-{seed}"
+            measure = partial(one, case, seed, arguments.tasks, arguments.output, name)
+            rows.append(row := kept(arguments.output / f"{name}.json", measure))
             gains = ", ".join(f"{m} {row['before'][m]:.1%} → {row['after'][m]:.1%}" for m in ("sampled", "greedy"))
             progress.console.print(f"{case:15s} seed {seed}: {gains}  ({row['seconds']:.0f} s of training)")
-    arguments.results.mkdir(exist_ok=True, parents=True)
-    summary = {"machine": machine.describe(), "hours": sum(r["wall_seconds"] for r in rows) / 3600, "runs": rows}
-    (arguments.results / "learning.json").write_text(json.dumps(summary, indent=2) + "\n")
-    table = markdown(rows)
-    (arguments.results / "learning.md").write_text(table)
-    plot(rows, arguments.results / "learning.svg")
-    print(table)
-    print(f"{summary['hours']:.2f} hours in all")
+    save_rows(arguments.results, "learning", rows, markdown(rows))
+    save_plot(arguments.results, "learning", plot(rows))
 
 
-def one(case: str, seed: int, tasks: int, output: Path) -> dict[str, Any]:
-    """Train and evaluate one run, or read what an earlier call left."""
+def one(case: str, seed: int, tasks: int, output: Path, name: str) -> Row:
+    """Train and evaluate one run."""
     recipe, level = CASES[case]
-    name = f"{case.replace(', ', '-')}-{seed}"
-    done = output / f"{name}.json"
-    if done.is_file():
-        found: dict[str, Any] = json.loads(done.read_text())
-        return found
     began = time.perf_counter()
     run = load_recipe(
         RECIPES / recipe,
         ["--algorithm.level", level, "--seed", str(seed), "--output", str(output), "--name", name],
     )
-    folder = RunFolder(output / name)
-    train(run, folder if folder.config.exists() else RunFolder.create(run), resume=folder.config.exists())
+    folder = finish(run)
     evaluations = evaluate_checkpoints(
         run, folder, ["base", "last"], ("sampled", "greedy"), tasks, False, lambda _=None: None
     )
     metrics = folder.read_metrics()
-    result = {
+    return {
         "case": case,
         "seed": seed,
         "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == "base"},
@@ -89,11 +77,9 @@ def one(case: str, seed: int, tasks: int, output: Path) -> dict[str, Any]:
         "seconds": sum(row["seconds"] for row in metrics),
         "wall_seconds": time.perf_counter() - began,
     }
-    done.write_text(json.dumps(result) + "\n")
-    return result
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[Row]) -> str:
     lines = [
         "| team, level | before (sampled) | after: mean | worst | best | greedy: mean | worst | least gain | seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -114,7 +100,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[Row]) -> Figure:
     """Training accuracy: the mean over seeds and the band from worst to best, smoothed over three steps."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
@@ -131,7 +117,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    return figure
 
 
 if __name__ == "__main__":

@@ -135,6 +135,17 @@ def test_our_own_broken_invariants_keep_their_traceback() -> None:
         raise AssertionError
 
 
+def test_parts_are_imported_from_the_folder_that_the_command_runs_in(recipe_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_parts.py").write_text(
+        "from marft.envs.reasoning_gym import ReasoningGym\nclass Mine(ReasoningGym):\n    pass\n", encoding="utf-8"
+    )
+    command = [str(Path(sys.executable).parent / "marft"), "train", str(recipe_file), "--dry-run"]
+    command += ["--environment", "{ name = 'my_parts:Mine', dataset = 'chain_sum' }"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "my_parts:Mine" in done.stdout
+
+
 def test_help_is_quick_and_names_every_command() -> None:
     began = time.perf_counter()
     done = subprocess.run(

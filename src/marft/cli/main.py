@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -89,9 +90,14 @@ def algorithms(
 
 
 def main() -> None:
-    """The console entry point: errors of the user's making are one message, not a traceback."""
+    """The console entry point: errors of the user's making are one message, not a traceback.
+
+    Parts that a recipe names by import path may lie in the folder that the command is run from.
+    """
     from marft.cli.errors import friendly
 
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     with friendly():
         app()
 
