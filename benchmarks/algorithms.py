@@ -19,6 +19,7 @@ from pathlib import Path
 import machine
 import numpy as np
 from matplotlib.figure import Figure
+from recording import Row, finish, kept, save_plot, save_rows
 from rich.progress import Progress
 
 from marft.algorithms import PRESETS
@@ -26,7 +27,6 @@ from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.evaluation.intervals import wilson
 from marft.evaluation.session import evaluate_checkpoints
-from runs import Row, finish, kept, save_plot, save_rows
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
 GOOD = 0.8  # of training episodes, over three steps

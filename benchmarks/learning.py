@@ -17,12 +17,12 @@ from pathlib import Path
 import machine
 import numpy as np
 from matplotlib.figure import Figure
+from recording import Row, finish, kept, save_plot, save_rows
 from rich.progress import Progress
 
 from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.evaluation.session import evaluate_checkpoints
-from runs import Row, finish, kept, save_plot, save_rows
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CASES = {
