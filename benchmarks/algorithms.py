@@ -10,20 +10,16 @@ accuracy is measured on 500 tasks, sampled. Writes results/algorithms.json, algo
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from functools import partial
 from pathlib import Path
 
-import machine
 import numpy as np
 from matplotlib.figure import Figure
-from recording import Row, finish, kept, save_plot, save_rows
-from rich.progress import Progress
+from recording import Row, finish, measure, parser_of, save_plot, save_rows
 
 from marft.algorithms import PRESETS
-from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.evaluation.intervals import wilson
 from marft.evaluation.session import evaluate_checkpoints
@@ -35,22 +31,17 @@ SAMPLES = {"at-grpo": 1}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "algorithms")
     parser.add_argument("--presets", default=",".join(PRESETS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--tasks", type=int, default=500)
-    parser.add_argument("--output", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
-    quieten()
-    jobs = [(name, seed) for name in arguments.presets.split(",") for seed in range(arguments.seeds)]
-    rows = []
-    with Progress() as progress:
-        for name, seed in progress.track(jobs, description="runs"):
-            measure = partial(one, name, seed, arguments.steps, arguments.tasks, arguments.output)
-            rows.append(row := kept(arguments.output / f"{name}-{seed}.json", measure))
-            progress.console.print(f"{name:12s} seed {seed}: {row['after']:.1%}  ({row['seconds']:.0f} s of training)")
+    jobs = [
+        (f"{name}-{seed}", partial(one, name, seed, arguments.steps, arguments.tasks, arguments.output))
+        for seed in range(arguments.seeds)
+        for name in arguments.presets.split(",")
+    ]
+    rows = measure(jobs, arguments.output, arguments.workers, "{preset:12s} seed {seed}: {after:.1%}".format_map)
     save_rows(arguments.results, "algorithms", rows, markdown(rows))
     save_plot(arguments.results, "algorithms", plot(rows))
 

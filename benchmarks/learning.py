@@ -9,18 +9,14 @@ greedy. Writes results/learning.json, learning.md and learning.svg.
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 from pathlib import Path
 
-import machine
 import numpy as np
 from matplotlib.figure import Figure
-from recording import Row, finish, kept, save_plot, save_rows
-from rich.progress import Progress
+from recording import Row, finish, measure, parser_of, save_plot, save_rows
 
-from marft.cli.commands import quieten
 from marft.config import load_recipe
 from marft.evaluation.session import evaluate_checkpoints
 
@@ -34,24 +30,22 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "learning")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--tasks", type=int, default=500)
-    parser.add_argument("--output", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
-    quieten()
-    jobs = [(case, seed) for case in CASES for seed in range(arguments.seeds)]
-    rows = []
-    with Progress() as progress:
-        for case, seed in progress.track(jobs, description="runs"):
+    jobs = []
+    for case in CASES:
+        for seed in range(arguments.seeds):
             name = f"{case.replace(', ', '-')}-{seed}"
-            measure = partial(one, case, seed, arguments.tasks, arguments.output, name)
-            rows.append(row := kept(arguments.output / f"{name}.json", measure))
-            gains = ", ".join(f"{m} {row['before'][m]:.1%} → {row['after'][m]:.1%}" for m in ("sampled", "greedy"))
-            progress.console.print(f"{case:15s} seed {seed}: {gains}  ({row['seconds']:.0f} s of training)")
+            jobs.append((name, partial(one, case, seed, arguments.tasks, arguments.output, name)))
+    rows = measure(jobs, arguments.output, arguments.workers, describe)
     save_rows(arguments.results, "learning", rows, markdown(rows))
     save_plot(arguments.results, "learning", plot(rows))
+
+
+def describe(row: Row) -> str:
+    gains = ", ".join(f"{mode} {row['before'][mode]:.1%} → {row['after'][mode]:.1%}" for mode in ("sampled", "greedy"))
+    return f"{row['case']:15s} seed {row['seed']}: {gains}"
 
 
 def one(case: str, seed: int, tasks: int, output: Path, name: str) -> Row:
