@@ -11,18 +11,26 @@ accuracy is measured on 500 tasks, sampled. Writes results/algorithms.json, algo
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from recording import Row, finish, measure, parser_of, save_plot, save_rows
+from recording import (
+    Row,
+    collapsed,
+    interval,
+    measure,
+    parser_of,
+    save_plot,
+    save_rows,
+    smooth,
+    tidy,
+    train_and_evaluate,
+)
 
 from marft.algorithms import PRESETS
 from marft.config import load_recipe
-from marft.evaluation.intervals import wilson
-from marft.evaluation.session import evaluate_checkpoints
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
 GOOD = 0.8  # of training episodes, over three steps
@@ -41,45 +49,26 @@ def main() -> None:
         for seed in range(arguments.seeds)
         for name in arguments.presets.split(",")
     ]
-    rows = measure(jobs, arguments.output, arguments.workers, "{preset:12s} seed {seed}: {after:.1%}".format_map)
+    rows = measure(
+        jobs, arguments.output, arguments.workers, "{preset:12s} seed {seed}: {after[sampled]:.1%}".format_map
+    )
     save_rows(arguments.results, "algorithms", rows, markdown(rows))
     save_plot(arguments.results, "algorithms", plot(rows))
 
 
 def one(name: str, seed: int, steps: int, tasks: int, output: Path) -> Row:
     """Train and evaluate one run."""
-    began = time.perf_counter()
     overrides = ["--algorithm", f"{{ name = '{name}', optimizer = {{ learning_rate = 5e-4 }} }}", "--seed", str(seed)]
     overrides += ["--training.steps", str(steps), "--output", str(output), "--name", f"{name}-{seed}"]
     overrides += ["--rollout.tasks_per_step", str(TASKS_PER_STEP.get(name, 16))]
     overrides += ["--rollout.samples_per_task", str(SAMPLES.get(name, 4))]
-    run = load_recipe(RECIPE, overrides)
-    folder = finish(run)
-    after = evaluate_checkpoints(run, folder, ["last"], ("sampled",), tasks, False, lambda _=None: None)[0]
-    metrics = folder.read_metrics()
-    return {
-        "preset": name,
-        "seed": seed,
-        "after": after.accuracy,
-        "tasks": after.tasks,
-        "training_accuracy": [row["accuracy"] for row in metrics],
-        "episodes": [row["episodes"] for row in metrics],
-        "seconds": sum(row["seconds"] for row in metrics),
-        "wall_seconds": time.perf_counter() - began,
-    }
+    return {"preset": name, **train_and_evaluate(load_recipe(RECIPE, overrides), tasks)}
 
 
 def episodes_until_good(row: Row) -> float:
     """Episodes played until three steps in a row average ``GOOD``; infinite when never."""
-    smooth = np.convolve(row["training_accuracy"], np.ones(3) / 3, "valid")
-    reached = np.flatnonzero(smooth >= GOOD)
+    reached = np.flatnonzero(smooth(row["curves"]["accuracy"]) >= GOOD)
     return float(np.cumsum(row["episodes"])[reached[0] + 2]) if len(reached) else math.inf
-
-
-def collapsed(row: Row) -> bool:
-    """Whether the last three steps are far below the best three in a row."""
-    smooth = np.convolve(row["training_accuracy"], np.ones(3) / 3, "valid")
-    return bool(smooth[-1] < smooth.max() - 0.2)
 
 
 def markdown(rows: list[Row]) -> str:
@@ -90,8 +79,8 @@ def markdown(rows: list[Row]) -> str:
     ]
     for name in dict.fromkeys(row["preset"] for row in rows):
         mine = [row for row in rows if row["preset"] == name]
-        after = [row["after"] for row in mine]
-        low, high = wilson(round(sum(r["after"] * r["tasks"] for r in mine)), sum(r["tasks"] for r in mine))
+        after = [row["after"]["sampled"] for row in mine]
+        low, high = interval(mine)
         until = float(np.median([episodes_until_good(row) for row in mine]))
         lines.append(
             f"| {name} | {np.mean(after):.1%} | {low:.1%} to {high:.1%} | {min(after):.1%} | {max(after):.1%} "
@@ -104,19 +93,18 @@ def markdown(rows: list[Row]) -> str:
 def plot(rows: list[Row]) -> Figure:
     """Held-out accuracy of every seed, presets from best to worst."""
     names = list(dict.fromkeys(row["preset"] for row in rows))
-    means = {name: np.mean([row["after"] for row in rows if row["preset"] == name]) for name in names}
+    means = {name: np.mean([row["after"]["sampled"] for row in rows if row["preset"] == name]) for name in names}
     names.sort(key=lambda name: means[name])
     figure = Figure(figsize=(7, 0.28 * len(names) + 1), layout="constrained")
     axes = figure.subplots()
     for place, name in enumerate(names):
-        seeds = [row["after"] for row in rows if row["preset"] == name]
+        seeds = [row["after"]["sampled"] for row in rows if row["preset"] == name]
         axes.plot([min(seeds), max(seeds)], [place, place], color="C0", alpha=0.3, linewidth=5, solid_capstyle="round")
         axes.plot(seeds, [place] * len(seeds), "o", color="C0", markersize=4)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("held-out accuracy after training, sampled; a point a seed")
     axes.set_xlim(0, 1)
-    axes.grid(axis="x", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
     return figure
 
 

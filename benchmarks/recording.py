@@ -6,6 +6,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from functools import partial
@@ -13,17 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import numpy as np
+import numpy.typing as npt
 import torch
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
 from marft.cli.commands import quieten
 from marft.config import RunSettings
+from marft.evaluation.evaluate import Mode
+from marft.evaluation.intervals import wilson
+from marft.evaluation.session import BASE, evaluate_checkpoints
 from marft.runs import atomic
 from marft.runs.folder import RunFolder
 from marft.training import train
 
+CURVES = ("accuracy", "reward", "policy_loss", "critic/loss", "kl", "entropy")
 Row = dict[str, Any]
 Job = tuple[str, Callable[[], Row]]  # a name of its own, and a function of a module, with its arguments
 
@@ -79,12 +87,58 @@ def _begin_worker(threads: int) -> None:
     quieten()
 
 
-def finish(run: RunSettings) -> RunFolder:
-    """Train a run to its end, from wherever it stands."""
+def train_and_evaluate(
+    run: RunSettings, tasks: int, checkpoints: Sequence[str] = ("last",), modes: Sequence[Mode] = ("sampled",)
+) -> Row:
+    """Train a run to its end, from wherever it stands, and evaluate it → its curves, accuracies and seconds."""
+    began = time.perf_counter()
     folder = RunFolder(Path(run.output) / run.name)
     started = folder.config.exists()
     train(run, folder if started else RunFolder.create(run), resume=started)
-    return folder
+    evaluations = evaluate_checkpoints(run, folder, checkpoints, modes, tasks, False, lambda _=None: None)
+    metrics = folder.read_metrics()
+    return {
+        "seed": run.seed,
+        "tasks": evaluations[0].tasks,
+        "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == BASE},
+        "after": {e.mode: e.accuracy for e in evaluations if e.checkpoint != BASE},
+        "curves": {name: [row.get(name) for row in metrics] for name in CURVES},
+        "episodes": [row["episodes"] for row in metrics],
+        "seconds": sum(row["seconds"] for row in metrics),
+        "wall_seconds": time.perf_counter() - began,
+    }
+
+
+def interval(rows: Sequence[Row], when: str = "after") -> tuple[float, float]:
+    """95 % interval of the sampled accuracy, over the tasks of all runs."""
+    solved = sum(row[when]["sampled"] * row["tasks"] for row in rows)
+    return wilson(round(solved), sum(row["tasks"] for row in rows))
+
+
+def smooth(curve: Sequence[float], over: int = 3) -> npt.NDArray[np.float64]:
+    """Means over ``over`` steps in a row: one value fewer for each step more."""
+    return np.convolve(np.array(curve, float), np.ones(over) / over, "valid")
+
+
+def collapsed(row: Row) -> bool:
+    """Whether the last three steps are far below the best three in a row."""
+    curve = smooth(row["curves"]["accuracy"])
+    return bool(curve[-1] < curve.max() - 0.2)
+
+
+def band(axes: Axes, curves: Sequence[Sequence[float]], label: str) -> None:
+    """The mean over seeds and the band from lowest to highest, smoothed over three steps."""
+    smoothed = [smooth(curve) for curve in curves]
+    steps = np.arange(3, 3 + len(smoothed[0]))
+    (line,) = axes.plot(steps, np.mean(smoothed, axis=0), label=label, linewidth=1.4)
+    axes.fill_between(
+        steps, np.min(smoothed, axis=0), np.max(smoothed, axis=0), alpha=0.15, color=line.get_color(), linewidth=0
+    )
+
+
+def tidy(axes: Axes) -> None:
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def save_rows(results: Path, name: str, rows: Sequence[Row], table: str) -> None:

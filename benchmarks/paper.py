@@ -1,0 +1,35 @@
+"""The paper's experiment in small, the sensitivity study that it announces, and teams of up to twelve.
+
+    python benchmarks/paper.py                                  # all three; goes on where it stopped
+    python benchmarks/paper.py --studies experiment --workers 2
+    python benchmarks/paper.py --studies populations --tasks 200
+
+Each study is a file in ``studies/``. Every run trains on the bundled model and is evaluated on held-out tasks. Writes
+results/paper_<study>.json, .md and .svg, with the hours that the runs took.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from recording import measure, parser_of, save_plot, save_rows
+from studies import experiment, populations, sensitivity
+
+STUDIES: dict[str, ModuleType] = {
+    "experiment": experiment, "sensitivity": sensitivity, "populations": populations
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "paper")
+    parser.add_argument("--studies", default=",".join(STUDIES))
+    arguments = parser.parse_args()
+    for name in arguments.studies.split(","):
+        study, output = STUDIES[name], arguments.output / name
+        rows = measure(study.jobs(arguments.tasks, output), output, arguments.workers, study.describe)
+        save_rows(arguments.results, f"paper_{name}", rows, study.table(rows))
+        save_plot(arguments.results, f"paper_{name}", study.plot(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The paper's experiment in small: one agent and two, action and token level, before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from recording import CURVES, Job, Row, band, collapsed, interval, tidy, train_and_evaluate
+
+from marft.config import load_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CASES = {
+    "single, action (PPO)": ("demo_single.toml", "action"),
+    "single, token (PPO)": ("demo_single.toml", "token"),
+    "dual, action (MARFT)": ("demo.toml", "action"),
+    "dual, token (MARFT)": ("demo_token.toml", "token"),
+}
+SEEDS = 5
+TITLES = ("accuracy", "reward", "policy loss", "value loss", "KL, old to new (nats a token)", "entropy (nats a token)")
+
+
+def jobs(tasks: int, output: Path) -> list[Job]:
+    return [
+        (f"{''.join(c if c.isalpha() else '-' for c in case)}-{seed}", partial(one, case, seed, tasks, output))
+        for seed in range(SEEDS)
+        for case in CASES
+    ]
+
+
+def one(case: str, seed: int, tasks: int, output: Path) -> Row:
+    recipe, level = CASES[case]
+    name = f"{Path(recipe).stem}-{level}-{seed}"
+    overrides = ["--algorithm.level", level, "--seed", str(seed), "--output", str(output), "--name", name]
+    run = load_recipe(RECIPES / recipe, overrides)
+    return {"case": case, **train_and_evaluate(run, tasks, ("base", "last"), ("sampled", "greedy"))}
+
+
+def describe(row: Row) -> str:
+    gains = ", ".join(f"{mode} {row['before'][mode]:.1%} → {row['after'][mode]:.1%}" for mode in ("sampled", "greedy"))
+    return f"{row['case']:22s} seed {row['seed']}: {gains}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| team | sampled: mean | 95 % interval | worst seed | best seed | greedy: mean | worst seed | collapses "
+        "| seconds |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for team in ("single", "dual"):
+        mine = [row for row in rows if row["case"].startswith(f"{team}, action")]
+        lines.append(_line(f"untuned {team}", mine, "before"))
+    for case in CASES:
+        lines.append(_line(case, [row for row in rows if row["case"] == case], "after"))
+    return "\n".join(lines) + "\n"
+
+
+def _line(title: str, rows: Sequence[Row], when: str) -> str:
+    sampled, greedy = ([row[when][mode] for row in rows] for mode in ("sampled", "greedy"))
+    low, high = interval(rows, when)
+    cells = [title, f"{np.mean(sampled):.1%}", f"{low:.1%} to {high:.1%}", f"{min(sampled):.1%}", f"{max(sampled):.1%}"]
+    cells += [f"{np.mean(greedy):.1%}", f"{min(greedy):.1%}"]
+    if when == "after":
+        seconds = float(np.mean([row["seconds"] for row in rows]))
+        cells += [f"{sum(map(collapsed, rows))} of {len(rows)}", f"{seconds:.0f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def plot(rows: Sequence[Row]) -> Figure:
+    """The paper's six curves: the mean over seeds and the band from lowest to highest."""
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    for axes, metric, title in zip(figure.subplots(2, 3).flat, CURVES, TITLES, strict=True):
+        for case in CASES:
+            curves = [row["curves"][metric] for row in rows if row["case"] == case]
+            if curves:
+                band(axes, curves, case)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel("training step (64 episodes each)", fontsize=8)
+        axes.tick_params(labelsize=8)
+        tidy(axes)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,110 @@
+"""Teams of n agents on sums of n terms: n − 1 reasoners, each with one step to do, then the actor.
+
+Every agent has weights of its own (a LoRA on the one base) and sees the message before its own. A step plays 32
+episodes, whatever the team's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from recording import Job, Row, train_and_evaluate
+
+from marft.config import RunSettings
+from marft.config.load import parse_recipe
+from studies.factors import BASE, CLIP, LEARNING_RATE, Factors, cell, dots, rows_of, settings_of
+
+SIZES = (1, 2, 4, 6, 8, 12)
+SEEDS = 3
+FACTORS: Factors = {"learning rate": LEARNING_RATE, "clip": CLIP}
+REASONER = "You are the reasoner. Work out the first step and pass on what is left."
+ACTOR = r"You are the actor. Finish the work with the help of the message and put the answer in \boxed{}."
+
+
+def team_of(size: int, overrides: Sequence[str]) -> RunSettings:
+    """The recipe of a team of ``size`` agents."""
+    reasoners = [f"reasoner_{number}" if size > 2 else "reasoner" for number in range(1, size)]
+    sampling = {"max_new_tokens": 16 + 6 * size}
+    agents: list[dict[str, Any]] = [
+        {"role": role, "policy": role, "instructions": REASONER, "sampling": sampling} for role in reasoners
+    ]
+    agents.append({"role": "actor", "policy": "actor", "instructions": ACTOR, "answers": True, "sampling": sampling})
+    sums = {"min_terms": size, "max_terms": size, "min_digits": 2, "max_digits": 2}
+    return parse_recipe(
+        {
+            "name": f"population_{size}",
+            "models": {"base": {"path": "tiny"}},
+            "policies": {agent["role"]: {"model": "base", "lora": {"rank": 8, "alpha": 16}} for agent in agents},
+            "agents": agents,
+            "team": {"organization": "chain", "sees": "previous"},
+            "environment": {
+                "name": "reasoning_gym", "dataset": "chain_sum", "params": sums,
+                # with one term there are ninety questions in all
+                "train_tasks": 5000 if size > 1 else 60, "held_out_tasks": 1000 if size > 1 else 10,
+            },
+            "algorithm": {"name": "marft", "optimizer": {"learning_rate": 5e-4}},
+            "rollout": {"tasks_per_step": 8, "samples_per_task": 4},
+            "training": {"steps": 30},
+        },
+        overrides,
+    )  # fmt: skip
+
+
+def jobs(tasks: int, output: Path) -> list[Job]:
+    return [
+        (f"{size}-{number}-{seed}", partial(one, size, setting, f"{size}-{number}-{seed}", seed, tasks, output))
+        for seed in range(SEEDS)
+        for number, setting in enumerate(settings_of(FACTORS))
+        for size in SIZES
+    ]
+
+
+def one(size: int, setting: str, name: str, seed: int, tasks: int, output: Path) -> Row:
+    overrides = [*settings_of(FACTORS)[setting], "--seed", str(seed), "--output", str(output), "--name", name]
+    checkpoints = ("base", "last") if setting == BASE else ("last",)
+    return {"size": size, "setting": setting, **train_and_evaluate(team_of(size, overrides), tasks, checkpoints)}
+
+
+def describe(row: Row) -> str:
+    before = f"{row['before']['sampled']:.1%} → " if row["before"] else ""
+    return f"{row['size']:2d} agents, {row['setting']:22s} seed {row['seed']}: {before}{row['after']['sampled']:.1%}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    columns = [(factor, value) for factor, values in FACTORS.items() for value in values if values[value]]
+    titles = [f"{factor} {value}" for factor, value in columns]
+    lines = [
+        f"| agents | untuned | as shipped | {' | '.join(titles)} | ms an action |",
+        f"| ---: | ---: | --- | {' | '.join('---' for _ in titles)} | ---: |",
+    ]
+    for size in SIZES:
+        mine = [row for row in rows if row["size"] == size]
+        shipped = [row for row in mine if row["setting"] == BASE]
+        if not shipped:
+            continue
+        before = float(np.mean([row["before"]["sampled"] for row in shipped]))
+        cells = [cell(rows_of(mine, factor, value, FACTORS)) for factor, value in columns]
+        pace = float(np.mean([1000 * row["seconds"] / (sum(row["episodes"]) * size) for row in shipped]))
+        lines.append(f"| {size} | {before:.1%} | {cell(shipped)} | {' | '.join(cells)} | {pace:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Row]) -> Figure:
+    """Held-out accuracy against the size of the team, a line a setting."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, (factor, values) in zip(figure.subplots(1, 2, sharey=True), FACTORS.items(), strict=True):
+        for value in values:
+            mine = rows_of(rows, factor, value, FACTORS)
+            dots(axes, SIZES, [[row for row in mine if row["size"] == size] for size in SIZES], label=value)
+        before = [[r["before"]["sampled"] for r in rows if r["size"] == size and r["before"]] for size in SIZES]
+        axes.plot([np.mean(b) if b else np.nan for b in before], "--", color="grey", linewidth=1, label="untuned")
+        axes.set_title(factor, fontsize=10, loc="left")
+        axes.set_xlabel("agents, and terms of a sum", fontsize=9)
+        axes.legend(frameon=False, fontsize=8)
+    figure.supylabel("held-out accuracy, sampled", fontsize=9)
+    return figure
