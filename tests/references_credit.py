@@ -87,8 +87,8 @@ def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
     def score(e: Episode, a: Action) -> float:
         return e.transitions[a.step].reward + e.transitions[a.step].agent_rewards.get(a.agent, 0.0)
 
-    def candidate(e: Episode) -> Action | None:
-        return next((a for a in e.actions if e.fork is not None and a.id == e.fork.at), None)
+    def candidates(e: Episode) -> list[Action]:
+        return [a for a in e.actions if e.fork is None or a.id == e.fork.at]
 
     def state(e: Episode, a: Action) -> tuple[str, str, list[int]]:
         return e.task.id, a.id, a.prompt.tolist()
@@ -97,12 +97,10 @@ def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
     for episode in batch:
         row: list[float | None] = []
         for action in episode.actions:
-            if candidate(episode) is not action:
+            if action not in candidates(episode):
                 row.append(None)
                 continue
-            group = [
-                score(o, c) for o in batch if (c := candidate(o)) is not None and state(o, c) == state(episode, action)
-            ]
+            group = [score(o, c) for o in batch for c in candidates(o) if state(o, c) == state(episode, action)]
             row.append(relative(score(episode, action), group, scale))
         results.append(row)
     return results

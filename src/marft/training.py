@@ -140,7 +140,8 @@ def _step(
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
-            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", episodes)
+            recorded = {id(episode): episode for episode in [*episodes, *experience.evidence]}
+            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", list(recorded.values()))
     sampled = stage.engine.sampled_tokens - before
     read = sum(len(a.prompt) + len(a.tokens) for episode in experience.evidence for a in episode.actions)
     return state, metrics | watch.metrics() | {

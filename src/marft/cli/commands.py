@@ -85,14 +85,44 @@ def evaluate(
         console.print(f"saved in {folder.evaluations}; see {folder.report}")
 
 
+def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
+    """``marft replay``."""
+    folder = RunFolder.open(path)
+    own = folder.settings().algorithm
+    names = list(dict.fromkeys(names))
+    algorithms = [own if name == own.name else _preset(name) for name in names]
+    quieten()
+    from marft.evaluation import replay_page
+    from marft.evaluation.replay import replay as run_replay
+
+    with _bar("crediting") as advance:
+        advance(len(algorithms))
+        audit = run_replay(folder, algorithms, step, on_done=advance)
+    pictures = replay_page.pictures_of(audit, episodes)
+    console.print(f"[bold]{len(audit.episodes)} episodes of step {audit.step}[/]\n")
+    for table in (
+        replay_page.audit_table(audit), replay_page.agreement_table(audit), replay_page.action_table(audit, pictures)
+    ):  # fmt: skip
+        console.print(table, "")
+    for note in replay_page.notes_of(audit):
+        console.print(note, markup=False, soft_wrap=True)
+    target = folder.replays / f"step_{audit.step:06d}"
+    replay_page.write_replay(target, f"{folder.path.name}: step {audit.step}", audit, pictures)
+    console.print(f"see {target.with_suffix('.html')}")
+
+
+def _preset(name: str) -> AlgorithmSettings:
+    if name not in ABOUT:
+        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
+    return AlgorithmSettings.model_validate({"name": name})
+
+
 def algorithms(name: str) -> None:
     """``marft algorithms``."""
     if not name:
         console.print(algorithm_table())
         return
-    if name not in ABOUT:
-        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
-    settings = AlgorithmSettings.model_validate({"name": name})
+    settings = _preset(name)
     console.print(f"# {ABOUT[name]}", markup=False, soft_wrap=True)
     table = {"algorithm": settings.model_dump(mode="json", exclude_none=True)}
     console.print(tomli_w.dumps(table), markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marft.evaluation.compare import gains_of, percent, percent_range, point_range, points
 from marft.runs import atomic
-from marft.runs.episodes import read_rows
+from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 
 CURVES = (
@@ -88,15 +88,12 @@ def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]
     files = sorted(folder.episodes.glob("*.parquet"))
     if not files:
         return []
-    actions: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in read_rows(files[-1]):
-        actions.setdefault((row["task"], row["sample"]), []).append(row)
     shown = [
         {
-            "observation": said[0]["observation"],
-            "actions": said if said[0]["agent"] else [],
-            "success": said[0]["success"],
+            "observation": episode.task.prompt,
+            "actions": [{"agent": action.agent, "text": action.text} for action in episode.actions],
+            "success": episode.success,
         }
-        for said in list(actions.values())[:EXAMPLES]
+        for episode in read_episodes(files[-1])[:EXAMPLES]
     ]
     return [(f"training, {files[-1].stem}", shown)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -30,6 +30,16 @@ from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.types import Action, Episode, Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """What an algorithm makes of a batch before anything moves: the credit of every decision, and what is trained."""
+
+    evidence: Evidence
+    credits: Credits
+    samples: Sequence[Sample]
+    raw: Sequence[Floats]  # advantages of the samples before normalisation
 
 
 class Learner:
@@ -83,18 +93,23 @@ class Learner:
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
         """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``."""
         warming_up = self.critic is not None and progress.step < self.settings.critic.warmup_steps
-        values = self.critic.evaluate(episodes) if self.critic else None
-        known = KnownLogProbs() if warming_up else self._known(episodes)
-        evidence = Evidence(self._rewarded(episodes), self.settings.level, values, self._costs(episodes, known.base))
-        credits = self.credit.assign(evidence)
-        samples, raw = self._samples(evidence, credits)
-        metrics = {**advantage_metrics(samples, raw), **credits.metrics}
-        if samples and not warming_up:
-            metrics |= self._improve(evidence, samples, known, progress)
+        known = KnownLogProbs() if warming_up else self.known(episodes)
+        judgement = self.judge(episodes, known)
+        credits, values = judgement.credits, judgement.evidence.values
+        metrics = {**advantage_metrics(judgement.samples, judgement.raw), **credits.metrics}
+        if judgement.samples and not warming_up:
+            metrics |= self._improve(judgement, known, progress)
         if self.critic and values:
             targets = credits.monte_carlo if warming_up else credits.returns
             metrics |= self.critic.update(values, targets, progress.step)
         return metrics
+
+    def judge(self, episodes: Sequence[Episode], known: KnownLogProbs) -> Judgement:
+        """Assign credit to scored episodes."""
+        values = self.critic.evaluate(episodes) if self.critic else None
+        evidence = Evidence(self._rewarded(episodes), self.settings.level, values, self._costs(episodes, known.base))
+        credits = self.credit.assign(evidence)
+        return Judgement(evidence, credits, *self._samples(evidence, credits))
 
     def memory(self) -> dict[str, float]:
         """What the credit carries from step to step."""
@@ -117,8 +132,8 @@ class Learner:
             rewarded = rewarding.mix(rewarded, settings.team, settings.own)
         return rewarded
 
-    def _known(self, episodes: Sequence[Episode]) -> KnownLogProbs:
-        """Score the actions of trained policies before anything moves, as far as the algorithm asks for it."""
+    def known(self, episodes: Sequence[Episode]) -> KnownLogProbs:
+        """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them."""
         acting = [
             Sample(action, 1.0, np.zeros(size))
             for episode in episodes
@@ -151,9 +166,8 @@ class Learner:
             self.settings.normalise_advantages,
         )  # fmt: skip
 
-    def _improve(
-        self, evidence: Evidence, samples: Sequence[Sample], known: KnownLogProbs, progress: Progress
-    ) -> dict[str, float]:
+    def _improve(self, judgement: Judgement, known: KnownLogProbs, progress: Progress) -> dict[str, float]:
+        evidence, samples = judgement.evidence, judgement.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step)
             for name, optimizer in self.optimizers.items()

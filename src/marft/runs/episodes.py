@@ -1,31 +1,54 @@
-"""Episodes as Parquet: one row an action, with token ids, log-probs and what it depended on."""
+"""Episodes as Parquet: one row an action, with token ids, log-probs and what it depended on.
+
+What belongs to the whole episode stands in every row of it where it is a number or a word, and in its first row alone
+where it is long (transitions, and the final observation of a truncated one).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marft.runs import atomic
-from marft.types import Action, Episode
+from marft.types import Action, ActionKey, Episode, Fork, Observation, Task, Transition
 
+TRANSITION = pa.struct(
+    [
+        ("observation", pa.string()),
+        ("reward", pa.float64()),
+        ("agent_rewards", pa.map_(pa.string(), pa.float64())),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("stream", pa.string()),
         ("task", pa.string()),
+        ("prompt_text", pa.string()),  # of the task
         ("sample", pa.int32()),
         ("status", pa.string()),
         ("error", pa.string()),
         ("success", pa.bool_()),
         ("total_reward", pa.float64()),
         ("episode_seconds", pa.float64()),
+        ("fork_origin", pa.string()),
+        ("fork_at", pa.string()),
+        ("transitions", pa.list_(TRANSITION)),
+        ("bootstrap", pa.list_(pa.int32())),
+        ("bootstrap_agent", pa.string()),
+        ("bootstrap_policy", pa.string()),
         ("step", pa.int32()),
         ("agent", pa.string()),
         ("call", pa.int32()),
         ("index", pa.int32()),
+        ("key_stream", pa.string()),  # the pass that sampled it: another one than the episode's where it was replayed
+        ("key_sample", pa.int32()),
         ("policy", pa.string()),
         ("version", pa.int32()),
         ("sees", pa.list_(pa.string())),
@@ -60,20 +83,44 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return list(pq.read_table(path).to_pylist())
 
 
+def read_episodes(path: Path) -> list[Episode]:
+    """Episodes of one file, as they were written but for the data of their tasks.
+
+    Raises:
+        ValueError: the file is none of ours, or damaged.
+    """
+    try:
+        rows = read_rows(path)
+        return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
+    except (pa.ArrowInvalid, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"cannot read the episodes of {path}: {error}") from error
+
+
 def _rows(episode: Episode) -> list[dict[str, Any]]:
+    fork = episode.fork
     whole = {
         "stream": episode.stream,
         "task": episode.task.id,
+        "prompt_text": episode.task.prompt,
         "sample": episode.sample,
         "status": episode.status,
         "error": episode.error,
         "success": episode.success,
         "total_reward": episode.total_reward,
         "episode_seconds": episode.seconds,
+        "fork_origin": fork.origin if fork else None,
+        "fork_at": fork.at if fork else None,
+        "bootstrap_agent": episode.bootstrap_agent,
+        "bootstrap_policy": episode.bootstrap_policy,
     }
-    if not episode.actions:
-        return [{**whole, "observation": episode.task.prompt}]
-    return [{**whole, **_action(episode, action)} for action in episode.actions]
+    rows: list[dict[str, Any]] = [{**whole, **_action(episode, action)} for action in episode.actions]
+    rows = rows or [{**whole, "observation": episode.task.prompt}]
+    rows[0]["bootstrap"] = episode.bootstrap
+    rows[0]["transitions"] = [
+        {"observation": t.observation.text, "reward": t.reward, "agent_rewards": list(t.agent_rewards.items())}
+        for t in episode.transitions
+    ]
+    return rows
 
 
 def _action(episode: Episode, action: Action) -> dict[str, Any]:
@@ -84,6 +131,8 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "agent": action.agent,
         "call": action.key.call,
         "index": action.index,
+        "key_stream": action.key.stream,
+        "key_sample": action.key.sample,
         "policy": action.policy,
         "version": action.version,
         "sees": list(action.sees),
@@ -101,3 +150,49 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "started": action.started,
         "ended": action.ended,
     }
+
+
+def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
+    first = rows[0]
+    return Episode(
+        task=Task(first["task"], first["prompt_text"]),
+        stream=first["stream"],
+        sample=first["sample"],
+        actions=tuple(_read_action(row) for row in rows if row["agent"] is not None),
+        status=first["status"],
+        transitions=tuple(
+            Transition(Observation(t["observation"]), t["reward"], dict(t["agent_rewards"]))
+            for t in first["transitions"]
+        ),
+        success=first["success"],
+        error=first["error"],
+        bootstrap=_ids(first["bootstrap"]),
+        bootstrap_agent=first["bootstrap_agent"],
+        bootstrap_policy=first["bootstrap_policy"],
+        seconds=first["episode_seconds"],
+        fork=Fork(first["fork_origin"], first["fork_at"]) if first["fork_at"] is not None else None,
+    )
+
+
+def _read_action(row: Mapping[str, Any]) -> Action:
+    return Action(
+        key=ActionKey(row["key_stream"], row["task"], row["key_sample"], row["step"], row["agent"], row["call"]),
+        policy=row["policy"],
+        index=row["index"],
+        sees=tuple(row["sees"]),
+        prompt=np.array(row["prompt"], np.int32),
+        tokens=np.array(row["tokens"], np.int32),
+        marks=np.array(row["marks"], np.uint8),
+        log_probs=np.array(row["log_probs"], np.float32),
+        text=row["text"],
+        finish=row["finish"],
+        version=row["version"],
+        cut=row["cut"],
+        started=row["started"],
+        ended=row["ended"],
+        state=_ids(row["state"]),
+    )
+
+
+def _ids(values: Sequence[int] | None) -> npt.NDArray[np.int32] | None:
+    return None if values is None else np.array(values, np.int32)

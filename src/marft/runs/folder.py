@@ -70,6 +70,10 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def replays(self) -> Path:
+        return self.path / "replays"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

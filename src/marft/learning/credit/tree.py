@@ -41,8 +41,9 @@ class Tree(Estimator):
 
 
 def is_candidate(episode: Episode, action: Action) -> bool:
-    """Whether the action is the one at which its episode was forked. Without forks there are no candidates."""
-    return episode.fork is not None and action.id == episode.fork.at
+    """Whether the action is the one at which its episode was forked. In an episode that is no fork every action is
+    one, among the actions that happen to share its state."""
+    return episode.fork is None or action.id == episode.fork.at
 
 
 def step_score(episode: Episode, action: Action) -> float:

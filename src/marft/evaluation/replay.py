@@ -1,0 +1,241 @@
+"""Replay on the same ground: which advantage would each algorithm give to which action of a run's recorded episodes?
+
+The recorded episodes are credited anew by every algorithm asked for; nothing is played and nothing is trained. Credits
+that read values take the run's own critic where it reads the same way, else one that is fitted to Monte-Carlo returns
+of other recorded episodes of the run, as a run does before its first policy step. Credits that remember are led through
+the earlier recorded steps first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marft.config.algorithm import AlgorithmSettings
+from marft.config.run import RunSettings
+from marft.learning.batching import Denominators, KnownLogProbs
+from marft.learning.credit.comam import rank_correlation
+from marft.learning.critic import explained_variance
+from marft.learning.interfaces import Floats, LossInputs, Remembering
+from marft.learning.learner import Judgement, Learner
+from marft.learning.measuring import advantage_metrics, gradient_shares, measure_gradient_share
+from marft.learning.metering import Meter
+from marft.models.pool import Models
+from marft.runs.checkpoints import Checkpoints, load_critic, verify
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.types import Episode
+
+FITTING_FILES = 8  # recorded steps that a critic is fitted on
+FITTING_PASSES = 25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opinion:
+    """What one algorithm makes of the episodes: advantages of every decision, as its update would use them."""
+
+    algorithm: str
+    advantages: Sequence[Floats | None]  # of each action of all episodes; None where it is not trained
+    metrics: Mapping[str, float]  # group sizes, zero-variance groups, zero advantages
+    gradient_share: Mapping[str, float]  # of each agent, in the first gradient
+    critic: str = ""  # where its values are from
+    explained_variance: float = math.nan  # of the critic on these episodes
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audit:
+    """The opinions of several algorithms on the same episodes.
+
+    ``rank_agreement`` is Spearman's correlation of the actions' mean advantages; ``sign_agreement`` how often two
+    algorithms push an action the same way, where both push it at all.
+    """
+
+    step: int
+    episodes: Sequence[Episode]
+    words: Sequence[Sequence[str]]  # of each action of all episodes, the text of every sampled token
+    opinions: Sequence[Opinion]
+    rank_agreement: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    sign_agreement: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the episodes' texts, for other programs."""
+        actions = [f"{episode.name} {action.id}" for episode in self.episodes for action in episode.actions]
+        opinions = []
+        for opinion in self.opinions:
+            table = asdict(opinion)
+            table["advantages"] = {
+                name: None if mine is None else mine.tolist()
+                for name, mine in zip(actions, opinion.advantages, strict=True)
+            }
+            opinions.append(table)
+        pairs = [
+            {"algorithms": pair, "rank": rank, "sign": self.sign_agreement[pair]}
+            for pair, rank in self.rank_agreement.items()
+        ]
+        return {"step": self.step, "episodes": len(self.episodes), "algorithms": opinions, "agreement": pairs}
+
+
+def replay(
+    folder: RunFolder, algorithms: Sequence[AlgorithmSettings], step: int = 0,
+    on_done: Callable[[], None] = lambda: None,
+) -> Audit:  # fmt: skip
+    """Credit the episodes of one recorded step by several algorithms.
+
+    Args:
+        step: training step, counted from 1; 0 takes the last recorded one.
+        on_done: called after every algorithm.
+
+    Raises:
+        ValueError: nothing was recorded, or not at that step.
+    """
+    files = _recorded_files(folder)
+    path = _choose(folder, files, step)
+    number = _step_of(path)
+    scored = [episode for episode in read_episodes(path) if episode.scored and episode.actions]
+    if not scored:
+        raise ValueError(f"{path}: none of its episodes could be scored, so there is nothing to credit")
+    own = [episode for episode in scored if episode.fork is None] or scored
+    run, opinions = folder.settings(), []
+    models = Models(run)
+    for settings in algorithms:
+        opinions.append(_Judge(folder, run, settings, models, files, number).opinion(own, scored))
+        on_done()
+    rank, sign = _agreement(opinions)
+    return Audit(number, own, _words(own, models), opinions, rank, sign)
+
+
+class _Judge:
+    """One algorithm, made ready to credit the episodes of one step of a run."""
+
+    def __init__(
+        self, folder: RunFolder, run: RunSettings, settings: AlgorithmSettings, models: Models, files: Sequence[Path],
+        step: int,
+    ) -> None:  # fmt: skip
+        self.folder, self.run, self.settings, self.step = folder, run, settings, step
+        correction = settings.sampler_correction.model_copy(update={"level": "none"})
+        as_sampled = settings.model_copy(update={"old_log_probs": "engine", "sampler_correction": correction})
+        self.learner = Learner(run.model_copy(update={"algorithm": as_sampled}), models)
+        self.notes: list[str] = []
+        self.critic = self._prepare_critic(files) if self.learner.critic else ""
+        if isinstance(self.learner.credit, Remembering):
+            for path in files:
+                if _step_of(path) < step:
+                    self.learner.judge([e for e in read_episodes(path) if e.scored], KnownLogProbs())
+
+    def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
+        forks = getattr(self.learner.credit, "forks", "")
+        if forks and len(with_forks) == len(own):
+            self.notes.append(
+                "its episodes would be played again from single actions on, and these were not"
+                + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
+            )
+        batch = list(with_forks if forks else own)
+        judgement = self.learner.judge(batch, self.learner.known(batch))
+        found = {id(s.action): s.advantages for s in judgement.samples}
+        metrics = {**judgement.credits.metrics, **advantage_metrics(judgement.samples, judgement.raw)}
+        explained = math.nan
+        if judgement.evidence.values is not None and judgement.credits.monte_carlo:
+            values, targets = judgement.evidence.values.actions, judgement.credits.monte_carlo
+            explained = explained_variance(np.concatenate(values), np.concatenate(targets))
+        return Opinion(
+            algorithm=self.settings.name,
+            advantages=[found.get(id(action)) for episode in own for action in episode.actions],
+            metrics=metrics,
+            gradient_share=self._gradient_shares(judgement),
+            critic=self.critic,
+            explained_variance=explained,
+            notes=self.notes,
+        )
+
+    def _prepare_critic(self, files: Sequence[Path]) -> str:
+        """Values from the run's own critic, else from one fitted to other recorded episodes → which."""
+        mine, theirs = self.settings, self.run.algorithm
+        alike = mine.level == theirs.level and all(
+            getattr(mine.critic, key) == getattr(theirs.critic, key) for key in ("kind", "body", "heads", "hidden")
+        )
+        steps = Checkpoints(self.folder, self.run.checkpoints).steps()
+        if alike and steps:
+            path = min(steps, key=lambda p: (_step_of(p) >= self.step, abs(_step_of(p) - self.step)))
+            verify(path)
+            if load_critic(path, self.learner):
+                return f"the run's, of {path.name}"
+        others = [path for path in files if _step_of(path) != self.step]
+        near = sorted(others, key=lambda p: abs(_step_of(p) - self.step))[:FITTING_FILES]
+        if not near:
+            self.notes.append("its critic is untrained: the run recorded no other step to fit one to")
+            return "untrained"
+        batch = [e for path in near for e in read_episodes(path) if e.scored and e.actions and e.fork is None]
+        critic = self.learner.critic
+        assert critic is not None
+        judgement = self.learner.judge(batch, KnownLogProbs())
+        assert judgement.evidence.values is not None
+        for number in range(FITTING_PASSES):
+            critic.update(judgement.evidence.values, judgement.credits.monte_carlo, number)
+        return f"fitted to {len(batch)} recorded episodes"
+
+    def _gradient_shares(self, judgement: Judgement) -> dict[str, float]:
+        """Each agent's part of |∂loss/∂log π| before anything has moved."""
+        meter, samples = Meter(), judgement.samples
+        pooled = self.settings.denominator == "pooled"
+        for batch in self.learner.packing.micro_batches(samples, Denominators.of(samples, pooled)) if samples else []:
+            log_probs = batch.old_log_probs.clone().requires_grad_()
+            inputs = LossInputs(batch.units(log_probs), batch.units(batch.old_log_probs), batch.advantages)
+            (self.learner.objective(inputs).terms * batch.unit_weights).sum().backward()
+            assert log_probs.grad is not None
+            measure_gradient_share(meter, batch, log_probs.grad)
+        shares = gradient_shares(meter, self.learner.roles)
+        return {role: shares[f"agents/{role}/gradient_share"] for role in self.learner.roles}
+
+
+def _agreement(opinions: Sequence[Opinion]) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
+    rank, sign = {}, {}
+    for a, b in combinations(opinions, 2):
+        both = [
+            (float(x.mean()), float(y.mean()))
+            for x, y in zip(a.advantages, b.advantages, strict=True)
+            if x is not None and y is not None
+        ]
+        x, y = np.array(both).reshape(-1, 2).T
+        pushed = (x != 0) & (y != 0)
+        known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        rank[a.algorithm, b.algorithm] = rank_correlation(x, y) if known else math.nan
+        sign[a.algorithm, b.algorithm] = (
+            float(np.mean(np.sign(x[pushed]) == np.sign(y[pushed]))) if pushed.any() else math.nan
+        )
+    return rank, sign
+
+
+def _words(episodes: Sequence[Episode], models: Models) -> list[list[str]]:
+    return [
+        [str(models.policies[action.policy].tokenizer.decode([token])) for token in action.tokens[action.sampled]]
+        for episode in episodes
+        for action in episode.actions
+    ]
+
+
+def _recorded_files(folder: RunFolder) -> list[Path]:
+    files = sorted(folder.episodes.glob("step_*.parquet"))
+    if not files:
+        raise ValueError(f"{folder.path} has no recorded episodes; train with training.record_episodes_every = 1")
+    return files
+
+
+def _choose(folder: RunFolder, files: Sequence[Path], step: int) -> Path:
+    if not step:
+        return files[-1]
+    chosen = next((path for path in files if _step_of(path) == step), None)
+    if chosen is None:
+        known = f"{_step_of(files[0])} to {_step_of(files[-1])}"
+        raise ValueError(f"{folder.path} recorded no episodes of step {step}; there are: {known}")
+    return chosen
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))

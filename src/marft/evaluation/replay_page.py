@@ -1,0 +1,207 @@
+"""What a replay found, for people: tables for the terminal, and a page with a picture for each episode."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.table import Table
+
+from marft.evaluation.replay import Audit, Opinion
+from marft.learning.interfaces import Floats
+from marft.runs import atomic
+from marft.types import Action, Episode
+
+SHADED = 90  # percentile of an algorithm's |advantages| that is shown in full colour
+
+
+@dataclass(frozen=True, slots=True)
+class Tint:
+    """A piece of text and how strongly it is pushed: colour for the page, number for whoever points at it."""
+
+    text: str
+    advantage: float
+    colour: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """One episode: who said what, and for each algorithm how every word of it is pushed."""
+
+    episode: Episode
+    actions: Sequence[Action]
+    rows: Sequence[tuple[str, Sequence[tuple[float | None, Sequence[Tint]]]]]  # algorithm → (mean, words) an action
+
+
+def audit_table(audit: Audit) -> Table:
+    """One algorithm a row: groups, what teaches nothing, and whose gradient it is."""
+    table = Table(box=None, pad_edge=False)
+    roles = list(audit.opinions[0].gradient_share)
+    titles = ("groups", "size", "of one", "all equal", "zero advantages", *(f"gradient: {role}" for role in roles))
+    table.add_column("algorithm")
+    for title in titles:
+        table.add_column(title, justify="right")
+    table.add_column("critic")
+    for row in audit_rows(audit):
+        table.add_row(*row)
+    return table
+
+
+def audit_rows(audit: Audit) -> list[list[str]]:
+    """The cells of :func:`audit_table`."""
+    return [
+        [
+            opinion.algorithm,
+            *(_count(opinion.metrics.get(name)) for name in ("groups",)),
+            _sizes(opinion.metrics),
+            *(_count(opinion.metrics.get(name)) for name in ("groups_of_one", "groups_all_equal")),
+            _share(opinion.metrics.get("zero_advantage_fraction", math.nan)),
+            *(_share(share) for share in opinion.gradient_share.values()),
+            opinion.critic and f"{opinion.critic}, explains {_share(opinion.explained_variance) or 'nothing'}",
+        ]
+        for opinion in audit.opinions
+    ]
+
+
+def agreement_table(audit: Audit) -> Table:
+    """Rank correlation of advantages, and in brackets how often two algorithms push an action the same way."""
+    table = Table(box=None, pad_edge=False)
+    names = [opinion.algorithm for opinion in audit.opinions]
+    for title in ("agreement", *names[1:]):
+        table.add_column(title, justify="right" if title != "agreement" else "left")
+    for row in agreement_rows(audit)[:-1]:
+        table.add_row(row[0], *row[2:])
+    return table
+
+
+def agreement_rows(audit: Audit) -> list[list[str]]:
+    """A square of cells, filled above its diagonal."""
+    names = [opinion.algorithm for opinion in audit.opinions]
+    rows = []
+    for a in names:
+        cells = []
+        for b in names:
+            rank, sign = audit.rank_agreement.get((a, b)), audit.sign_agreement.get((a, b), math.nan)
+            cells.append("" if rank is None else "–" if math.isnan(rank) else f"{rank:+.2f} ({_share(sign)})")
+        rows.append([a, *cells])
+    return rows
+
+
+def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
+    """The mean advantage of every action of the pictured episodes, by algorithm."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("episode", "action"):
+        table.add_column(title)
+    for opinion in audit.opinions:
+        table.add_column(opinion.algorithm, justify="right")
+    table.add_column("text", overflow="ellipsis", no_wrap=True)
+    for picture in pictures:
+        episode = picture.episode
+        for place, action in enumerate(picture.actions):
+            name = f"{episode.task.id} #{episode.sample}, {_outcome(episode)}" if place == 0 else ""
+            means = (cells[place][0] for _, cells in picture.rows)
+            table.add_row(name, action.id, *("" if m is None else f"{m:+.2f}" for m in means), action.text.strip())
+    return table
+
+
+def pictures_of(audit: Audit, count: int) -> list[Picture]:
+    """Of different tasks, the episodes that the algorithms disagree most about, each in units of its own advantages."""
+    scales = {opinion.algorithm: _percentile(opinion) for opinion in audit.opinions}
+    pictures, disagreements, first = [], [], 0
+    for episode in audit.episodes:
+        last = first + len(episode.actions)
+        rows = [
+            (opinion.algorithm, [
+                _cell(opinion.advantages[k], audit.words[k], scales[opinion.algorithm]) for k in range(first, last)
+            ])
+            for opinion in audit.opinions
+        ]  # fmt: skip
+        pictures.append(Picture(episode, episode.actions, rows))
+        means = np.array(
+            [[(cell[0] or 0.0) / (scales[name] or 1.0) for cell in cells] for name, cells in rows], np.float64
+        )
+        disagreements.append(float(means.std(axis=0).sum()))
+        first = last
+    chosen: dict[str, Picture] = {}  # one a task
+    for k in sorted(range(len(pictures)), key=lambda k: -disagreements[k]):
+        chosen.setdefault(pictures[k].episode.task.id, pictures[k])
+    return list(chosen.values())[:count]
+
+
+def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Picture]) -> None:
+    """Write ``<path>.html`` and, for other programs, ``<path>.json``."""
+    environment = Environment(
+        loader=PackageLoader("marft.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    page = environment.get_template("replay.html.jinja").render(
+        title=title,
+        audit=audit,
+        roles=list(audit.opinions[0].gradient_share),
+        rows=audit_rows(audit),
+        agreement=agreement_rows(audit),
+        names=[opinion.algorithm for opinion in audit.opinions],
+        notes=notes_of(audit),
+        pictures=pictures,
+        outcome=_outcome,
+    )
+    atomic.write_file(path.with_suffix(".html"), page)
+    atomic.write_file(path.with_suffix(".json"), json.dumps(_without_nan(audit.as_json()), indent=2) + "\n")
+
+
+def notes_of(audit: Audit) -> list[str]:
+    return [f"{opinion.algorithm}: {note}" for opinion in audit.opinions for note in opinion.notes]
+
+
+def _cell(advantages: Floats | None, words: Sequence[str], scale: float) -> tuple[float | None, list[Tint]]:
+    if advantages is None:
+        return None, [Tint("".join(words), 0.0, "transparent")]
+    if len(advantages) != len(words):
+        words = ["".join(words)]
+    return float(advantages.mean()), [
+        Tint(word, float(a), _colour(float(a), scale)) for word, a in zip(words, advantages, strict=True)
+    ]
+
+
+def _colour(advantage: float, scale: float) -> str:
+    strength = min(1.0, abs(advantage) / scale) if scale else 0.0
+    red, green, blue = (30, 130, 76) if advantage > 0 else (205, 43, 49)
+    return f"rgba({red}, {green}, {blue}, {0.6 * strength:.2f})"
+
+
+def _percentile(opinion: Opinion) -> float:
+    sizes = [np.abs(advantages) for advantages in opinion.advantages if advantages is not None]
+    return float(np.percentile(np.concatenate(sizes), SHADED)) if sizes else 0.0
+
+
+def _outcome(episode: Episode) -> str:
+    solved = {True: "solved", False: "not solved", None: episode.status}[episode.success]
+    return f"{solved}, reward {episode.total_reward:g}"
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _sizes(metrics: Mapping[str, float]) -> str:
+    if "group_size" not in metrics:
+        return ""
+    mean, least = metrics["group_size"], metrics["group_size_min"]
+    return f"{mean:.3g}" if mean == least else f"{mean:.3g} (from {least:.0f})"
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0%}"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

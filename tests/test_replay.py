@@ -1,0 +1,162 @@
+"""Recorded episodes come back whole, and every algorithm credits them as it would have in training."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+
+from marft.config.algorithm import AlgorithmSettings
+from marft.evaluation.replay import Audit, replay
+from marft.evaluation.replay_page import agreement_rows, audit_rows, pictures_of, write_replay
+from marft.learning.batching import KnownLogProbs
+from marft.learning.learner import Learner
+from marft.models.pool import Models
+from marft.runs.checkpoints import Checkpoints, load_critic
+from marft.runs.episodes import read_episodes, write_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Episode
+from tests import references_credit as slow
+from tests.helpers import settings
+from tests.test_credit import batches
+
+
+def preset(name: str, **changes: Any) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate({"name": name, **changes})
+
+
+def trained(tmp_path: Path, *overrides: str) -> RunFolder:
+    run = settings("tiny", tmp_path, "--rollout.samples_per_task", "3", "--rollout.tasks_per_step", "3", *overrides)
+    folder = RunFolder.create(run)
+    train(run, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(tmp_path_factory.mktemp("replayed"), "--training.steps", "3")
+
+
+def advantages_of(audit: Audit, name: str) -> list[float]:
+    opinion = next(opinion for opinion in audit.opinions if opinion.algorithm == name)
+    assert all(a is not None for a in opinion.advantages)
+    return [float(a.mean()) for a in opinion.advantages if a is not None]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, tuple) and not hasattr(a, "_fields"):
+        return len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "__dataclass_fields__"):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name != "data")
+    return bool(a == b)
+
+
+@given(batch=batches(forks=True))
+@examples(max_examples=60, deadline=None)
+def test_episodes_come_back_from_parquet_as_they_were(
+    batch: list[Episode], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    batch = [
+        replace(e, actions=tuple(replace(a, key=a.key._replace(task=e.task.id)) for a in e.actions)) for e in batch
+    ]
+    path = tmp_path_factory.mktemp("episodes") / "step_000001.parquet"
+    write_episodes(path, batch)
+    read = read_episodes(path)
+    assert len(read) == len(batch)
+    assert all(map(same, batch, read))
+
+
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step_000001.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="cannot read the episodes"):
+        read_episodes(tmp_path / "step_000001.parquet")
+
+
+def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) -> None:
+    audit = replay(run_folder, [preset("grpo"), preset("rloo"), preset("at-grpo"), preset("agent-grpo")], step=2)
+    batch = list(audit.episodes)
+    assert len(batch) == 9
+    for name, expected in (
+        ("grpo", [x for x, e in zip(slow.grpo(batch, True), batch, strict=True) for _ in e.actions]),
+        ("rloo", [x for x, e in zip(slow.rloo(batch), batch, strict=True) for _ in e.actions]),
+        ("at-grpo", [x for row in slow.tree(batch, True) for x in row]),
+        ("agent-grpo", [x for row in slow.agent_group(batch, True) for x in row]),
+    ):
+        np.testing.assert_allclose(advantages_of(audit, name), expected, atol=1e-6)
+
+
+def test_the_runs_own_critic_judges_where_it_reads_the_same_way(run_folder: RunFolder) -> None:
+    own = run_folder.settings()
+    audit = replay(run_folder, [own.algorithm, preset("ppo")], step=2)
+    learner = Learner(own, Models(own))
+    path = Checkpoints(run_folder, own.checkpoints).find("step_000001")
+    assert load_critic(path, learner)
+    judgement = learner.judge(list(audit.episodes), KnownLogProbs())
+    assert advantages_of(audit, "marft") == [float(s.advantages.mean()) for s in judgement.samples]
+    assert [opinion.critic for opinion in audit.opinions] == [
+        "the run's, of step_000001", "fitted to 18 recorded episodes"
+    ]  # fmt: skip
+
+
+def test_running_baselines_have_seen_the_steps_before(run_folder: RunFolder) -> None:
+    audit = replay(run_folder, [preset("rae")], step=2)
+    batches_ = [read_episodes(run_folder.episodes / f"step_00000{step}.parquet") for step in (1, 2)]
+    expected = [x for row in slow.rae(batches_, 0.95)[1] for x in row]
+    np.testing.assert_allclose(advantages_of(audit, "rae"), expected, atol=1e-9)
+
+
+def test_shares_and_agreement_add_up(run_folder: RunFolder) -> None:
+    audit = replay(run_folder, [preset("marft"), preset("reinforce"), preset("dapo")])
+    assert audit.step == 3
+    for opinion in audit.opinions:
+        shares = list(opinion.gradient_share.values())
+        assert all(math.isnan(share) for share in shares) or sum(shares) == pytest.approx(1.0)
+    assert set(audit.rank_agreement) == {("marft", "reinforce"), ("marft", "dapo"), ("reinforce", "dapo")}
+    assert all(math.isnan(r) or -1.0 <= r <= 1.0 for r in audit.rank_agreement.values())
+
+
+def test_forks_are_recorded_and_credited_again(tmp_path: Path) -> None:
+    folder = trained(
+        tmp_path, "--algorithm", "{ name = 'coma', credit = { resamples = 1 } }", "--training.steps", "1",
+        "--rollout.samples_per_task", "1",
+    )  # fmt: skip
+    recorded = read_episodes(folder.episodes / "step_000001.parquet")
+    assert sum(episode.fork is not None for episode in recorded) == 2 * 3  # one for each action
+    audit = replay(folder, [folder.settings().algorithm, preset("reinforce")])
+    assert len(audit.episodes) == 3
+    expected = [x for row in slow.counterfactual(recorded) for x in row if x is not None]
+    np.testing.assert_allclose(advantages_of(audit, "coma"), expected, atol=1e-9)
+    assert not audit.opinions[0].notes
+
+
+def test_the_page_has_a_picture_for_each_episode_shown(run_folder: RunFolder, tmp_path: Path) -> None:
+    audit = replay(run_folder, [preset("marft"), preset("ppo"), preset("coma")], step=1)
+    pictures = pictures_of(audit, 2)
+    assert len({picture.episode.task.id for picture in pictures}) == 2
+    write_replay(tmp_path / "replay", "a run", audit, pictures)
+    page = (tmp_path / "replay.html").read_text()
+    assert page.count("<h3>") == 2
+    assert "marft" in page
+    assert "rgba(" in page
+    table = json.loads((tmp_path / "replay.json").read_text())
+    assert [opinion["algorithm"] for opinion in table["algorithms"]] == ["marft", "ppo", "coma"]
+    assert len(table["algorithms"][1]["advantages"]) == 2 * len(audit.episodes)
+    assert [row[0] for row in audit_rows(audit)] == [row[0] for row in agreement_rows(audit)]
+
+
+def test_what_was_not_recorded_is_an_error(run_folder: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no episodes of step 9; there are: 1 to 3"):
+        replay(run_folder, [preset("grpo")], step=9)
+    empty = RunFolder.create(settings("tiny", tmp_path))
+    with pytest.raises(ValueError, match="has no recorded episodes"):
+        replay(empty, [preset("grpo")])
