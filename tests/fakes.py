@@ -16,6 +16,7 @@ from marft.game.play import Game
 from marft.game.rendering import Cut, Message, compose
 from marft.game.team import Organization, Team
 from marft.types import (
+    Action,
     ActionKey,
     Completion,
     JointAction,
@@ -37,6 +38,9 @@ class FakeRenderer:
     ) -> Prompt:
         chat = compose(profile, observation, seen)
         return Prompt(np.frombuffer(str(chat).encode(), np.uint8).astype(np.int32))
+
+    def opening(self, policy: str, other: Action) -> int:
+        return len(other.tokens)
 
 
 class FakeEngine:

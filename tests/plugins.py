@@ -77,6 +77,16 @@ class Apart(Plugin):
         return JointAction()
 
 
+class Continued(Plugin):
+    """Everybody writes on from where the one before stopped, in one turn."""
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        last: Action | None = None
+        for seat in agents:
+            last = await seat(observation, begins=last)
+        return JointAction()
+
+
 class Forgetful(Flaky):
     """An environment that shows something else each time, whatever its seed."""
 

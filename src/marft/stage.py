@@ -53,7 +53,10 @@ class Stage:
         renderer = ChatRenderer(
             {
                 name: Dialect(
-                    policy.tokenizer, policy.reference.context, run.models[policy.settings.model].template_options
+                    policy.tokenizer,
+                    policy.reference.context,
+                    run.models[policy.settings.model].template_options,
+                    policy.stop_ids,
                 )
                 for name, policy in self.models.policies.items()
             }

@@ -119,7 +119,8 @@ class Action:
 
     ``sees`` holds the ids of the actions it was conditioned on: the realised dependency function D. ``state`` is
     what the critic reads when that is more than the prompt: the same rollout observation with the step's earlier
-    actions that the agent did not see.
+    actions that the agent did not see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that
+    are marked as its own.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -144,6 +145,7 @@ class Action:
     started: float = 0.0  # seconds since the episode began
     ended: float = 0.0
     state: TokenIds | None = None  # [S]
+    teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
 
     @property
     def id(self) -> str:
@@ -162,6 +164,11 @@ class Action:
     def sampled(self) -> npt.NDArray[np.bool_]:
         """Mask of the tokens that the agent itself sampled, [T]."""
         return np.equal(self.marks, Mark.SAMPLED)
+
+    @property
+    def by_teammate(self) -> npt.NDArray[np.bool_]:
+        """Mask of the tokens that a teammate wrote, [T]."""
+        return np.equal(self.marks, Mark.TEAMMATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

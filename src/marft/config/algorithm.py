@@ -81,6 +81,17 @@ class SamplerCorrectionSettings(Settings):
     high: NotNegative = 0.0
 
 
+class TeammateTextSettings(Settings):
+    """AIPO for text that a teammate wrote inside an agent's own turn, which the agent did not sample:
+    ``−coefficient · min(π/μ, cap) · A · log π``, the weight without gradient, μ the teammate that wrote it.
+
+    Averaged over the policy's teammate tokens. With coefficient 0 such text is read and not trained.
+    """
+
+    coefficient: NotNegative = 0.0
+    cap: Positive = 2.0  # of the weight: a clip of its own
+
+
 class CriticSettings(Settings):
     """V_φ: an MLP head on the frozen base's hidden states (formulas: Huber and value clip have their own widths)."""
 
@@ -122,6 +133,7 @@ class AlgorithmSettings(Settings):
     reward: RewardSettings = RewardSettings()
     kl: KLSettings = KLSettings()
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
+    teammate_text: TeammateTextSettings = TeammateTextSettings()
     credit: CreditPlugin
     objective: ObjectivePlugin
     schedule: SchedulePlugin

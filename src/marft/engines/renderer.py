@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.game.rendering import Cut, Message, PromptTooLongError, compose
-from marft.types import Profile, Prompt, TokenIds
+from marft.types import Action, Profile, Prompt, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Dialect:
     tokenizer: PreTrainedTokenizerBase
     context: int
     template_options: Mapping[str, Any]
+    stop_ids: tuple[int, ...] = ()
 
 
 class ChatRenderer:
@@ -52,6 +53,16 @@ class ChatRenderer:
             texts = shorter
             ids = _ids(dialect, profile, texts)
         return Prompt(ids, cut=whole - len(ids))
+
+    def opening(self, policy: str, other: Action) -> int:
+        """See :meth:`marft.game.rendering.Renderer.opening`."""
+        mine, theirs = self.dialects[policy], self.dialects[other.policy]
+        if mine.tokenizer is not theirs.tokenizer and mine.tokenizer.get_vocab() != theirs.tokenizer.get_vocab():
+            raise ValueError(
+                f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: their tokenizers differ; "
+                "pass it on as a message (sees=[…])"
+            )
+        return len(other.tokens) - bool(len(other.tokens) and other.tokens[-1] in theirs.stop_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Agent:
         return self.profile.role
 
 
-Ask = Callable[[Agent, Observation, Sequence[Action]], Awaitable[Action]]
+Ask = Callable[[Agent, Observation, Sequence[Action], Action | None], Awaitable[Action]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,17 @@ class Seat:
     def role(self) -> str:
         return self.agent.role
 
-    async def __call__(self, observation: Observation, sees: Sequence[Action] = ()) -> Action:
+    async def __call__(
+        self, observation: Observation, sees: Sequence[Action] = (), begins: Action | None = None
+    ) -> Action:
         """Act once.
 
         Args:
             sees: the actions that this one depends on; what is given is what it sees, and is recorded.
+            begins: an action whose text the agent's own turn begins with: it writes on from there. Both policies
+                must have the same tokenizer.
         """
-        return await self._ask(self.agent, observation, tuple(sees))
+        return await self._ask(self.agent, observation, tuple(sees), begins)
 
 
 class Agents:

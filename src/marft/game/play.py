@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from marft.game.agents import Agent, Agents
 from marft.game.engine import Engine
@@ -25,12 +26,14 @@ from marft.types import (
     Episode,
     Fork,
     JointAction,
+    LogProbs,
     Mark,
     Observation,
     Prompt,
     Status,
     Step,
     Task,
+    TokenIds,
     Transition,
 )
 
@@ -77,6 +80,16 @@ class Attempt:
     messages: Mapping[str, str] = field(default_factory=dict)
     critic_states: bool = False  # whether a critic will read this episode
     replay: Replay | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Opening:
+    """A teammate's text at the beginning of a turn."""
+
+    tokens: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
+    marks: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # [T]
+    log_probs: LogProbs = field(default_factory=lambda: np.empty(0, np.float32))  # [number of teammate tokens]
+    text: str = ""
 
 
 class EpisodeFailedError(Exception):
@@ -202,7 +215,9 @@ class _Turns:
             self.actions.update({action.index: action for action in done})
         return JointAction(joint.answer or self._default_answer(done), tuple(done))
 
-    async def _ask(self, agent: Agent, observation: Observation, sees: Sequence[Action]) -> Action:
+    async def _ask(
+        self, agent: Agent, observation: Observation, sees: Sequence[Action], begins: Action | None
+    ) -> Action:
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
@@ -210,7 +225,8 @@ class _Turns:
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
-        prompt = self._render(agent, observation, sees)
+        opening = self._opening(agent, begins)
+        prompt = self._render(agent, observation, sees, room=len(opening.tokens))
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
             self.actions[index] = replace(served, index=index)
@@ -218,7 +234,8 @@ class _Turns:
         self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
         started = time.perf_counter() - self._began
         try:
-            completion = await self.game.engine.sample(agent.policy, prompt.ids, agent.sampling, key)
+            ids = np.concatenate([prompt.ids, opening.tokens])
+            completion = await self.game.engine.sample(agent.policy, ids, agent.sampling, key)
         except Exception as error:
             self._engine_failure = error
             raise
@@ -226,12 +243,13 @@ class _Turns:
             key=key,
             policy=agent.policy,
             index=index,
-            sees=tuple(other.id for other in sees),
+            sees=tuple(dict.fromkeys(other.id for other in (*sees, *([begins] if begins else [])))),
             prompt=prompt.ids,
-            tokens=completion.tokens,
-            marks=np.full(len(completion.tokens), Mark.SAMPLED, np.uint8),
+            tokens=np.concatenate([opening.tokens, completion.tokens]),
+            marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
             log_probs=completion.log_probs,
-            text=completion.text,
+            teammate_log_probs=opening.log_probs if begins else None,
+            text=opening.text + completion.text,
             finish=completion.finish,
             version=completion.version,
             cut=prompt.cut,
@@ -240,6 +258,19 @@ class _Turns:
         )
         self.actions[index] = action
         return action
+
+    def _opening(self, agent: Agent, begins: Action | None) -> _Opening:
+        """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
+        if begins is None:
+            return _Opening()
+        count = self.game.renderer.opening(agent.policy, begins)
+        log_probs = np.zeros(len(begins.tokens), np.float32)
+        log_probs[begins.sampled] = begins.log_probs
+        if begins.teammate_log_probs is not None:
+            log_probs[begins.by_teammate] = begins.teammate_log_probs
+        written = begins.sampled | begins.by_teammate
+        marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
+        return _Opening(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
 
     def _serve(self, name: str, prompt: Prompt) -> Action | None:
         """The recorded action of that id, if one is to be served."""
@@ -252,14 +283,14 @@ class _Turns:
             )
         return recorded
 
-    def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action]) -> Prompt:
+    def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action], room: int = 0) -> Prompt:
         messages = [Message(other.agent, self.attempt.messages.get(other.id, other.text)) for other in sees]
         return self.game.renderer.render(
             agent.policy,
             agent.profile,
             observation.text,
             messages,
-            reserve=agent.sampling.max_new_tokens,
+            reserve=agent.sampling.max_new_tokens + room,
             cut=agent.cut,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from marft.types import Profile, Prompt
+from marft.types import Action, Profile, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,13 @@ class Renderer(Protocol):
 
         Raises:
             PromptTooLongError: it does not fit, even with all cut that may be cut.
+        """
+
+    def opening(self, policy: str, other: Action) -> int:
+        """How many of the first tokens of ``other`` a turn of ``policy`` can begin with: all but the end of the turn.
+
+        Raises:
+            ValueError: the two policies have different tokenizers.
         """
 
 

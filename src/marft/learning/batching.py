@@ -18,6 +18,7 @@ from torch import Tensor
 
 from marft import seeds
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
+from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
 from marft.types import Action, Episode, Sample
@@ -88,12 +89,13 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy, and those of
-    its actions in successful episodes."""
+    """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy, those of its
+    actions in successful episodes, and the tokens that teammates wrote in its turns."""
 
     actions: Mapping[str, int]
     tokens: Mapping[str, int]
     successful_tokens: Mapping[str, int]
+    teammate_tokens: Mapping[str, int]
 
     @staticmethod
     def of(samples: Sequence[Sample], pooled: bool) -> Denominators:
@@ -101,12 +103,14 @@ class Denominators:
         actions: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
         successful: Counter[str] = Counter()
+        teammate: Counter[str] = Counter()
         for sample in samples:
             count = int(sample.action.sampled.sum())
             actions[sample.action.policy] += 1
             tokens[sample.action.policy] += count
             successful[sample.action.policy] += count * sample.successful
-        counts = (actions, tokens, successful)
+            teammate[sample.action.policy] += int(sample.action.by_teammate.sum())
+        counts = (actions, tokens, successful, teammate)
         return Denominators(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
 
     def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int = 1) -> float:
@@ -146,6 +150,7 @@ class MicroBatch:
     log_factors: Tensor  # [U] what joins the ratio of each unit
     token_weights: Tensor  # [T] for entropy and KL
     nll_weights: Tensor  # [T]
+    teammate_text: TeammateText | None  # where it is trained and there is any
     agents: np.ndarray  # [T] agent of each token, as an index into agent_names
     agent_names: tuple[str, ...]
     level: Level
@@ -187,6 +192,7 @@ class Packing:
     Args:
         temperatures: each agent's sampling temperature: log-probs are taken where they were sampled.
         tokens_per_batch: of a micro-batch; one action is never cut.
+        teammate_text: whether text that teammates wrote in an agent's turn is scored too.
     """
 
     backbones: Mapping[str, Backbone]
@@ -196,6 +202,7 @@ class Packing:
     level: Level
     tokens_per_batch: int
     constant_length: int = 1
+    teammate_text: bool = False
 
     def micro_batches(
         self, samples: Sequence[Sample], denominators: Denominators, known: KnownLogProbs | None = None
@@ -266,6 +273,11 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         log_factors=tensor(np.repeat([sample.log_factor for sample in samples], units)),
         token_weights=tensor(np.repeat(token_weights, counts)),
         nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
+        teammate_text=(
+            TeammateText.of(samples, rows.starts(), temperatures, denominators.teammate_tokens, device)
+            if packing.teammate_text
+            else None
+        ),
         agents=np.repeat([names.index(action.agent) for action in actions], counts),
         agent_names=names,
         level=packing.level,

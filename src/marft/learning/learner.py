@@ -72,9 +72,11 @@ class Learner:
             level=run.algorithm.level,
             tokens_per_batch=run.training.tokens_per_micro_batch,
             constant_length=run.algorithm.constant_length or max(self.longest.values()),
+            teammate_text=run.algorithm.teammate_text.coefficient > 0,
         )
         self.base_packing = replace(
             self.packing,
+            teammate_text=False,
             backbones={name: policy.reference for name, policy in models.policies.items()},
             adapters=dict.fromkeys(models.policies),
         )

@@ -25,11 +25,22 @@ def k3(log_ratio: Tensor) -> Tensor:
     return d.expm1() - d
 
 
-def score(batch: MicroBatch, entropy_gradient: bool = False) -> TokenScores:
+def score(batch: MicroBatch) -> TokenScores:
     """Log-probs and entropies of a micro-batch's sampled tokens: one forward for all agents on its backbone."""
-    hidden = batch.backbone.hidden_states(batch.rows)[batch.predict_from]
-    head = batch.backbone.head
-    return token_scores(hidden, head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient)
+    return score_all(batch)[0]
+
+
+def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
+    """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
+    hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
+    own = token_scores(
+        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient
+    )
+    text = batch.teammate_text
+    if text is None:
+        return own, None
+    theirs = token_scores(hidden[text.predict_from], head.weight, head.bias, text.targets, text.temperatures)
+    return own, theirs.log_probs
 
 
 @torch.no_grad()

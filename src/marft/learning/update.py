@@ -17,12 +17,13 @@ from marft.learning.measuring import (
     measure_gradient_share,
     measure_tokens,
     measure_units,
-    score,
     score_actions,
+    score_all,
 )
 from marft.learning.metering import Meter
-from marft.learning.objectives.terms import kl_terms, sampler_weights
+from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.teammate_text import TeammateText
 from marft.models.log_probs import TokenScores
 from marft.types import Sample
 
@@ -115,13 +116,13 @@ class Update:
             self.optimizers[policy].zero_grad()
         kl_sum = tokens = loss = 0.0
         for batch in batches:
-            scores = score(batch, entropy_gradient=self.settings.entropy > 0)
+            scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
             kl = k3(scores.log_probs.detach() - batch.old_log_probs)
             self._observe(batch, scores, kl)
             kl_sum, tokens = kl_sum + kl.sum().item(), tokens + len(kl)
             if len(batches) == 1 and self._over_limit(kl_sum / tokens):
                 return False
-            loss += self._backward(batch, scores, objective)
+            loss += self._backward(batch, scores, teammate_log_probs, objective)
         if self._over_limit(kl_sum / tokens):
             return False
         self.meter.add("policy_loss", loss)
@@ -137,12 +138,16 @@ class Update:
         if not self.moved & {sample.action.policy for sample in batch.samples}:
             measure_difference(self.meter, batch, scores.log_probs.detach())
 
-    def _backward(self, batch: MicroBatch, scores: TokenScores, objective: Objective) -> float:
+    def _backward(
+        self, batch: MicroBatch, scores: TokenScores, teammate_log_probs: Tensor | None, objective: Objective
+    ) -> float:
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
         old = batch.units(batch.old_log_probs) - batch.log_factors
         output = objective(LossInputs(batch.units(scores.log_probs), old, batch.advantages))
         loss = (output.terms * self._unit_weights(batch)).sum() + self._extras(batch, scores)
+        if batch.teammate_text is not None and teammate_log_probs is not None:
+            loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs)
         loss.backward()
         measure_units(self.meter, batch, **output.metrics)
         measure_gradient_share(self.meter, batch, gradient[0])
@@ -172,6 +177,11 @@ class Update:
         if self.settings.nll:
             extra = extra - self.settings.nll * (scores.log_probs * batch.nll_weights).sum()
         return extra
+
+    def _teammate_loss(self, text: TeammateText, log_probs: Tensor) -> Tensor:
+        settings = self.settings.teammate_text
+        terms = teammate_terms(settings, log_probs, text.author_log_probs, text.advantages)
+        return settings.coefficient * (terms * text.weights).sum()
 
     def _step(self, policy: str) -> None:
         norm = self.optimizers[policy].step()

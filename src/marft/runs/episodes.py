@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 
 from marft.runs import atomic
 from marft.types import Action, ActionKey, Episode, Fork, Observation, Task, Transition
+
+Number = TypeVar("Number", np.int32, np.float32)
 
 TRANSITION = pa.struct(
     [
@@ -59,6 +61,7 @@ SCHEMA = pa.schema(
         ("tokens", pa.list_(pa.int32())),
         ("marks", pa.list_(pa.uint8())),
         ("log_probs", pa.list_(pa.float32())),
+        ("teammate_log_probs", pa.list_(pa.float32())),
         ("state", pa.list_(pa.int32())),
         ("cut", pa.int32()),
         ("reward", pa.float64()),  # of the environment step
@@ -143,6 +146,7 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "tokens": action.tokens,
         "marks": action.marks,
         "log_probs": action.log_probs,
+        "teammate_log_probs": action.teammate_log_probs,
         "state": action.state,
         "cut": action.cut,
         "reward": transition.reward if transition else None,
@@ -166,7 +170,7 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         ),
         success=first["success"],
         error=first["error"],
-        bootstrap=_ids(first["bootstrap"]),
+        bootstrap=_array(first["bootstrap"], np.int32),
         bootstrap_agent=first["bootstrap_agent"],
         bootstrap_policy=first["bootstrap_policy"],
         seconds=first["episode_seconds"],
@@ -190,9 +194,10 @@ def _read_action(row: Mapping[str, Any]) -> Action:
         cut=row["cut"],
         started=row["started"],
         ended=row["ended"],
-        state=_ids(row["state"]),
+        state=_array(row["state"], np.int32),
+        teammate_log_probs=_array(row["teammate_log_probs"], np.float32),
     )
 
 
-def _ids(values: Sequence[int] | None) -> npt.NDArray[np.int32] | None:
-    return None if values is None else np.array(values, np.int32)
+def _array(values: Sequence[Any] | None, dtype: type[Number]) -> npt.NDArray[Number] | None:
+    return None if values is None else np.array(values, dtype)

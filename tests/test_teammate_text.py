@@ -1,0 +1,173 @@
+"""Text that a teammate wrote inside an agent's own turn: recorded as such, read by all, trained by AIPO alone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marft.config.algorithm import TeammateTextSettings
+from marft.engines.renderer import ChatRenderer, Dialect
+from marft.game.play import Attempt, play
+from marft.learning.critic import reading
+from marft.learning.objectives.terms import teammate_terms
+from marft.models.backbone import Backbone
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Episode, Mark, Sample, Task
+from tests.episodes import make_action
+from tests.fakes import FakeEngine, Script, ends, game
+from tests.helpers import settings as recipe
+from tests.plugins import Continued
+from tests.test_updates import _log_probs, algorithm, assert_equal, gradients, packing, random_samples
+
+NUMBER = st.floats(-3, 3, allow_nan=False)
+
+
+def slow_term(log_prob: float, author: float, advantage: float, cap: float, weight_at: float) -> float:
+    """The term with its weight frozen at ``weight_at``."""
+    return -min(math.exp(max(-20.0, min(20.0, weight_at - author))), cap) * advantage * log_prob
+
+
+@given(rows=st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=6), cap=st.floats(0.5, 4))
+@settings(max_examples=200)
+def test_terms_and_gradients_equal_the_slow_reference(rows: list[tuple[float, float, float]], cap: float) -> None:
+    log_probs, author, advantages = (torch.tensor(c, dtype=torch.float64) for c in zip(*rows, strict=True))
+    log_probs.requires_grad_()
+    terms = teammate_terms(TeammateTextSettings(coefficient=1.0, cap=cap), log_probs, author, advantages)
+    terms.sum().backward()
+    assert log_probs.grad is not None
+    h = 1e-6
+    for (p, a, advantage), term, slope in zip(rows, terms.tolist(), log_probs.grad.tolist(), strict=True):
+        assert term == pytest.approx(slow_term(p, a, advantage, cap, p), rel=1e-9, abs=1e-12)
+        difference = slow_term(p + h, a, advantage, cap, p) - slow_term(p - h, a, advantage, cap, p)
+        assert slope == pytest.approx(difference / (2 * h), rel=1e-5, abs=1e-7)
+
+
+class TestPlaying:
+    def episode(self, *roles: str) -> tuple[Episode, FakeEngine]:
+        engine = FakeEngine(lambda key, prompt: f"{key.agent}!")
+        g = game(Script([ends()]), *roles, engine=engine, organization=Continued())
+        return asyncio.run(play(g, Attempt(Task("t0", "begin"), "train/0"))), engine
+
+    def test_a_turn_goes_on_from_a_teammates_text(self) -> None:
+        episode, engine = self.episode("a", "bb")
+        first, second = episode.actions
+        assert (first.text, second.text) == ("a!", "a!bb!")
+        assert bytes(second.tokens.astype(np.uint8)).decode() == "a!bb!"
+        assert second.marks.tolist() == [Mark.TEAMMATE] * 2 + [Mark.SAMPLED] * 3
+        assert len(second.log_probs) == 3
+        assert second.teammate_log_probs is not None
+        assert second.teammate_log_probs.tolist() == first.log_probs.tolist()
+        assert second.sees == ("0/a/0",)
+        assert engine.asked[1][1].endswith("a!")  # sampling went on from there
+
+    def test_three_may_write_one_turn(self) -> None:
+        episode, _ = self.episode("a", "bb", "c")
+        last = episode.actions[-1]
+        assert last.text == "a!bb!c!"
+        assert last.by_teammate.sum() == 5
+        assert last.teammate_log_probs is not None
+        assert len(last.teammate_log_probs) == 5
+        assert last.sampled.sum() == 2
+
+    def test_the_end_of_the_teammates_turn_is_left_out(self, tiny_tokenizer: object) -> None:
+        dialect = Dialect(tiny_tokenizer, 512, {}, stop_ids=(2,))  # type: ignore[arg-type]
+        renderer = ChatRenderer({"a": dialect, "b": dialect})
+        assert renderer.opening("b", make_action("a", tokens=(9, 8, 2))) == 2
+        assert renderer.opening("b", make_action("a", tokens=(9, 2, 8))) == 3
+
+    def test_other_tokenizers_cannot_go_on(self) -> None:
+        class Words:
+            def __init__(self, *words: str) -> None:
+                self.words = words
+
+            def get_vocab(self) -> dict[str, int]:
+                return {word: number for number, word in enumerate(self.words)}
+
+        renderer = ChatRenderer({"a": Dialect(Words("x"), 9, {}), "b": Dialect(Words("y"), 9, {})})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="their tokenizers differ; pass it on as a message"):
+            renderer.opening("b", make_action("a"))
+
+
+def mixed(backbone: Backbone, level: str) -> list[Sample]:
+    """Samples whose turns begin with, or hold, two tokens of a teammate."""
+    samples = []
+    for number, sample in enumerate(random_samples(backbone, level, count=5)):
+        at = 0 if number % 2 else len(sample.action.tokens)
+        action = replace(
+            sample.action,
+            tokens=np.insert(sample.action.tokens, at, [11, 12]),
+            marks=np.insert(sample.action.marks, at, [Mark.TEAMMATE] * 2),
+            teammate_log_probs=np.array([-0.5, -4.0], np.float32),
+        )
+        samples.append(replace(sample, action=action))
+    return samples
+
+
+@pytest.fixture
+def double(backbone: Backbone) -> Backbone:
+    torch.manual_seed(3)
+    for policy in ("one", "two"):
+        backbone.add_adapter(policy, 4, 8.0, ("q_proj", "v_proj"), seed=0)
+        for adapter in backbone.adapters(policy).values():
+            torch.nn.init.normal_(adapter.b, std=0.2)
+    backbone.model.double()
+    return backbone
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_the_loss_equals_the_slow_reference_however_it_is_cut(double: Backbone, level: str) -> None:
+    samples = mixed(double, level)
+    aggregation = "action-mean" if level == "action" else "token-mean"
+    plain = packing(double, level, aggregation)
+    trained = replace(plain, teammate_text=True)
+    chosen = algorithm(level=level, teammate_text={"coefficient": 0.5, "cap": 1.5})
+    without, before = gradients(double, samples, plain, algorithm(level=level))
+    whole, metrics = gradients(double, samples, trained, chosen)
+    counts = {p: sum(2 for s in samples if s.action.policy == p) for p in ("one", "two")}
+    expected = before["policy_loss"]
+    for sample in samples:
+        every = replace(sample.action, marks=np.zeros(len(sample.action.tokens), np.uint8))
+        every = replace(every, log_probs=np.zeros(len(every.tokens), np.float32))
+        scored = _log_probs(double, replace(sample, action=every))
+        for place in np.flatnonzero(sample.action.by_teammate):
+            later = int(sample.action.sampled[:place].sum())
+            advantage = float(sample.advantages[min(later, len(sample.advantages) - 1)])
+            author = -0.5 if sample.action.tokens[place] == 11 else -4.0
+            term = slow_term(scored[place], author, advantage, 1.5, scored[place])
+            expected += 0.5 * term / counts[sample.action.policy]
+    assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
+    assert any(not torch.equal(whole[name], without[name]) for name in whole)
+    for tokens in (1, 13):
+        assert_equal(whole, gradients(double, samples, replace(trained, tokens_per_batch=tokens), chosen)[0])
+
+
+def test_the_value_of_an_action_is_read_where_the_agents_own_text_begins() -> None:
+    action = make_action(prompt=(5, 6), tokens=(7, 8, 9), marks=(Mark.TEAMMATE, Mark.SAMPLED, Mark.SAMPLED))
+    read = reading(action, "action")
+    assert (read.ids.tolist(), read.positions.tolist()) == ([5, 6, 7], [2])
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_a_team_that_writes_one_turn_together_trains(level: str, tmp_path: Path) -> None:
+    run = recipe(
+        "tiny", tmp_path, "--team.organization", "tests.plugins:Continued", "--algorithm.level", level,
+        "--algorithm.teammate_text.coefficient", "1.0", "--agents.reasoner.sampling.max_new_tokens", "5",
+    )  # fmt: skip
+    folder = RunFolder.create(run)
+    assert train(run, folder).step == 2
+    actor = read_episodes(folder.episodes / "step_000001.parquet")[0].actions[1]
+    assert actor.by_teammate.sum() == 5
+    assert actor.teammate_log_probs is not None
+    rows = folder.read_metrics()
+    assert all(math.isfinite(row["policy_loss"]) for row in rows)
+    assert rows[0]["log_prob_difference_max"] < 1e-4
