@@ -20,6 +20,7 @@ class Settings:
     lambda_token: float
     lambda_agent: float
     lambda_step: float
+    adaptive_lambda: float = 0.0
 
 
 @dataclass
@@ -46,7 +47,8 @@ def gae(
             return found[k, j]
         here = values[k][j]
         if j + 1 < size(k):
-            result = s.gamma_token * values[k][j + 1] - here + s.gamma_token * s.lambda_token * advantage(k, j + 1)
+            lam = max(0.0, 1 - 1 / (s.adaptive_lambda * size(k))) if s.adaptive_lambda else s.lambda_token
+            result = s.gamma_token * values[k][j + 1] - here + s.gamma_token * lam * advantage(k, j + 1)
         else:
             after = successor(actions, k, s.chain)
             if after is None:

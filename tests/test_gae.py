@@ -27,6 +27,7 @@ def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataOb
     values = data.draw(values_for(batch, level))
     names = ("gamma_token", "gamma_agent", "gamma_step", "lambda_token", "lambda_agent", "lambda_step")
     numbers = {name: data.draw(FRACTION) for name in names}
+    numbers["adaptive_lambda"] = data.draw(st.sampled_from([0.0, 0.0, 0.5, 2.0]))
     alpha = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
     credits = GAE(chain=chain, lambda_critic=1.0, **numbers).assign(Evidence(mix(batch, alpha, 1.0), level, values))  # type: ignore[arg-type]
     expected = []

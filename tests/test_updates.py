@@ -138,26 +138,47 @@ def test_gradients_do_not_depend_on_micro_batches_or_row_order(double: Backbone,
                 assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-6)
 
 
+@pytest.mark.parametrize(("level", "aggregation"), [("action", "action-mean"), ("token", "constant-length")])
 @given(cuts=st.lists(st.integers(0, 6), max_size=3), seed=st.integers(0, 5))
 @settings(max_examples=25)
-def test_two_workers_with_global_denominators_add_up_to_the_whole(cuts: list[int], seed: int) -> None:
-    """Loss functions return sums: parts of a minibatch, weighed by the whole's counts, sum to its gradient."""
+def test_workers_with_global_denominators_add_up_to_the_whole(
+    level: str, aggregation: str, cuts: list[int], seed: int
+) -> None:
+    """Loss functions return sums: a minibatch split over workers, each weighing its part by the whole's counts, has
+    gradients that sum to the whole's."""
     backbone = _double_backbone()
-    samples = random_samples(backbone, "action", seed=seed)
+    samples = random_samples(backbone, level, seed=seed)
     counts = Denominators.of(samples, pooled=False)
-    pack = packing(backbone)
+    pack = packing(backbone, level, aggregation)
+    weights = [w for policy in POLICIES for a in backbone.adapters(policy).values() for w in (a.a, a.b)]
 
-    def loss(part: Sequence[Sample]) -> torch.Tensor:
-        total = torch.zeros((), dtype=torch.float64)
+    def gradient(part: Sequence[Sample]) -> list[torch.Tensor]:
         for batch in pack.micro_batches(part, counts) if part else []:
             scores = score(batch)
             inputs = LossInputs(batch.units(scores.log_probs), batch.units(batch.old_log_probs), batch.advantages)
-            total = total + (PPO()(inputs).terms * batch.unit_weights).sum()
-        return total
+            (PPO()(inputs).terms * batch.unit_weights).sum().backward()
+        found = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
+        for w in weights:
+            w.grad = None
+        return found
 
     edges = [0, *sorted(cuts), len(samples)]
-    parts = [samples[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-    assert sum(loss(part).item() for part in parts) == pytest.approx(loss(samples).item(), rel=1e-6, abs=1e-9)
+    parts = [gradient(samples[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    for whole, *pieces in zip(gradient(samples), *parts, strict=True):
+        torch.testing.assert_close(sum(pieces[1:], pieces[0]), whole, rtol=1e-6, atol=1e-10)
+
+
+def test_the_likelihood_of_what_succeeded_is_a_mean_over_its_tokens(double: Backbone) -> None:
+    """VAPO: −μ · log π, over the sampled tokens of the policy's successful actions, and only those."""
+    samples = [replace(s, successful=n % 3 == 0) for n, s in enumerate(random_samples(double, "token"))]
+    pack = packing(double, "token", "token-mean")
+    _, plain = gradients(double, samples, pack, algorithm(level="token"))
+    _, metrics = gradients(double, samples, pack, algorithm(level="token", nll=0.3))
+    expected = plain["policy_loss"]
+    for policy in POLICIES:
+        rows = [x for s in samples if s.successful and s.action.policy == policy for x in _log_probs(double, s)]
+        expected += 0.3 * -sum(rows) / len(rows)
+    assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_action_level_loss_equals_the_slow_reference(double: Backbone) -> None:

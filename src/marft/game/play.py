@@ -239,6 +239,8 @@ class _Turns:
         except Exception as error:
             self._engine_failure = error
             raise
+        if not np.isfinite(completion.log_probs).all():
+            raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
         action = Action(
             key=key,
             policy=agent.policy,

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from marft.config.run import RunSettings
+from marft.errors import RunError
 from marft.learning import rewarding
 from marft.learning.batching import KnownLogProbs, Packing, make_samples
 from marft.learning.critic import Critic
@@ -111,6 +112,10 @@ class Learner:
         values = self.critic.evaluate(episodes) if self.critic else None
         evidence = Evidence(self._rewarded(episodes), self.settings.level, values, self._costs(episodes, known.base))
         credits = self.credit.assign(evidence)
+        for action, advantages in zip(evidence.actions, credits.advantages, strict=True):
+            if not np.isfinite(advantages).all():
+                name = self.settings.credit.name
+                raise RunError(f"credit {name!r} gave {action.id} of {action.key.task!r} an advantage of {advantages}")
         return Judgement(evidence, credits, *self._samples(evidence, credits))
 
     def memory(self) -> dict[str, float]:

@@ -1,0 +1,182 @@
+"""Whole sequential updates against slow ones: plain loops over decisions between one policy's turn and the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from marft.config import RunSettings
+from marft.gathering import gather, training_tasks
+from marft.learning.batching import KnownLogProbs
+from marft.learning.interfaces import Progress, UpdatePhase
+from marft.learning.learner import Judgement, Learner
+from marft.learning.measuring import score_actions
+from marft.learning.metering import Meter
+from marft.learning.update import Update
+from marft.models.pool import Models
+from marft.stage import Stage
+from marft.types import Action, Episode, Sample
+from tests import references
+from tests import references_credit as slow
+from tests.helpers import settings
+
+START = Progress(0, 0)
+Parameters = dict[str, torch.Tensor]
+Correct = Callable[[Learner, Judgement, UpdatePhase, Sequence[float]], list[Sample]]
+
+
+def recipe(tmp_path: Path, name: str, *overrides: str) -> RunSettings:
+    return settings(
+        "tiny", tmp_path, "--algorithm",
+        f"{{ name = '{name}', optimizer = {{ learning_rate = 2e-2, epsilon = 1e-3, warmup_steps = 0 }} }}",
+        "--algorithm.critic.warmup_steps", "0", "--algorithm.kl_stop", "0", "--algorithm.epochs", "1", *overrides,
+        environment={"name": "tests.plugins:Flaky", "steps": 2, "alternates": True},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
+    """Episodes of two environment steps, with rewards that differ."""
+    run = recipe(tmp_path_factory.mktemp("played"), "happo")
+    with Stage(run) as stage:
+        return gather(stage, training_tasks(run), 0, 0, lambda _: None).evidence
+
+
+def learned(run: RunSettings, episodes: Sequence[Episode]) -> tuple[Parameters, dict[str, float]]:
+    """What the learner makes of the policies."""
+    learner = Learner(run, Models(run))
+    metrics = learner.learn(episodes, START)
+    return parameters(learner), metrics
+
+
+def parameters(learner: Learner) -> Parameters:
+    return {f"{p}.{n}": w.detach().clone() for p, o in learner.optimizers.items() for n, w in o.parameters.items()}
+
+
+def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> Parameters:
+    """The same by plain loops: before each turn, how far everybody before has moved at each (episode, step)."""
+    learner = Learner(run, Models(run))
+    judgement = learner.judge(episodes, KnownLogProbs())
+    for optimizer in learner.optimizers.values():
+        optimizer.begin_step(0)
+    update = Update(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), run.seed
+    )
+    updated: list[str] = []
+    for phase in learner.schedule.plan(START, tuple(learner.optimizers), run.seed):
+        factors = [
+            step_ratio(learner, episode, action, updated) for episode in episodes for action in episode.actions
+        ]  # fmt: skip
+        update.run(phase, correct(learner, judgement, phase, factors), 0)
+        updated += phase.policies
+    return parameters(learner)
+
+
+def step_ratio(learner: Learner, episode: Episode, action: Action, updated: Sequence[str]) -> float:
+    """M: the product of new/old ratios of the updated policies' actions in the action's step, cut to [1/2, 2]."""
+    product = 1.0
+    for other in episode.actions:
+        if other.step == action.step and other.policy in updated:
+            new = score_actions(learner.packing, [Sample(other, 1.0, np.zeros(1))])[id(other)]
+            logs = [float(n) - float(o) for n, o in zip(new, other.log_probs, strict=True)]
+            product *= math.exp(sum(logs) / len(logs))
+    return min(2.0, max(0.5, product))
+
+
+def happo(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
+    return [
+        replace(sample, advantages=sample.advantages * m) for sample, m in zip(judgement.samples, factors, strict=True)
+    ]
+
+
+def a2po(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
+    evidence, advantages, first = judgement.evidence, [], 0
+    assert evidence.values is not None
+    for number, episode in enumerate(evidence.episodes):
+        last = first + len(episode.actions)
+        values = [row.tolist() for row in evidence.values.actions[first:last]]
+        final = float(evidence.values.bootstrap[number])
+        advantages += slow.step_gae(episode, values, final, "first", 0.99, 0.95, factors[first:last])
+        first = last
+    width = 0.2 * phase.clip_scale / 2
+    return [
+        replace(s, advantages=np.array([a]), log_factor=math.log(min(1 + width, max(1 - width, m))))
+        for s, a, m in zip(judgement.samples, references.normalised(advantages), factors, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "correct"), [("happo", happo), ("a2po", a2po)])
+def test_a_sequential_update_equals_the_slow_one(
+    name: str, correct: Correct, played: list[Episode], tmp_path: Path
+) -> None:
+    run = recipe(tmp_path, name)
+    fast, _ = learned(run, played)
+    by_loops = slowly(run, played, correct)
+    for key, value in fast.items():
+        torch.testing.assert_close(value, by_loops[key], rtol=1e-3, atol=2e-6)
+    plain, _ = learned(recipe(tmp_path, name, "--algorithm.schedule", "{ name = 'simultaneous' }"), played)
+    assert any((plain[key] - value).abs().max() > 1e-4 for key, value in fast.items())  # the correction does something
+
+
+def test_the_clip_of_a2po_widens_from_policy_to_policy(played: list[Episode], tmp_path: Path) -> None:
+    learner = Learner(run := recipe(tmp_path, "a2po"), Models(run))
+    phases = list(learner.schedule.plan(START, ("a", "b", "c", "d"), 0))
+    assert [phase.clip_scale for phase in phases] == pytest.approx([0.5 + 0.5 * i / 4 for i in (1, 2, 3, 4)])
+
+
+def test_with_one_shared_policy_happo_is_ppo(played: list[Episode], tmp_path: Path) -> None:
+    shared = ("--agents.actor.policy", "reasoner", "--algorithm.credit", "{ name = 'step-gae' }")
+    episodes = [
+        replace(e, actions=tuple(replace(a, policy="reasoner") for a in e.actions), bootstrap_policy="reasoner")
+        for e in played
+    ]
+    results = []
+    for schedule in ("sequential", "simultaneous"):
+        run = recipe(tmp_path, "happo", *shared, "--algorithm.schedule", f"{{ name = '{schedule}' }}", "--policies",
+                     "{ reasoner = { model = 'base' } }")  # fmt: skip
+        results.append(learned(run, episodes)[0])
+    assert results[0].keys() == results[1].keys()
+    for key, value in results[0].items():
+        assert torch.equal(value, results[1][key])
+
+
+class TestAcceptance:
+    """HATRPO: an update counts only as far as its KL stays inside the trust region."""
+
+    @staticmethod
+    def moved(run: RunSettings, episodes: Sequence[Episode]) -> tuple[dict[str, float], dict[str, float], Parameters]:
+        learner = Learner(run, Models(run))
+        metrics = learner.learn(episodes, START)
+        kl: dict[str, list[float]] = {}
+        for episode in episodes:
+            for action in episode.actions:
+                new = score_actions(learner.packing, [Sample(action, 1.0, np.zeros(1))])[id(action)]
+                for n, o in zip(new, action.log_probs, strict=True):
+                    kl.setdefault(action.policy, []).append(math.exp(n - float(o)) - 1 - (n - float(o)))
+        return {policy: sum(rows) / len(rows) for policy, rows in kl.items()}, metrics, parameters(learner)
+
+    @pytest.mark.parametrize("limit", [1e-3, 1e-5])
+    def test_no_policy_moves_further_than_the_limit(self, limit: float, played: list[Episode], tmp_path: Path) -> None:
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", str(limit))
+        kl, metrics, _ = self.moved(run, played)
+        assert all(value <= limit * 1.01 for value in kl.values())
+        assert metrics["accepted_fraction"] < 1.0
+
+    def test_what_no_fraction_can_save_is_undone(self, played: list[Episode], tmp_path: Path) -> None:
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "1e-12")
+        _, metrics, after = self.moved(run, played)
+        before = parameters(Learner(run, Models(run)))
+        assert metrics["rollbacks"] == 1.0
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+
+    def test_a_wide_region_is_happo(self, played: list[Episode], tmp_path: Path) -> None:
+        wide, metrics = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100"), played)
+        plain, _ = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "0"), played)
+        assert metrics["accepted_fraction"] == 1.0
+        assert all(torch.equal(plain[key], value) for key, value in wide.items())
