@@ -106,19 +106,24 @@ def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
     return results
 
 
-def counterfactual(batch: Sequence[Episode]) -> list[list[float | None]]:
-    """None for actions of forks."""
+def counterfactual(batch: Sequence[Episode], symmetric: bool) -> list[list[float | None]]:
+    """None for actions of forks, but for the one at the fork where re-samples are judged as well."""
     results: list[list[float | None]] = []
     for episode in batch:
         row: list[float | None] = []
         for action in episode.actions:
-            if episode.fork is not None:
+            if episode.fork is not None and (not symmetric or action.id != episode.fork.at):
                 row.append(None)
                 continue
+            origin = episode.name if episode.fork is None else episode.fork.origin
             others = [
                 team_return(o)
                 for o in batch
-                if o.fork is not None and o.fork.origin == episode.name and o.fork.at == action.id
+                if o is not episode
+                and (
+                    (o.fork is not None and o.fork.origin == origin and o.fork.at == action.id)
+                    or (o.fork is None and o.name == origin and any(a.id == action.id for a in o.actions))
+                )
             ]
             row.append(team_return(episode) - mean(others) if others else 0.0)
         results.append(row)

@@ -105,11 +105,11 @@ def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> No
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
 
 
-@given(batch=batches(forks=True))
+@given(batch=batches(forks=True), symmetric=st.booleans())
 @settings(max_examples=200)
-def test_counterfactuals_equal_the_slow_reference(batch: list[Episode]) -> None:
-    credits = Counterfactual().assign(Evidence(batch, "action"))
-    expected = flat(slow.counterfactual(batch))
+def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetric: bool) -> None:
+    credits = Counterfactual(symmetric=symmetric).assign(Evidence(batch, "action"))
+    expected = flat(slow.counterfactual(batch, symmetric))
     assert list(credits.trained) == [x is not None for x in expected]
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
 

@@ -16,25 +16,32 @@ from marft.types import Fork
 
 class Counterfactual(Estimator):
     """``R − mean R`` of re-samples of this one action, everything after it sampled anew. An action none of whose
-    re-samples could be scored gets 0 and is counted."""
+    re-samples could be scored gets 0 and is counted.
+
+    The re-samples are draws from the same state, so with ``symmetric`` each of them is trained as well, against the
+    others and the action that was played: nothing that was sampled there is thrown away.
+    """
 
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "counterfactual"
 
     resamples: Annotated[int, Field(ge=1)] = 2
+    symmetric: bool = True
 
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
         returns = team_returns(evidence)
-        others: dict[Fork, list[float]] = {}
-        for episode, earned in zip(evidence.episodes, returns, strict=True):
-            if episode.fork is not None:
-                others.setdefault(episode.fork, []).append(float(earned))
+        drawn: dict[Fork, dict[int, float]] = {}  # at each fork, the return of each episode that drew an action there
+        for number, episode in enumerate(evidence.episodes):
+            here = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
+            for fork in here:
+                drawn.setdefault(fork, {})[number] = float(returns[number])
         advantages, trained, lone = [], [], 0
-        for episode, earned in zip(evidence.episodes, returns, strict=True):
+        for number, episode in enumerate(evidence.episodes):
             for action in episode.actions:
-                mine = episode.fork is None
-                baseline = others.get(Fork(episode.name, action.id)) if mine else None
-                lone += mine and baseline is None
-                advantages.append(earned - float(np.mean(baseline)) if baseline else 0.0)
+                fork = episode.fork or Fork(episode.name, action.id)
+                mine = episode.fork is None or (self.symmetric and action.id == fork.at)
+                others = [earned for other, earned in drawn[fork].items() if other != number] if mine else []
+                lone += mine and not others
+                advantages.append(returns[number] - float(np.mean(others)) if others else 0.0)
                 trained.append(mine)
         return Credits(evidence.spread(np.array(advantages)), trained=trained, metrics={"groups_of_one": float(lone)})
