@@ -83,21 +83,19 @@ def episodes_until_good(row: Row) -> float:
 
 
 def markdown(rows: list[Row]) -> str:
-    lines = [
-        "| preset | optimizer steps | held-out, sampled: mean | 95 % interval | worst | best | episodes to 80 % (median) "
-        "| collapses | seconds |",
-        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    titles = ("preset", "optimizer steps", "held-out, sampled: mean", "95 % interval", "worst seed", "best seed")
+    titles += ("episodes to 80 % (median)", "collapses", "seconds")
+    lines = [f"| {' | '.join(titles)} |", "| --- | ---: | ---: | --- |" + " ---: |" * 5]
     for name in dict.fromkeys(row["preset"] for row in rows):
         mine = [row for row in rows if row["preset"] == name]
         after = [row["after"]["sampled"] for row in mine]
         low, high = interval(mine)
         until = float(np.median([episodes_until_good(row) for row in mine]))
-        lines.append(
-            f"| {name} | {mine[0]['updates']} | {np.mean(after):.1%} | {low:.1%} to {high:.1%} | {min(after):.1%} | {max(after):.1%} "
-            f"| {'never' if math.isinf(until) else '' if math.isnan(until) else f'{until:.0f}'} | {sum(map(collapsed, mine))} of {len(mine)} "
-            f"| {np.mean([row['seconds'] for row in mine]):.0f} |"
-        )
+        cells = [name, f"{mine[0]['updates']}", f"{np.mean(after):.1%}", f"{low:.1%} to {high:.1%}"]
+        cells += [f"{min(after):.1%}", f"{max(after):.1%}"]
+        cells += ["never" if math.isinf(until) else "" if math.isnan(until) else f"{until:.0f}"]
+        cells += [f"{sum(map(collapsed, mine))} of {len(mine)}", f"{np.mean([row['seconds'] for row in mine]):.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
