@@ -83,8 +83,8 @@ def episodes_until_good(row: Row) -> float:
 
 
 def markdown(rows: list[Row]) -> str:
-    titles = ("preset", "optimizer steps", "held-out, sampled: mean", "95 % interval", "worst seed", "best seed")
-    titles += ("episodes to 80 % (median)", "collapses", "seconds")
+    titles = ["preset", "optimizer steps", "held-out, sampled: mean", "95 % interval", "worst seed", "best seed"]
+    titles += ["episodes to 80 % (median)", "collapses", "seconds"]
     lines = [f"| {' | '.join(titles)} |", "| --- | ---: | ---: | --- |" + " ---: |" * 5]
     for name in dict.fromkeys(row["preset"] for row in rows):
         mine = [row for row in rows if row["preset"] == name]
