@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from marft.types import Action, Episode
+from tests import references
 
 EQUAL, EPSILON = 1e-8, 1e-8
 
@@ -65,6 +66,32 @@ def agent_group(batch: Sequence[Episode], scale: bool) -> list[list[float]]:
                 if other.task.id == episode.task.id and any(a.agent == action.agent for a in other.actions)
             ]
             row.append(relative(agent_return(episode, action.agent), group, scale))
+        results.append(row)
+    return results
+
+
+def monte_carlo(
+    episode: Episode, chain: str, level: str, gamma_token: float, gamma_agent: float, gamma_step: float
+) -> list[list[float]]:
+    """Walk from every decision to the end of its chain, and add up what is earned on the way."""
+    actions = episode.actions
+    pay = references.rewards(episode, references.Settings(chain, 1.0, 1.0, gamma_agent, gamma_step, 1.0, 1.0, 1.0))
+    results = []
+    for start in range(len(actions)):
+        size = 1 if level == "action" else len(actions[start].tokens)
+        row = []
+        for j in range(size):
+            total, discount, k = 0.0, gamma_token ** (size - 1 - j), start
+            while True:
+                total += discount * pay[k]
+                after = references.successor(actions, k, chain)
+                if after is None:
+                    break
+                passed = actions[after].step - actions[k].step
+                discount *= gamma_agent if passed == 0 else gamma_step**passed
+                discount *= gamma_token ** (0 if level == "action" else len(actions[after].tokens) - 1)
+                k = after
+            row.append(total)
         results.append(row)
     return results
 

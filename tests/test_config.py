@@ -106,6 +106,28 @@ class TestReferences:
         assert all(word in text for word in ("sede", "training.steps", "levle"))
 
 
+class TestEntryPoints:
+    """An installed package gives its parts names of their own."""
+
+    @pytest.fixture
+    def installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        info = tmp_path / "their_package-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            "[marft.credits]\nmedian = examples.plugins:Median\n[marft.objectives]\nspo = examples.plugins:SPO\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    def test_their_names_work_in_a_recipe_and_in_suggestions(self, installed: None) -> None:
+        run = parse_recipe(recipe(), [
+            "--algorithm.credit", "{ name = 'median' }", "--algorithm.critic.kind", "none",
+            "--algorithm.objective", "{ name = 'spo', width = 0.3 }",
+        ])  # fmt: skip
+        assert (run.algorithm.credit.name, run.algorithm.objective.name) == ("median", "spo")
+        assert "did you mean 'median'?" in complaint("--algorithm.credit", "{ name = 'medain' }")
+
+
 class TestSampling:
     """A policy in training samples by temperature alone."""
 

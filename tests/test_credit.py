@@ -16,6 +16,7 @@ from marft.learning.credit.counterfactual import Counterfactual
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.grpo import GRPO
 from marft.learning.credit.magrpo import MAGRPO
+from marft.learning.credit.monte_carlo import MonteCarlo
 from marft.learning.credit.rae import RAE
 from marft.learning.credit.rloo import RLOO
 from marft.learning.credit.step_gae import StepGAE
@@ -125,6 +126,19 @@ def test_comam_equals_the_slow_reference(batch: list[Episode], scale: bool) -> N
 def test_rank_correlation_equals_the_slow_reference(pairs: list[tuple[float, float]]) -> None:
     a, b = (np.array(column) for column in zip(*pairs, strict=True))
     assert rank_correlation(a, b) == pytest.approx(slow.spearman(a.tolist(), b.tolist()), abs=1e-9)
+
+
+@given(data=st.data(), chain=st.sampled_from(["joint", "agent", "graph"]))
+@settings(max_examples=200)
+def test_monte_carlo_equals_the_slow_reference(data: st.DataObject, chain: str) -> None:
+    """The reference sums discounted rewards forward from each decision."""
+    level = data.draw(LEVELS)
+    batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
+    gammas = {name: data.draw(st.floats(0, 1)) for name in ("gamma_token", "gamma_agent", "gamma_step")}
+    credits = MonteCarlo(chain=chain, **gammas).assign(Evidence(batch, level))  # type: ignore[arg-type]
+    expected = [row for e in batch for row in slow.monte_carlo(e, chain, level, **gammas)]
+    for mine, theirs in zip(credits.advantages, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
 @given(data=st.data(), kind=st.sampled_from(["first", "mean"]), gamma=st.floats(0, 1), lam=st.floats(0, 1))

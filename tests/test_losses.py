@@ -80,6 +80,20 @@ def test_value_loss_equals_the_slow_reference(
     assert loss.item() == pytest.approx(references.value_term(value, old, target, clip, delta), rel=1e-9, abs=1e-12)
 
 
+@given(value=NUMBER, old=NUMBER, target=NUMBER, clip=st.sampled_from([0.0, 0.2]), delta=st.none() | st.floats(0.1, 2))
+@settings(max_examples=200)
+def test_value_loss_gradients_are_right_by_finite_differences(
+    value: float, old: float, target: float, clip: float, delta: float | None
+) -> None:
+    h, given_value = 1e-6, torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    value_loss(given_value, torch.tensor([old]).double(), torch.tensor([target]).double(), clip, delta).backward()
+    assert given_value.grad is not None
+    here, up, down = (references.value_term(value + x, old, target, clip, delta) for x in (0.0, h, -h))
+    if abs(up + down - 2 * here) > 1e-9:
+        return  # a kink, where clipped and unclipped error change places
+    assert given_value.grad.item() == pytest.approx((up - down) / (2 * h), rel=1e-4, abs=1e-5)
+
+
 @given(error=st.floats(1.5, 100))
 def test_the_huber_loss_is_symmetric_and_never_zero_for_large_errors(error: float) -> None:
     """A Huber loss that is 0 for large negative errors once taught nothing to a critic that was far too low."""

@@ -122,6 +122,20 @@ class TestObjectives:
         slopes = [-w * a for w, (_, _, a) in zip(weights, rows, strict=True)]
         np.testing.assert_allclose(log_probs.grad.numpy(), slopes, rtol=1e-9, atol=1e-12)
 
+    @given(rows=TRIPLES)
+    @settings(max_examples=200)
+    def test_reinforce_equals_the_slow_reference_and_finite_differences(
+        self, rows: list[tuple[float, float, float]]
+    ) -> None:
+        log_probs, old, advantages = columns(rows)
+        log_probs.requires_grad_()
+        terms = Reinforce()(LossInputs(log_probs, old, advantages)).terms
+        terms.sum().backward()
+        assert log_probs.grad is not None
+        for (p, _, a), term, slope in zip(rows, terms.tolist(), log_probs.grad.tolist(), strict=True):
+            assert term == pytest.approx(-a * p)
+            assert slope == pytest.approx((-a * (p + 1e-6) + a * (p - 1e-6)) / 2e-6, rel=1e-5, abs=1e-7)
+
     def test_cispos_width_is_not_ppos(self) -> None:
         """With PPO's ε as its clamp, a ratio of 2 would count 1.2."""
         inputs = LossInputs(torch.tensor([math.log(2.0)]), torch.zeros(1), torch.ones(1))

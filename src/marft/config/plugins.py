@@ -33,6 +33,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "gae": "marft.learning.credit.gae:GAE",
         "grpo": "marft.learning.credit.grpo:GRPO",
         "magrpo": "marft.learning.credit.magrpo:MAGRPO",
+        "monte-carlo": "marft.learning.credit.monte_carlo:MonteCarlo",
         "rae": "marft.learning.credit.rae:RAE",
         "rloo": "marft.learning.credit.rloo:RLOO",
         "step-gae": "marft.learning.credit.step_gae:StepGAE",
