@@ -27,7 +27,9 @@ from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
 from tests.plugins import Continued
-from tests.test_updates import _log_probs, algorithm, assert_equal, gradients, packing, random_samples
+from tests.test_updates import _log_probs, algorithm, assert_equal, double, gradients, packing, random_samples
+
+__all__ = ["double"]  # a fixture
 
 NUMBER = st.floats(-3, 3, allow_nan=False)
 
@@ -111,17 +113,6 @@ def mixed(backbone: Backbone, level: str) -> list[Sample]:
         )
         samples.append(replace(sample, action=action))
     return samples
-
-
-@pytest.fixture
-def double(backbone: Backbone) -> Backbone:
-    torch.manual_seed(3)
-    for policy in ("one", "two"):
-        backbone.add_adapter(policy, 4, 8.0, ("q_proj", "v_proj"), seed=0)
-        for adapter in backbone.adapters(policy).values():
-            torch.nn.init.normal_(adapter.b, std=0.2)
-    backbone.model.double()
-    return backbone
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
