@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from marft.game.agents import Agent
+from marft.game.game import Game
 from marft.game.hosting import Host
 from marft.game.organizations.chain import Chain
-from marft.game.play import Game
 from marft.game.rendering import Cut, Message, compose
 from marft.game.team import Organization, Team
 from marft.types import (

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from marft.game.agents import Agents
+from marft.game.game import Attempt, Game
 from marft.game.organizations.chain import Chain
-from marft.game.play import Attempt, Game, play
+from marft.game.play import play
 from marft.game.rollout import play_all
 from marft.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game, goes_on

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from marft.config.algorithm import TeammateTextSettings
 from marft.engines.renderer import ChatRenderer, Dialect
-from marft.game.play import Attempt, play
+from marft.game.game import Attempt
+from marft.game.play import play
 from marft.learning.critic import reading
 from marft.learning.objectives.terms import teammate_terms
 from marft.models.backbone import Backbone

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Literal
 
 from marft.errors import RunError
-from marft.game.play import Attempt, Replay
+from marft.game.game import Attempt, Replay
 from marft.learning.credit.tree import step_score
 from marft.types import Action, Episode
 

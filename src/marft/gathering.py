@@ -8,7 +8,7 @@ from typing import Any
 
 from marft import forking, seeds
 from marft.config.run import RunSettings
-from marft.game.play import Attempt
+from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, members
 from marft.stage import Stage
 from marft.types import Episode, Task

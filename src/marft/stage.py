@@ -11,8 +11,8 @@ from marft.engines.lending import LentThread
 from marft.engines.local import LocalEngine, Voice
 from marft.engines.renderer import ChatRenderer, Dialect
 from marft.game.environment import Environment
+from marft.game.game import Attempt, Game
 from marft.game.hosting import Host
-from marft.game.play import Attempt, Game
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.models.pool import Models

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from marft.evaluation.intervals import wilson
 from marft.evaluation.metrics import episode_metrics
 from marft.game.environment import Split
-from marft.game.play import Attempt
+from marft.game.game import Attempt
 from marft.game.team import Team
 from marft.stage import Stage
 from marft.types import Episode, Task

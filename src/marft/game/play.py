@@ -3,101 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
-import traceback
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from marft.game.agents import Agent, Agents
-from marft.game.engine import Engine
-from marft.game.environment import Environment
-from marft.game.hosting import Host, HostThread
-from marft.game.rendering import Message, PromptTooLongError, Renderer
-from marft.game.team import Team
+from marft.game.agents import Agent
+from marft.game.game import Attempt, EpisodeFailedError, Game
+from marft.game.hosting import HostThread
+from marft.game.turns import Turns, describe
 from marft.seeds import derive_seed
 from marft.types import (
-    Action,
-    ActionKey,
     Episode,
-    Fork,
-    JointAction,
-    LogProbs,
-    Mark,
-    Observation,
-    Prompt,
     Status,
     Step,
-    Task,
-    TokenIds,
-    Transition,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Game:
-    """Flex-MG: an environment and a team, with what they need to be played."""
-
-    environment: Environment
-    team: Team
-    engine: Engine
-    renderer: Renderer
-    host: Host
-    seed: int = 0
-    max_steps: int = 32
-    timeout: float = 60.0  # seconds for each call into the environment
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Replay:
-    """Recorded actions, by id, that are served instead of sampled: how an episode is forked, or scored again.
-
-    The session starts under the seed of the episode that ``stream`` and ``sample`` name, so it observes the same; an
-    agent that nevertheless sees another prompt than recorded fails the episode.
-    """
-
-    origin: str  # name of the episode that is played again
-    stream: str
-    sample: int
-    actions: Mapping[str, Action]
-    pause: bool = False  # end with the step in which the first action is sampled anew
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
-
-    ``messages`` replaces what agents see of each other, by action id: the probe for whether messages matter.
-    """
-
-    task: Task
-    stream: str
-    sample: int = 0
-    messages: Mapping[str, str] = field(default_factory=dict)
-    critic_states: bool = False  # whether a critic will read this episode
-    replay: Replay | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Opening:
-    """A teammate's text at the beginning of a turn."""
-
-    tokens: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
-    marks: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # [T]
-    log_probs: LogProbs = field(default_factory=lambda: np.empty(0, np.float32))  # [number of teammate tokens]
-    text: str = ""
-
-
-class EpisodeFailedError(Exception):
-    """An episode that cannot be scored, with its status and a reason for people."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 async def play(game: Game, attempt: Attempt) -> Episode:
@@ -106,7 +26,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     Whatever goes wrong in the environment or the organization makes the episode ``failed`` or ``timed_out``, with
     the reason; it never becomes a reward.
     """
-    turns = _Turns(game, attempt)
+    turns = Turns(game, attempt)
     thread = game.host.acquire()
     status: Status = "failed"
     error = ""
@@ -119,7 +39,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     return turns.episode(status, error)
 
 
-async def _run(game: Game, attempt: Attempt, turns: _Turns, thread: HostThread) -> Status:
+async def _run(game: Game, attempt: Attempt, turns: Turns, thread: HostThread) -> Status:
     origin = attempt.replay or attempt
     key = (origin.stream, attempt.task.id, origin.sample)
     session = await _outside(
@@ -152,7 +72,7 @@ async def _outside(game: Game, thread: HostThread, function: Any, *arguments: An
     except TimeoutError as error:
         raise EpisodeFailedError("timed_out", f"environment {name}() took over {game.timeout:g} s") from error
     except Exception as error:
-        raise EpisodeFailedError("failed", f"environment {name}() raised {_describe(error)}") from error
+        raise EpisodeFailedError("failed", f"environment {name}() raised {describe(error)}") from error
 
 
 async def _close(game: Game, thread: HostThread, session: Any) -> None:
@@ -172,173 +92,3 @@ def _checked(step: Any, agents: Sequence[Agent]) -> Step:
         if who != "the team" and who not in roles:
             raise EpisodeFailedError("failed", f"environment step() rewards an agent {who!r} that is not in the team")
     return step
-
-
-class _Turns:
-    """The team's side of one episode: seats ask here, and every action is recorded."""
-
-    def __init__(self, game: Game, attempt: Attempt) -> None:
-        self.game, self.attempt = game, attempt
-        self.actions: dict[int, Action] = {}  # by the order asked for
-        self.transitions: list[Transition] = []
-        self.success: bool | None = None
-        self.first_of_step: Agent | None = None
-        self.final_prompt: Prompt | None = None
-        self.first_fresh = ""  # id of the first action that was sampled and not served
-        self._engine_failure: Exception | None = None
-        self._asked = 0
-        self._calls: Counter[str] = Counter()
-        self._began = time.perf_counter()
-
-    async def act(self, observation: Observation) -> JointAction:
-        """Let the organization act once; fill in the actions and the default answer."""
-        if not isinstance(observation, Observation):
-            raise EpisodeFailedError(
-                "failed", f"the environment observed a {type(observation).__name__}, not an Observation"
-            )
-        self._calls.clear()
-        self.first_of_step = None
-        first = self._asked
-        try:
-            joint = await self.game.team.organization.act(observation, Agents(self.game.team.agents, self._ask))
-        except EpisodeFailedError:
-            raise
-        except PromptTooLongError as error:
-            raise EpisodeFailedError("failed", str(error)) from error
-        except Exception as error:
-            if error is self._engine_failure:
-                raise  # ours, not the organization's
-            raise EpisodeFailedError("failed", f"the organization raised {_describe(error)}") from error
-        done = [self.actions[index] for index in range(first, self._asked) if index in self.actions]
-        if self.attempt.critic_states:
-            done = [self._with_state(action, observation, done) for action in done]
-            self.actions.update({action.index: action for action in done})
-        return JointAction(joint.answer or self._default_answer(done), tuple(done))
-
-    async def _ask(
-        self, agent: Agent, observation: Observation, sees: Sequence[Action], begins: Action | None
-    ) -> Action:
-        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
-        self._calls[agent.role] += 1
-        self._asked += 1
-        self.first_of_step = self.first_of_step or agent
-        key = ActionKey(
-            self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
-        )
-        opening = self._opening(agent, begins)
-        prompt = self._render(agent, observation, sees, room=len(opening.tokens))
-        served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
-        if served is not None:
-            self.actions[index] = replace(served, index=index)
-            return self.actions[index]
-        self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
-        started = time.perf_counter() - self._began
-        try:
-            ids = np.concatenate([prompt.ids, opening.tokens])
-            completion = await self.game.engine.sample(agent.policy, ids, agent.sampling, key)
-        except Exception as error:
-            self._engine_failure = error
-            raise
-        if not np.isfinite(completion.log_probs).all():
-            raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
-        action = Action(
-            key=key,
-            policy=agent.policy,
-            index=index,
-            sees=tuple(dict.fromkeys(other.id for other in (*sees, *([begins] if begins else [])))),
-            prompt=prompt.ids,
-            tokens=np.concatenate([opening.tokens, completion.tokens]),
-            marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
-            log_probs=completion.log_probs,
-            teammate_log_probs=opening.log_probs if begins else None,
-            text=opening.text + completion.text,
-            finish=completion.finish,
-            version=completion.version,
-            cut=prompt.cut,
-            started=started,
-            ended=time.perf_counter() - self._began,
-        )
-        self.actions[index] = action
-        return action
-
-    def _opening(self, agent: Agent, begins: Action | None) -> _Opening:
-        """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
-        if begins is None:
-            return _Opening()
-        count = self.game.renderer.opening(agent.policy, begins)
-        log_probs = np.zeros(len(begins.tokens), np.float32)
-        log_probs[begins.sampled] = begins.log_probs
-        if begins.teammate_log_probs is not None:
-            log_probs[begins.by_teammate] = begins.teammate_log_probs
-        written = begins.sampled | begins.by_teammate
-        marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
-        return _Opening(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
-
-    def _serve(self, name: str, prompt: Prompt) -> Action | None:
-        """The recorded action of that id, if one is to be served."""
-        recorded = self.attempt.replay.actions.get(name) if self.attempt.replay else None
-        if recorded is not None and not np.array_equal(recorded.prompt, prompt.ids):
-            raise EpisodeFailedError(
-                "failed",
-                f"replaying {name}: the agent sees another prompt than recorded; the environment or the organization "
-                "does not do the same again under the same seed",
-            )
-        return recorded
-
-    def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action], room: int = 0) -> Prompt:
-        messages = [Message(other.agent, self.attempt.messages.get(other.id, other.text)) for other in sees]
-        return self.game.renderer.render(
-            agent.policy,
-            agent.profile,
-            observation.text,
-            messages,
-            reserve=agent.sampling.max_new_tokens + room,
-            cut=agent.cut,
-        )
-
-    def _with_state(self, action: Action, observation: Observation, done: Sequence[Action]) -> Action:
-        """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""
-        earlier = [other for other in done if other.index < action.index]
-        if all(other.id in action.sees for other in earlier):
-            return action
-        seen = [other for other in self.actions.values() if other.id in action.sees and other not in earlier]
-        agent = self.game.team.agent(action.agent)
-        return replace(action, state=self._render(agent, observation, [*seen, *earlier]).ids)
-
-    def _default_answer(self, done: Sequence[Action]) -> Action | None:
-        answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
-        return next((action for action in reversed(done) if action.agent in answering), None)
-
-    def record(self, observation: Observation, step: Step) -> None:
-        rewards = {role: float(reward) for role, reward in step.agent_rewards.items()}
-        self.transitions.append(Transition(observation, float(step.reward), rewards))
-        self.success = step.success if step.success is not None else self.success
-
-    def bootstrap(self, observation: Observation) -> None:
-        """Keep the final observation as the agent that decided first in the last step would see it, alone."""
-        if self.first_of_step is not None and self.attempt.critic_states:
-            self.final_prompt = self._render(self.first_of_step, observation, ())
-
-    def episode(self, status: Status, error: str) -> Episode:
-        return Episode(
-            task=self.attempt.task,
-            stream=self.attempt.stream,
-            sample=self.attempt.sample,
-            actions=tuple(self.actions[index] for index in sorted(self.actions)),
-            status=status,
-            transitions=tuple(self.transitions),
-            success=self.success,
-            error=error,
-            bootstrap=self.final_prompt.ids if self.final_prompt else None,
-            bootstrap_agent=self.first_of_step.role if self.final_prompt and self.first_of_step else "",
-            bootstrap_policy=self.first_of_step.policy if self.final_prompt and self.first_of_step else "",
-            seconds=time.perf_counter() - self._began,
-            fork=Fork(self.attempt.replay.origin, self.first_fresh) if self.attempt.replay else None,
-        )
-
-
-def _describe(error: BaseException) -> str:
-    """``ValueError: boom (environment.py:12)``: what was raised, and where."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"

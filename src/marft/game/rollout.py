@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from marft.game.play import Attempt, Game, play
+from marft.game.game import Attempt, Game
+from marft.game.play import play
 from marft.types import Episode
 
 

@@ -1,0 +1,65 @@
+"""Flex-MG: what is played, and which episode of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from marft.game.engine import Engine
+from marft.game.environment import Environment
+from marft.game.hosting import Host
+from marft.game.rendering import Renderer
+from marft.game.team import Team
+from marft.types import Action, Status, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """Flex-MG: an environment and a team, with what they need to be played."""
+
+    environment: Environment
+    team: Team
+    engine: Engine
+    renderer: Renderer
+    host: Host
+    seed: int = 0
+    max_steps: int = 32
+    timeout: float = 60.0  # seconds for each call into the environment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """Recorded actions, by id, that are served instead of sampled: how an episode is forked, or scored again.
+
+    The session starts under the seed of the episode that ``stream`` and ``sample`` name, so it observes the same; an
+    agent that nevertheless sees another prompt than recorded fails the episode.
+    """
+
+    origin: str  # name of the episode that is played again
+    stream: str
+    sample: int
+    actions: Mapping[str, Action]
+    pause: bool = False  # end with the step in which the first action is sampled anew
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which episode to play: a task, the pass it belongs to, and its number among the attempts at that task.
+
+    ``messages`` replaces what agents see of each other, by action id: the probe for whether messages matter.
+    """
+
+    task: Task
+    stream: str
+    sample: int = 0
+    messages: Mapping[str, str] = field(default_factory=dict)
+    critic_states: bool = False  # whether a critic will read this episode
+    replay: Replay | None = None
+
+
+class EpisodeFailedError(Exception):
+    """An episode that cannot be scored, with its status and a reason for people."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
