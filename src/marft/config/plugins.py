@@ -24,6 +24,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "organizations": {
         "chain": "marft.game.organizations.chain:Chain",
+        "debate": "marft.game.organizations.debate:Debate",
+        "graph": "marft.game.organizations.graph:Graph",
+        "hierarchical": "marft.game.organizations.hierarchical:Hierarchical",
+        "mixture-of-agents": "marft.game.organizations.mixture:MixtureOfAgents",
+        "parallel": "marft.game.organizations.parallel:Parallel",
+        "reflective": "marft.game.organizations.reflective:Reflective",
     },
     "credits": {
         "agent-group": "marft.learning.credit.agent_group:AgentGroup",

@@ -205,6 +205,9 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
+    check = getattr(run.team, "problems", None)
+    if check is not None:
+        yield from check([agent.role for agent in run.agents])
 
 
 def _group_problems(run: RunSettings) -> Iterable[str]:

@@ -24,7 +24,16 @@ class Agent:
         return self.profile.role
 
 
-Ask = Callable[[Agent, Observation, Sequence[Action], Action | None], Awaitable[Action]]
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """What of an action is passed on, where that is not its whole text."""
+
+    action: Action
+    text: str
+
+
+Seen = Action | Excerpt
+Ask = Callable[[Agent, Observation, Sequence[Seen], Action | None], Awaitable[Action]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +48,13 @@ class Seat:
         return self.agent.role
 
     async def __call__(
-        self, observation: Observation, sees: Sequence[Action] = (), begins: Action | None = None
+        self, observation: Observation, sees: Sequence[Seen] = (), begins: Action | None = None
     ) -> Action:
         """Act once.
 
         Args:
-            sees: the actions that this one depends on; what is given is what it sees, and is recorded.
+            sees: the actions, or excerpts of them, that this one depends on; what is given is what it sees, and is
+                recorded.
             begins: an action whose text the agent's own turn begins with: it writes on from there. Both policies
                 must have the same tokenizer.
         """

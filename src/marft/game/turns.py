@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from marft.game.agents import Agent, Agents
+from marft.game.agents import Agent, Agents, Excerpt, Seen
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.rendering import Message, PromptTooLongError
 from marft.types import (
@@ -41,6 +41,14 @@ class _Opening:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Heard:
+    """An action, and the message in which an agent came to know it."""
+
+    action: Action
+    message: Message
+
+
 class Turns:
     """The team's side of one episode: seats ask here, and every action is recorded."""
 
@@ -52,6 +60,7 @@ class Turns:
         self.first_of_step: Agent | None = None
         self.final_prompt: Prompt | None = None
         self.first_fresh = ""  # id of the first action that was sampled and not served
+        self._given: dict[int, tuple[Observation, Sequence[_Heard]]] = {}  # by index: what each action was made from
         self._engine_failure: Exception | None = None
         self._asked = 0
         self._calls: Counter[str] = Counter()
@@ -78,13 +87,11 @@ class Turns:
             raise EpisodeFailedError("failed", f"the organization raised {describe(error)}") from error
         done = [self.actions[index] for index in range(first, self._asked) if index in self.actions]
         if self.attempt.critic_states:
-            done = [self._with_state(action, observation, done) for action in done]
+            done = [self._with_state(action, done) for action in done]
             self.actions.update({action.index: action for action in done})
         return JointAction(joint.answer or self._default_answer(done), tuple(done))
 
-    async def _ask(
-        self, agent: Agent, observation: Observation, sees: Sequence[Action], begins: Action | None
-    ) -> Action:
+    async def _ask(self, agent: Agent, observation: Observation, sees: Sequence[Seen], begins: Action | None) -> Action:
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
@@ -93,7 +100,9 @@ class Turns:
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
         opening = self._opening(agent, begins)
-        prompt = self._render(agent, observation, sees, room=len(opening.tokens))
+        heard = [self._hear(other) for other in sees]
+        self._given[index] = observation, heard
+        prompt = self._render(agent, observation, heard, room=len(opening.tokens))
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
             self.actions[index] = replace(served, index=index)
@@ -112,7 +121,7 @@ class Turns:
             key=key,
             policy=agent.policy,
             index=index,
-            sees=tuple(dict.fromkeys(other.id for other in (*sees, *([begins] if begins else [])))),
+            sees=tuple(dict.fromkeys([*(one.action.id for one in heard), *([begins.id] if begins else [])])),
             prompt=prompt.ids,
             tokens=np.concatenate([opening.tokens, completion.tokens]),
             marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
@@ -152,25 +161,28 @@ class Turns:
             )
         return recorded
 
-    def _render(self, agent: Agent, observation: Observation, sees: Sequence[Action], room: int = 0) -> Prompt:
-        messages = [Message(other.agent, self.attempt.messages.get(other.id, other.text)) for other in sees]
+    def _hear(self, seen: Seen) -> _Heard:
+        action = seen.action if isinstance(seen, Excerpt) else seen
+        return _Heard(action, Message(action.agent, self.attempt.messages.get(action.id, seen.text)))
+
+    def _render(self, agent: Agent, observation: Observation, heard: Sequence[_Heard], room: int = 0) -> Prompt:
         return self.game.renderer.render(
             agent.policy,
             agent.profile,
             observation.text,
-            messages,
+            [one.message for one in heard],
             reserve=agent.sampling.max_new_tokens + room,
             cut=agent.cut,
         )
 
-    def _with_state(self, action: Action, observation: Observation, done: Sequence[Action]) -> Action:
+    def _with_state(self, action: Action, done: Sequence[Action]) -> Action:
         """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""
-        earlier = [other for other in done if other.index < action.index]
-        if all(other.id in action.sees for other in earlier):
+        unseen = [other for other in done if other.index < action.index and other.id not in action.sees]
+        if not unseen:
             return action
-        seen = [other for other in self.actions.values() if other.id in action.sees and other not in earlier]
-        agent = self.game.team.agent(action.agent)
-        return replace(action, state=self._render(agent, observation, [*seen, *earlier]).ids)
+        observation, heard = self._given[action.index]
+        everything = sorted([*heard, *map(self._hear, unseen)], key=lambda one: one.action.index)
+        return replace(action, state=self._render(self.game.team.agent(action.agent), observation, everything).ids)
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}

@@ -1,0 +1,63 @@
+"""A planner that decides how many sub-tasks there are, workers, and somebody who puts the pieces together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
+from marft.game.agents import Agents, Excerpt
+from marft.game.organizations.joining import answering, together
+from marft.types import JointAction, Observation
+
+_ITEM = re.compile(r"^\s*(?:\d+[.):]|[-*•])\s+(.+)$", re.MULTILINE)
+
+
+class Hierarchical(Plugin):
+    """The planner's list has one item a sub-task. Each goes to a worker, who sees that item alone; the workers act at
+    the same time, in turns if there are more items than workers. The agent that answers sees the plan and all results.
+
+    ::
+
+        observation ──▶ planner ─┬─ 1. … ─▶ worker ─┐
+                                 ├─ 2. … ─▶ worker ─┼─▶ writer ──▶ answer
+                                 └─ 3. … ─▶ worker ─┘
+
+    A plan without a list is one sub-task. Items beyond ``most`` are dropped, which the planner's credit will show it.
+    """
+
+    planner: str = "planner"
+    workers: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = ("worker",)
+    most: Annotated[int, Field(ge=1)] = 4
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """Seats that nobody has."""
+        for role in (self.planner, *self.workers):
+            if role not in roles:
+                yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}"
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        plan = await agents[self.planner](observation)
+        parts = sub_tasks(plan.text)[: self.most]
+        results = await together(
+            *(
+                agents[self.workers[number % len(self.workers)]](observation, sees=[Excerpt(plan, part)])
+                for number, part in enumerate(parts)
+            )
+        )
+        return JointAction(answer=await answering(agents)(observation, sees=[plan, *results]))
+
+
+def sub_tasks(text: str) -> list[str]:
+    """The items of a list, or the whole text.
+
+    >>> sub_tasks("Plan:\\n1. add\\n2) check")
+    ['add', 'check']
+    >>> sub_tasks("just add")
+    ['just add']
+    """
+    return [item.strip() for item in _ITEM.findall(text)] or [text.strip()]

@@ -1,0 +1,41 @@
+"""Mixture of agents (Wang et al. 2024): layers of proposers, then an aggregator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from marft.config.plugins import Plugin
+from marft.game.agents import Agents
+from marft.game.organizations.joining import answering, together
+from marft.types import Action, JointAction, Observation
+
+
+class MixtureOfAgents(Plugin):
+    """Everybody but the aggregator proposes, ``layers`` times, each layer seeing all of the one before; the agent that
+    answers sees the last layer.
+
+    ::
+
+        layer 1   a   b   c
+                  └─┬─┴─┬─┘      everybody sees all
+        layer 2   a   b   c
+                  └───┼───┘
+                  aggregator ──▶ answer
+    """
+
+    layers: Annotated[int, Field(ge=1)] = 2
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """An aggregator alone."""
+        if len(roles) < 2:
+            yield "team: a mixture of agents needs proposers beside the agent that answers"
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        aggregator = answering(agents)
+        layer: list[Action] = []
+        for _ in range(self.layers):
+            layer = await together(*(seat(observation, sees=layer) for seat in agents if seat.role != aggregator.role))
+        return JointAction(answer=await aggregator(observation, sees=layer))

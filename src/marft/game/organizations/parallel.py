@@ -1,0 +1,29 @@
+"""Everybody at once, seeing nobody."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from marft.config.plugins import Plugin
+from marft.game.agents import Agents
+from marft.game.organizations.joining import majority, together
+from marft.types import JointAction, Observation
+
+
+class Parallel(Plugin):
+    """Every agent acts at the same time on the observation alone: D = 0, the DEC-POMDP.
+
+    ::
+
+        observation ─┬─▶ solver_1 ─┐
+                     ├─▶ solver_2 ─┼─▶ answer
+                     └─▶ solver_3 ─┘
+
+    ``answer = "last"`` is that of the last agent who answers, ``"vote"`` the most frequent one.
+    """
+
+    answer: Literal["last", "vote"] = "last"
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        actions = await together(*(seat(observation) for seat in agents))
+        return JointAction(answer=majority(actions) if self.answer == "vote" else None)

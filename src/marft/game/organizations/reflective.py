@@ -1,0 +1,45 @@
+"""An actor, a critic and a reviser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
+from marft.game.agents import Agents
+from marft.types import JointAction, Observation
+
+
+class Reflective(Plugin):
+    """A draft, then ``rounds`` of criticism and revision; the last draft is the answer.
+
+    ::
+
+        observation ──▶ actor ──▶ critic ──▶ reviser ──▶ answer
+                                    ▲           │
+                                    └── rounds ─┘
+
+    ``reviser`` may be the actor itself.
+    """
+
+    actor: str = "actor"
+    critic: str = "critic"
+    reviser: str = "reviser"
+    rounds: Annotated[int, Field(ge=1)] = 1
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """Seats that nobody has."""
+        for seat in ("actor", "critic", "reviser"):
+            role = getattr(self, seat)
+            if role not in roles:
+                yield f"team.{seat}: no agent is called {role!r}{did_you_mean(role, roles)}"
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        draft = await agents[self.actor](observation)
+        for _ in range(self.rounds):
+            criticism = await agents[self.critic](observation, sees=[draft])
+            draft = await agents[self.reviser](observation, sees=[draft, criticism])
+        return JointAction(answer=draft)
