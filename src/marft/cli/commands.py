@@ -111,6 +111,22 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     console.print(f"see {target.with_suffix('.html')}")
 
 
+def graph(path: Path, name: str, step: int) -> None:
+    """``marft graph``."""
+    from marft.evaluation.graph import draw, find_episode, timeline
+    from marft.runs.episodes import read_episodes
+
+    folder = RunFolder.open(path)
+    file = folder.recorded(step)
+    episode = find_episode(read_episodes(file), name)
+    console.print(f"[bold]{episode.task.id} #{episode.sample}[/] of {file.stem}: {episode.status}", highlight=False)
+    console.print(timeline(episode))
+    target = folder.graphs / f"{file.stem}-{episode.task.id.replace('/', '_')}-{episode.sample}.svg"
+    target.parent.mkdir(exist_ok=True)
+    draw(episode).savefig(target, metadata={"Date": None})
+    console.print(f"see {target}")
+
+
 def _preset(name: str) -> AlgorithmSettings:
     if name not in ABOUT:
         raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")

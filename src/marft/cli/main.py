@@ -93,6 +93,18 @@ def replay(
 
 
 @app.command()
+def graph(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    episode: Annotated[str, typer.Argument(help="Its place in the step (0, 1, …), or task#sample.")] = "0",
+    step: Annotated[int, typer.Option(help="A recorded training step; 0: the last one.")] = 0,
+) -> None:
+    """Draw one recorded episode: who acted when, and who depended on whom."""
+    from marft.cli import commands
+
+    commands.graph(run, episode, step)
+
+
+@app.command()
 def algorithms(
     name: Annotated[str, typer.Argument(help="A preset, to see every setting of it.")] = "",
 ) -> None:

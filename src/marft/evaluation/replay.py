@@ -29,7 +29,7 @@ from marft.learning.metering import Meter
 from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, load_critic, verify
 from marft.runs.episodes import read_episodes
-from marft.runs.folder import RunFolder
+from marft.runs.folder import RunFolder, step_of
 from marft.types import Episode
 
 FITTING_FILES = 8  # recorded steps that a critic is fitted on
@@ -95,9 +95,8 @@ def replay(
     Raises:
         ValueError: nothing was recorded, or not at that step.
     """
-    files = _recorded_files(folder)
-    path = _choose(folder, files, step)
-    number = _step_of(path)
+    path, files = folder.recorded(step), folder.recorded_steps()
+    number = step_of(path)
     scored = [episode for episode in read_episodes(path) if episode.scored and episode.actions]
     if not scored:
         raise ValueError(f"{path}: none of its episodes could be scored, so there is nothing to credit")
@@ -126,7 +125,7 @@ class _Judge:
         self.critic = self._prepare_critic(files) if self.learner.critic else ""
         if isinstance(self.learner.credit, Remembering):
             for path in files:
-                if _step_of(path) < step:
+                if step_of(path) < step:
                     self.learner.judge([e for e in read_episodes(path) if e.scored], KnownLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
@@ -162,12 +161,12 @@ class _Judge:
         )
         steps = Checkpoints(self.folder, self.run.checkpoints).steps()
         if alike and steps:
-            path = min(steps, key=lambda p: (_step_of(p) >= self.step, abs(_step_of(p) - self.step)))
+            path = min(steps, key=lambda p: (step_of(p) >= self.step, abs(step_of(p) - self.step)))
             verify(path)
             if load_critic(path, self.learner):
                 return f"the run's, of {path.name}"
-        others = [path for path in files if _step_of(path) != self.step]
-        near = sorted(others, key=lambda p: abs(_step_of(p) - self.step))[:FITTING_FILES]
+        others = [path for path in files if step_of(path) != self.step]
+        near = sorted(others, key=lambda p: abs(step_of(p) - self.step))[:FITTING_FILES]
         if not near:
             self.notes.append("its critic is untrained: the run recorded no other step to fit one to")
             return "untrained"
@@ -218,24 +217,3 @@ def _words(episodes: Sequence[Episode], models: Models) -> list[list[str]]:
         for episode in episodes
         for action in episode.actions
     ]
-
-
-def _recorded_files(folder: RunFolder) -> list[Path]:
-    files = sorted(folder.episodes.glob("step_*.parquet"))
-    if not files:
-        raise ValueError(f"{folder.path} has no recorded episodes; train with training.record_episodes_every = 1")
-    return files
-
-
-def _choose(folder: RunFolder, files: Sequence[Path], step: int) -> Path:
-    if not step:
-        return files[-1]
-    chosen = next((path for path in files if _step_of(path) == step), None)
-    if chosen is None:
-        known = f"{_step_of(files[0])} to {_step_of(files[-1])}"
-        raise ValueError(f"{folder.path} recorded no episodes of step {step}; there are: {known}")
-    return chosen
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step_"))

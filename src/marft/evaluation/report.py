@@ -64,7 +64,7 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> str:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             if points:
                 axes.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
-        if metric in BY_AGENT and len(roles) > 1:
+        if len(axes.lines) > 1:
             axes.legend(frameon=False, fontsize=8)
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel(f"step ({meaning})", fontsize=8)
@@ -85,7 +85,7 @@ def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequ
 
 def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
     """While nothing is evaluated, the newest training episodes."""
-    files = sorted(folder.episodes.glob("*.parquet"))
+    files = folder.recorded_steps()
     if not files:
         return []
     shown = [

@@ -93,10 +93,13 @@ def read_episodes(path: Path) -> list[Episode]:
         ValueError: the file is none of ours, or damaged.
     """
     try:
+        missing = set(SCHEMA.names) - set(pq.read_schema(path).names)
         rows = read_rows(path)
-        return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
-    except (pa.ArrowInvalid, KeyError, TypeError, OSError) as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"cannot read the episodes of {path}: {error}") from error
+    if missing:
+        raise ValueError(f"cannot read the episodes of {path}: it has no column {', '.join(sorted(missing))}")
+    return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
 
 
 def _rows(episode: Episode) -> list[dict[str, Any]]:

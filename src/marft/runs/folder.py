@@ -74,6 +74,29 @@ class RunFolder:
         return self.path / "replays"
 
     @property
+    def graphs(self) -> Path:
+        return self.path / "graphs"
+
+    def recorded_steps(self) -> list[Path]:
+        """Files of recorded episodes, oldest first."""
+        return sorted(self.episodes.glob("step_*.parquet"))
+
+    def recorded(self, step: int) -> Path:
+        """The recorded episodes of a training step, counted from 1; 0 is the last one.
+
+        Raises:
+            ValueError: nothing was recorded, or not at that step.
+        """
+        files = self.recorded_steps()
+        if not files:
+            raise ValueError(f"{self.path} has no recorded episodes; train with training.record_episodes_every = 1")
+        chosen = next((path for path in files if not step or step_of(path) == step), None)
+        if chosen is None:
+            known = f"{step_of(files[0])} to {step_of(files[-1])}"
+            raise ValueError(f"{self.path} recorded no episodes of step {step}; there are: {known}")
+        return chosen if step else files[-1]
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -99,3 +122,8 @@ class RunFolder:
 
     def read_evaluations(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.evaluations.glob("*.json"))]
+
+
+def step_of(path: Path) -> int:
+    """The training step in a name such as ``step_000010.parquet``."""
+    return int(path.stem.removeprefix("step_"))

@@ -1,0 +1,95 @@
+"""Who depended on whom, and when: one episode as a picture, and as text."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from rich.table import Table
+from rich.text import Text
+
+from marft.types import Action, Episode
+
+WIDTH = 48  # characters of a timeline in the terminal
+COLOURS = tuple(f"C{number}" for number in range(10))
+LEAST = 0.004  # of the whole time: how wide a very short action is drawn
+
+
+def find_episode(episodes: list[Episode], name: str) -> Episode:
+    """An episode by its place in the file (``"3"``) or by task and sample (``"chain_sum/17#2"``).
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name.isdigit() and int(name) < len(episodes):
+        return episodes[int(name)]
+    found = [episode for episode in episodes if f"{episode.task.id}#{episode.sample}" == name.replace(" ", "")]
+    if not found:
+        some = ", ".join(f"{episode.task.id}#{episode.sample}" for episode in episodes[:4])
+        raise ValueError(f"no episode {name!r}: there are 0 to {len(episodes) - 1}, by task and sample {some}, …")
+    return found[0]
+
+
+def timeline(episode: Episode) -> Table:
+    """One action a row, in the order asked for: when it ran, and what it saw."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("action", f"0 s{'':{WIDTH - 9}}{_end(episode):5.2f} s", "sees"):
+        table.add_column(title, no_wrap=True)
+    roles = _roles(episode)
+    for action in episode.actions:
+        start, length = _place(episode, action)
+        bar = Text(" " * start + "█" * length, style=f"color({1 + roles.index(action.agent) % 6})")
+        table.add_row(action.id, bar, ", ".join(action.sees))
+    return table
+
+
+def draw(episode: Episode) -> Figure:
+    """Agents as lanes, time from left to right, an arrow from each action to those that saw it."""
+    roles, end = _roles(episode), _end(episode)
+    figure = Figure(figsize=(10, 0.8 + 0.6 * len(roles)), layout="constrained")
+    axes = figure.subplots()
+    middle: dict[str, tuple[float, float, float]] = {}  # by id: start, end, lane
+    for action in episode.actions:
+        lane = len(roles) - 1 - roles.index(action.agent)
+        width = max(action.ended - action.started, LEAST * end)
+        colour = COLOURS[roles.index(action.agent) % len(COLOURS)]
+        axes.add_patch(Rectangle((action.started, lane - 0.25), width, 0.5, color=colour, alpha=0.75))
+        axes.annotate(
+            f"{action.step}.{action.key.call}", (action.started + width / 2, lane), ha="center", va="center",
+            fontsize=7, color="white", clip_on=True,
+        )  # fmt: skip
+        middle[action.id] = (action.started, action.started + width, lane)
+    for action in episode.actions:
+        for seen in action.sees:
+            if seen in middle:
+                _, tail, tail_lane = middle[seen]
+                head, _, head_lane = middle[action.id]
+                axes.add_patch(
+                    FancyArrowPatch(
+                        (tail, tail_lane), (head, head_lane), arrowstyle="-|>", mutation_scale=9, color="0.35",
+                        linewidth=0.9, connectionstyle="arc3,rad=0.12", shrinkA=0, shrinkB=0,
+                    )
+                )  # fmt: skip
+    axes.set_xlim(-0.01 * end, 1.02 * end)
+    axes.set_ylim(-0.6, len(roles) - 0.4)
+    axes.set_yticks(range(len(roles)), list(reversed(roles)))
+    axes.set_xlabel("seconds since the episode began; a box is an action (step.call), an arrow leads to who saw it")
+    axes.set_title(f"{episode.task.id} #{episode.sample}", fontsize=10, loc="left")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def _roles(episode: Episode) -> list[str]:
+    """Agents in the order of their first action."""
+    return list(dict.fromkeys(action.agent for action in episode.actions))
+
+
+def _end(episode: Episode) -> float:
+    return max((action.ended for action in episode.actions), default=0.0) or 1.0
+
+
+def _place(episode: Episode, action: Action) -> tuple[int, int]:
+    """First character and length of an action's bar."""
+    scale = WIDTH / _end(episode)
+    start = min(WIDTH - 1, int(action.started * scale))
+    return start, max(1, min(WIDTH, round(action.ended * scale)) - start)
