@@ -111,7 +111,10 @@ def rewards(episode: Episode, s: Settings) -> list[float]:
         for k in receivers:
             pay[k] += s.alpha * transition.reward * s.gamma_step ** (t - actions[k].step)
         for agent, reward in transition.agent_rewards.items():
-            if agent in last_of:
+            acts_now = any(actions[k].agent == agent and actions[k].step == t for k in so_far)
+            if s.chain == "joint" and so_far and not acts_now:
+                pay[so_far[-1]] += reward * s.gamma_step ** (t - actions[so_far[-1]].step)
+            elif agent in last_of:
                 pay[last_of[agent]] += reward * s.gamma_step ** (t - actions[last_of[agent]].step)
     return pay
 

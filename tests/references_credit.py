@@ -117,8 +117,9 @@ def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
     def candidates(e: Episode) -> list[Action]:
         return [a for a in e.actions if e.fork is None or a.id == e.fork.at]
 
-    def state(e: Episode, a: Action) -> tuple[str, str, list[int]]:
-        return e.task.id, a.id, a.prompt.tolist()
+    def state(e: Episode, a: Action) -> tuple[object, ...]:
+        before = [(o.id, o.tokens.tolist()) for o in e.actions if o.index < a.index]
+        return e.task.id, a.id, a.prompt.tolist(), before
 
     results: list[list[float | None]] = []
     for episode in batch:

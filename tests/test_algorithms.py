@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,22 @@ from safetensors.torch import load_file
 
 from marft.algorithms import PRESETS
 from marft.config import parse_recipe
-from marft.forking import counterfactuals, crossed, tree
+from marft.forking import counterfactuals, crossed, dependents, tree
+from marft.game.game import Attempt
+from marft.game.organizations.graph import Graph
+from marft.game.rollout import play_all
 from marft.gathering import attempts_at, gather, training_tasks
+from marft.learning.credit.counterfactual import Counterfactual
+from marft.learning.interfaces import Evidence, Progress
+from marft.learning.schedules import AgentByAgent
+from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.stage import Stage
 from marft.training import train
+from marft.types import Episode, JointAction, Observation, Step, Task
+from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
+from tests.plugins import Flaky
 
 LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")
 
@@ -61,6 +72,21 @@ class TestRefusals:
     def test_groups_of_one_have_no_baseline(self) -> None:
         assert "use at least 2" in self.problems(name="grpo", samples=1)
 
+    def test_a2po_needs_a_credit_that_traces(self) -> None:
+        assert "use credit 'step-gae'" in self.problems("--algorithm.schedule", "{ name = 'a2po' }")
+
+    def test_forks_and_corrections_between_policies_do_not_mix(self) -> None:
+        text = self.problems("--algorithm.schedule", "{ name = 'sequential' }", name="coma")
+        assert "use schedule 'simultaneous'" in text
+
+    def test_a_warm_up_that_is_the_whole_run(self) -> None:
+        text = self.problems("--algorithm.critic.warmup_steps", "5")
+        assert "no policy would ever step" in text
+
+    def test_a_band_that_lets_nothing_through_and_a_dual_clip_below_one(self) -> None:
+        assert "low is not below high" in self.problems("--algorithm.sampler_correction", "{ low = 3.0, high = 2.0 }")
+        assert "must be above 1" in self.problems("--algorithm.objective.dual_clip", "0.5")
+
     def test_the_samplers_correction_needs_the_learners_numbers(self) -> None:
         text = self.problems("--algorithm.sampler_correction.level", "geometric")
         assert "old_log_probs = 'learner'" in text
@@ -102,13 +128,62 @@ class TestForking:
             forks = counterfactuals(stage.play, attempts, played, 1, ("actor",))
         assert all(episode.scored for episode in played)
         assert {fork.status for fork in forks} == {"failed"}
-        assert "another prompt than recorded" in forks[0].error
+        assert "shows something else than recorded" in forks[0].error
+
+    def test_forks_at_the_first_action_are_checked_as_well_and_counted(self, tmp_path: Path) -> None:
+        run = of("coma", tmp_path, "--training.steps", "1", environment={"name": "tests.plugins:Forgetful"})
+        folder = RunFolder.create(run)
+        train(run, folder)
+        metrics = folder.read_metrics()[0]
+        assert metrics["forks"] == metrics["forks_failed"] == 16 * 2 * 2
+        recorded = read_episodes(folder.episodes / "step_000001.parquet")
+        assert sum(episode.status == "failed" for episode in recorded) == 64
+
+    def test_of_concurrent_actions_the_one_meant_is_sampled_anew(self) -> None:
+        """c ends before a, so that d is asked for before b: forks go by name, never by place."""
+
+        class Uneven(FakeEngine):
+            async def sample(self, policy: str, prompt: Any, sampling: Any, key: Any) -> Any:
+                for _ in range(40 if key.agent == "a" and key.stream == "train/0" else 1):
+                    await asyncio.sleep(0)
+                return await super().sample(policy, prompt, sampling, key)
+
+        engine = Uneven(lambda key, prompt: f"{key.agent} {key.stream[-1]}")
+        g = game(
+            Script([ends()]), "a", "b", "c", "d", engine=engine, organization=Graph(sees={"b": ("a",), "d": ("c",)})
+        )
+
+        def play_many(attempts: Any) -> list[Episode]:
+            return asyncio.run(play_all(g, attempts, 8))
+
+        attempts = [Attempt(Task("t0", "begin"), "train/0")]
+        played = play_many(attempts)
+        assert [a.agent for a in played[0].actions] == ["a", "c", "d", "b"]
+        forks = counterfactuals(play_many, attempts, played, 1, ("a", "b", "c", "d"))
+        assert [fork.fork.at for fork in forks if fork.fork] == ["0/a/0", "0/c/0", "0/d/0", "0/b/0"]
+        for fork in forks:
+            assert fork.fork is not None
+            fresh = {action.id for action in fork.actions if action.key.stream != "train/0"}
+            assert fresh == dependents(played[0].actions, next(a for a in fork.actions if a.id == fork.fork.at))
+        counterfactual = Counterfactual().assign(Evidence([*played, *forks], "action"))
+        assert counterfactual.metrics["groups_of_one"] == 0
+
+    def test_a_tree_settles_on_concurrent_actions_by_name(self) -> None:
+        g = game(Script([ends()]), "a", "b", "c", "d", organization=Graph(sees={"b": ("a",), "d": ("c",)}))
+        came_to, played = tree(
+            lambda attempts: asyncio.run(play_all(g, attempts, 8)), [Attempt(Task("t0", "begin"), "train/0")], 2, "first",
+            lambda e: e.total_reward,
+        )  # fmt: skip
+        assert len(played) == 4 * 2
+        assert {e.fork.at for e in played if e.fork} == {"0/a/0", "0/b/0", "0/c/0", "0/d/0"}
+        settled = {a.id: a.key for a in came_to[0].actions}
+        assert set(settled) == {"0/a/0", "0/b/0", "0/c/0", "0/d/0"}
 
     def test_candidates_are_scored_before_one_is_carried_on(self, tmp_path: Path) -> None:
         run = of("at-grpo", tmp_path)
         with Stage(run) as stage:
             attempts = attempts_at(run, training_tasks(run), 0, 0, 1)[:2]
-            came_to, scored = tree(stage.play, attempts, candidates=3, carry="best")
+            came_to, scored = tree(stage.play, attempts, 3, "best", lambda e: e.total_reward)
         assert len(scored) == 2 * 2 * 3  # attempts, agents, candidates
         for number, attempt in enumerate(attempts):
             mine = [e for e in scored if e.sample == attempt.sample]
@@ -124,7 +199,9 @@ class TestForking:
     def test_a_tree_grows_over_several_steps(self, tmp_path: Path) -> None:
         run = of("at-grpo", tmp_path, environment={"name": "tests.plugins:Flaky", "steps": 2})
         with Stage(run) as stage:
-            came_to, scored = tree(stage.play, attempts_at(run, training_tasks(run), 0, 0, 1)[:1], 2, "first")
+            came_to, scored = tree(
+                stage.play, attempts_at(run, training_tasks(run), 0, 0, 1)[:1], 2, "first", lambda e: e.total_reward
+            )
         assert [(a.step, a.agent) for a in came_to[0].actions] == [
             (0, "reasoner"), (0, "actor"), (1, "reasoner"), (1, "actor"),
         ]  # fmt: skip
@@ -151,6 +228,14 @@ class TestForking:
 
 
 class TestDynamicSampling:
+    def test_agents_own_rewards_tell_attempts_apart_too(self, tmp_path: Path) -> None:
+        run = of("dapo", tmp_path, "--training.steps", "1", environment={"name": "tests.test_algorithms:OwnPay"})
+        folder = RunFolder.create(run)
+        train(run, folder)
+        metrics = folder.read_metrics()[0]
+        assert metrics["groups_discarded"] == 0
+        assert metrics["zero_advantage_fraction"] < 1.0
+
     def test_all_equal_groups_are_drawn_again_and_not_for_ever(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path, environment={"name": "tests.plugins:Flaky"})  # always the same reward
         with Stage(run) as stage:
@@ -196,3 +281,39 @@ def test_settings_of_a_preset_are_overridden_field_by_field() -> None:
     assert run.algorithm.credit.name == "grpo"
     assert run.algorithm.credit.scale is False  # type: ignore[attr-defined]
     assert run.algorithm.kl.coefficient == 0.04
+
+
+def test_a_task_that_comes_again_in_one_step_draws_other_tokens(tmp_path: Path) -> None:
+    """A step that reaches from one pass over the tasks into the next may attempt a task twice."""
+    run = of("rloo", tmp_path, "--rollout.tasks_per_step", "2", environment={"name": "tests.plugins:Flaky", "count": 3})
+    for step in range(6):
+        attempts = attempts_at(run, training_tasks(run), step, 2 * step, 2)
+        assert len({(a.stream, a.task.id, a.sample) for a in attempts}) == len(attempts)
+
+
+@pytest.mark.parametrize("steps_at_once", [16, 256, 512, 1024])
+def test_agent_by_agent_passes_nobody_over(steps_at_once: int) -> None:
+    schedule, turns = AgentByAgent(interval=256), []
+    for step in range(16):
+        resumed = AgentByAgent(interval=256)
+        resumed.remember(schedule.memory())
+        schedule = resumed
+        turns += [phase.policies[0] for phase in schedule.plan(Progress(step, step * steps_at_once), ("a", "b"), 0)]
+    if steps_at_once >= 256:
+        assert turns == ["a", "b"] * 8
+    else:
+        assert turns == ["a"] * 16  # 256 environment steps are up after this
+
+
+class OwnPay(Flaky):
+    """Only agents are paid, and differently."""
+
+    def start(self, task: Task, seed: int) -> Any:
+        session = super().start(task, seed)
+
+        async def step(joint: JointAction) -> Step:
+            mine = float(joint.actions[0].key.sample % 2)
+            return Step(Observation("end"), 0.0, terminated=True, agent_rewards={"actor": mine})
+
+        session.step = step  # type: ignore[method-assign]
+        return session

@@ -21,7 +21,7 @@ from marft.learning.credit.rae import RAE
 from marft.learning.credit.rloo import RLOO
 from marft.learning.credit.step_gae import StepGAE
 from marft.learning.credit.tree import Tree
-from marft.learning.interfaces import Credits, Evidence, Level, Values
+from marft.learning.interfaces import Credit, Credits, Evidence, Level, Values
 from marft.types import Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import episodes, make_action, values_for
@@ -211,6 +211,37 @@ def test_trees_are_grpo_where_candidates_are_whole_episodes(batch: list[Episode]
 
 
 class TestTraps:
+    @pytest.mark.parametrize("credit", [GRPO(), RLOO(), Batch(), AgentGroup(), MAGRPO(scale=True), CoMAM()])
+    def test_differences_in_kl_alone_are_no_signal(self, credit: Credit) -> None:
+        """Scaled to unit deviation, a few 1e-5 of KL in the reward would be a full-size step."""
+        batch = [_episode("t", 0.0, n) for n in range(3)]
+        costs = [np.array([1e-5 * (n + 1)]) for n in range(3)]
+        credits = credit.assign(Evidence(batch, "action", costs=costs))
+        assert by_action(credits) == [0.0] * 3
+        assert credits.metrics["groups_all_equal"] == 1
+
+    def test_a_team_is_paid_for_what_an_agent_earns_when_it_does_not_act(self) -> None:
+        """b's decision led to what a earned after its own: along one sequence b has to hear of it."""
+        actions = (make_action("a", step=0, index=0), make_action("b", step=1, index=1))
+        paid = (Transition(Observation("o"), 0.0), Transition(Observation("o"), 0.0, {"a": -1.0}))
+        episode = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", paid)
+        credits = MonteCarlo(gamma_step=1.0).assign(Evidence([episode], "action"))
+        assert by_action(credits) == [-1.0, -1.0]
+
+    def test_candidates_after_different_pasts_are_different_groups(self) -> None:
+        """Nobody sees anybody, but what the first did decides what the second can earn."""
+        batch = []
+        for past, reward in ((1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)):
+            actions = (make_action("a", tokens=(past,), index=0), make_action("b", tokens=(5 + len(batch),), index=1))
+            transitions = (Transition(Observation("o"), reward),)
+            fork = Fork("root", "0/b/0")
+            batch.append(
+                Episode(Task("t", "o"), "train/0", len(batch), actions, "terminated", transitions, fork=fork)
+            )  # fmt: skip
+        credits = Tree().assign(Evidence(batch, "action"))
+        assert by_action(credits) == [0.0] * 8
+        assert credits.metrics["groups_all_equal"] == 2
+
     def test_groups_go_by_key_and_not_by_place(self) -> None:
         """An all-right and an all-wrong task, interleaved: a reshape would mix them and give everybody credit."""
         batch = [_episode(task, reward, n) for n, (task, reward) in enumerate([("r", 1.0), ("w", 0.0)] * 4)]

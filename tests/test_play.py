@@ -224,3 +224,23 @@ class TestFailures:
 
         with pytest.raises(RuntimeError, match="out of memory"):
             run(game(Script([ends()]), engine=Broken()))
+
+
+class TestTheEndOfATruncatedEpisode:
+    def test_it_is_seen_as_by_whoever_last_decided_first_even_if_nobody_acts_in_the_last_step(self) -> None:
+        class Once:
+            async def act(self, observation: Observation, agents: Agents) -> JointAction:
+                if observation.text == "begin":
+                    await agents.b(observation)
+                return JointAction()
+
+        script = Script([goes_on(), goes_on()])
+        episode = run(game(script, "a", "b", organization=Once(), max_steps=2), critic_states=True)
+        assert (episode.status, episode.bootstrap_agent) == ("truncated", "b")
+        assert episode.bootstrap is not None
+
+    def test_a_final_observation_that_is_none_fails_the_episode_alone(self) -> None:
+        script = Script([lambda _: Step(None, 1.0, truncated=True)])  # type: ignore[arg-type]
+        episode = run(game(script, "a"), critic_states=True)
+        assert episode.status == "failed"
+        assert "observed a NoneType" in episode.error

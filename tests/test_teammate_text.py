@@ -17,13 +17,15 @@ from marft.config.algorithm import TeammateTextSettings
 from marft.engines.renderer import ChatRenderer, Dialect
 from marft.game.game import Attempt
 from marft.game.play import play
+from marft.learning.batching import normaliser
 from marft.learning.critic import reading
 from marft.learning.objectives.terms import teammate_terms
+from marft.learning.rewarding import price_overlong
 from marft.models.backbone import Backbone
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode, Mark, Sample, Task
+from marft.types import Episode, Mark, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
@@ -147,6 +149,18 @@ def test_the_value_of_an_action_is_read_where_the_agents_own_text_begins() -> No
     action = make_action(prompt=(5, 6), tokens=(7, 8, 9), marks=(Mark.TEAMMATE, Mark.SAMPLED, Mark.SAMPLED))
     read = reading(action, "action")
     assert (read.ids.tolist(), read.positions.tolist()) == ([5, 6, 7], [2])
+
+
+def test_length_is_counted_and_priced_for_the_agents_own_text_alone() -> None:
+    marks = (Mark.TEAMMATE,) * 8 + (Mark.SAMPLED,) * 4
+    action = replace(
+        make_action(tokens=tuple(range(12)), marks=marks, text="eight words that somebody else has written. mine"),
+        opening=len("eight words that somebody else has written."),
+    )  # fmt: skip
+    assert normaliser(action, "words") == 1.0
+    assert normaliser(action, "tokens") == 4.0
+    episode = Episode(Task("t", "o"), "s", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
+    assert price_overlong([episode], {"a": 8}, 2)[0].transitions[0].agent_rewards == {}
 
 
 @pytest.mark.parametrize("level", ["action", "token"])

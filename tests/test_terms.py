@@ -61,7 +61,8 @@ class TestKL:
             assert slope == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
     def test_on_policy_the_expected_gradient_is_the_kls(self) -> None:
-        """Over all tokens of a small distribution: E[∇ term + term · ∇ log π] needs no sampling; k2 and k3 agree."""
+        """Over all tokens of a small distribution: E[∇ term + term · ∇ log π] needs no sampling. GRPO's k3, without the ratio, has the
+        gradient of KL(base ‖ π)."""
         theta = torch.tensor([0.3, -0.2, 0.7], dtype=torch.float64, requires_grad=True)
         base = torch.tensor([0.1, 0.5, -0.4], dtype=torch.float64).log_softmax(0)
         log_p = theta.log_softmax(0)
@@ -74,6 +75,14 @@ class TestKL:
             terms = kl_terms(KLSettings(coefficient=1.0, estimator=estimator), log_p, base, old)  # type: ignore[arg-type]
             (old.exp() * terms).sum().backward()
             torch.testing.assert_close(theta.grad, exact)
+        theta.grad = None
+        (base.exp() * (base - theta.log_softmax(0))).sum().backward()
+        other_way = theta.grad.clone()  # type: ignore[attr-defined]
+        theta.grad = None
+        log_p = theta.log_softmax(0)
+        terms = kl_terms(KLSettings(coefficient=1.0, estimator="k3"), log_p, base, log_p.detach())
+        (log_p.detach().exp() * terms).sum().backward()
+        torch.testing.assert_close(theta.grad, other_way)
 
 
 class TestSamplerCorrection:

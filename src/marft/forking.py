@@ -12,7 +12,6 @@ from typing import Literal
 
 from marft.errors import RunError
 from marft.game.game import Attempt, Replay
-from marft.learning.credit.tree import step_score
 from marft.types import Action, Episode
 
 PlayMany = Callable[[Sequence[Attempt]], list[Episode]]
@@ -21,64 +20,90 @@ PlayMany = Callable[[Sequence[Attempt]], list[Episode]]
 def counterfactuals(
     play: PlayMany, attempts: Sequence[Attempt], episodes: Sequence[Episode], resamples: int, policies: Sequence[str]
 ) -> list[Episode]:
-    """For every action of the given policies, episodes in which its agent acts anew and all go on from there."""
+    """For every action of the given policies, episodes in which its agent acts anew and all go on from there.
+
+    Of the action's own step, what does not depend on it stays as it was.
+    """
     return play(
         [
             replace(
                 attempt,
                 stream=f"{attempt.stream}/fork/{action.id}/{number}",
-                replay=_replay(attempt, episode, episode.actions[:place]),
+                replay=_replay_around(attempt, episode, action),
             )
             for attempt, episode in zip(attempts, episodes, strict=True)
             if episode.scored
-            for place, action in enumerate(episode.actions)
+            for action in episode.actions
             if action.policy in policies
             for number in range(resamples)
         ]
     )
 
 
+def dependents(actions: Sequence[Action], action: Action) -> set[str]:
+    """Ids of the action and of all that saw it, directly or not."""
+    found = {action.id}
+    grew = True
+    while grew:
+        new = {other.id for other in actions if found & set(other.sees)} - found
+        found |= new
+        grew = bool(new)
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Branch:
-    """An attempt of a tree and the actions that it has settled on."""
+    """An attempt of a tree, the actions that it has settled on, and what was observed on the way."""
 
     attempt: Attempt
     settled: tuple[Action, ...] = ()
+    observations: tuple[str, ...] = ()
+
+    def grow(self, chosen: Episode) -> _Branch:
+        """Settle on the candidate of an episode."""
+        candidate = candidate_of(chosen)
+        if candidate is None:
+            return self
+        observed = tuple(t.observation.text for t in chosen.transitions[: candidate.step + 1])
+        return _Branch(self.attempt, (*self.settled, candidate), observed)
 
 
 def tree(
-    play: PlayMany, attempts: Sequence[Attempt], candidates: int, carry: Literal["best", "first"]
+    play: PlayMany,
+    attempts: Sequence[Attempt],
+    candidates: int,
+    carry: Literal["best", "first"],
+    score: Callable[[Episode], float],
 ) -> tuple[list[Episode], list[Episode]]:
     """Sample every action several times from the same state, score the candidates, carry one on.
 
     A candidate is scored by playing its step to the end, before anything is carried on.
 
     Returns:
-        The episode that each attempt came to in the end, and all episodes in which candidates were scored.
+        The episode that each attempt came to in the end, and all episodes that were played on the way.
     """
     live = dict(enumerate(_Branch(attempt) for attempt in attempts))
     came_to: dict[int, Episode] = {}
-    scored: list[Episode] = []
+    played: list[Episode] = []
     depth = 0
     while live:
         numbers = list(live)
-        played = iter(play([_candidate(live[n], depth, k) for n in numbers for k in range(candidates)]))
+        tries = iter(play([_candidate(live[n], depth, k) for n in numbers for k in range(candidates)]))
         for n in numbers:
-            tried = [next(played) for _ in range(candidates)]
+            tried = [next(tries) for _ in range(candidates)]
+            played += tried
             usable = [episode for episode in tried if episode.scored]
-            scored += usable
             if not usable:
                 came_to[n] = tried[0]
                 del live[n]
                 continue
-            best = max(usable, key=_score) if carry == "best" else usable[0]
-            place = len(live[n].settled)
-            live[n] = _Branch(live[n].attempt, best.actions[: place + 1])
-            if len(best.actions) <= place + 1 and best.status != "paused":
+            best = max(usable, key=score) if carry == "best" else usable[0]
+            live[n] = live[n].grow(best)
+            if best.status != "paused" and {a.id for a in best.actions} <= {a.id for a in live[n].settled}:
                 came_to[n] = best
                 del live[n]
         depth += 1
-    return [came_to[n] for n in range(len(attempts))], scored
+    return [came_to[n] for n in range(len(attempts))], played
 
 
 def crossed(play: PlayMany, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
@@ -113,18 +138,26 @@ def _check_crossable(episode: Episode) -> None:
         )
 
 
+def candidate_of(episode: Episode) -> Action | None:
+    """The action at which an episode was forked, if it came to that."""
+    assert episode.fork is not None
+    return next((action for action in episode.actions if action.id == episode.fork.at), None)
+
+
 def _candidate(branch: _Branch, depth: int, number: int) -> Attempt:
     attempt = branch.attempt
     origin = f"{attempt.stream} {attempt.task.id} #{attempt.sample}"
-    replay = Replay(origin, attempt.stream, attempt.sample, {a.id: a for a in branch.settled}, pause=True)
+    served = {action.id: action for action in branch.settled}
+    replay = Replay(origin, attempt.stream, attempt.sample, served, observations=branch.observations, pause=True)
     return replace(attempt, stream=f"{attempt.stream}/tree/{depth}/{number}", replay=replay)
+
+
+def _replay_around(attempt: Attempt, episode: Episode, action: Action) -> Replay:
+    anew = dependents(episode.actions, action)
+    served = [a for a in episode.actions if a.step <= action.step and a.id not in anew]
+    observed = [t.observation.text for t in episode.transitions[: action.step + 1]]
+    return replace(_replay(attempt, episode, served), at=action.id, prompt=action.prompt, observations=observed)
 
 
 def _replay(attempt: Attempt, episode: Episode, actions: Sequence[Action]) -> Replay:
     return Replay(episode.name, attempt.stream, attempt.sample, {action.id: action for action in actions})
-
-
-def _score(episode: Episode) -> float:
-    assert episode.fork is not None
-    candidate = next((action for action in episode.actions if action.id == episode.fork.at), None)
-    return step_score(episode, candidate) if candidate else 0.0

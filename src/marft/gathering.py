@@ -6,20 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from marft import forking, seeds
 from marft.config.run import RunSettings
 from marft.game.game import Attempt
-from marft.learning.credit.groups import EQUAL, members
+from marft.learning.credit.groups import EQUAL, local_rewards, members
+from marft.learning.credit.tree import step_score
+from marft.learning.rewarding import rewards_for_credit
 from marft.stage import Stage
 from marft.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experience:
-    """``played`` are the step's episodes; ``evidence`` is what can be learned from: the scored ones and their forks."""
+    """``played`` are the step's attempts as the policies make them; ``evidence`` is what can be learned from: scored
+    episodes and forks; ``recorded`` is everything."""
 
     played: list[Episode]
     evidence: list[Episode]
+    recorded: list[Episode]
     tasks_drawn: int
     metrics: dict[str, float]
 
@@ -36,31 +42,42 @@ def gather(
     rounds = run.algorithm.dynamic_sampling
     played: list[Episode] = []
     evidence: list[Episode] = []
+    recorded: list[Episode] = []
+    usable: list[Episode] = []
     discarded = 0.0
-    for round_ in range(rounds + 1):
+    for _ in range(rounds + 1):
         wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in evidence if rounds})
+        if not wanted:
+            break
         attempts = attempts_at(run, tasks, step, drawn, wanted)
         drawn += wanted
-        new, usable = _play(stage, attempts, on_done)
+        new, everything = _play(stage, attempts, on_done)
         played += new
-        kept = _told_apart(usable) if rounds else usable
-        discarded += len({episode.task.id for episode in usable} - {episode.task.id for episode in kept})
+        recorded += everything
+        scored = [episode for episode in everything if episode.scored]
+        usable = scored or usable
+        kept = _told_apart(scored, run) if rounds else scored
+        discarded += len({episode.task.id for episode in scored} - {episode.task.id for episode in kept})
         evidence += kept
-        if not rounds or len({episode.task.id for episode in evidence}) >= run.rollout.tasks_per_step:
-            break
-        if round_ == rounds and not evidence:
-            evidence = usable  # nothing tells them apart: no advantage, but the step can still be counted
-    return Experience(played, evidence, drawn, {"groups_discarded": discarded} if rounds else {})
+    metrics = {"groups_discarded": discarded} if rounds else {}
+    forks = [episode for episode in recorded if episode.fork is not None]
+    if forks:
+        metrics["forks"] = float(len(forks))
+        metrics["forks_failed"] = float(sum(not episode.scored for episode in forks))
+    # where nothing tells attempts apart there is no advantage, but the step can still be counted
+    return Experience(played, evidence or usable, recorded, drawn, metrics)
 
 
 def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int) -> list[Attempt]:
-    """``samples_per_task`` attempts at each of the next tasks of an endless, reshuffled pass over all."""
+    """``samples_per_task`` attempts at each of the next tasks of an endless, reshuffled pass over all.
+
+    The pass is part of the stream's name: a step that reaches into the next one may come by a task twice.
+    """
     attempts, critic = [], run.algorithm.critic.kind != "none"
-    repeats = run.rollout.tasks_per_step * (run.algorithm.dynamic_sampling + 1) > len(tasks)
     for place in range(drawn, drawn + wanted):
         epoch, index = divmod(place, len(tasks))
         order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
-        stream = f"train/{step}/{epoch}" if repeats else f"train/{step}"
+        stream = f"train/{step}/{epoch}" if epoch else f"train/{step}"
         for sample in range(run.rollout.samples_per_task):
             attempts.append(Attempt(tasks[int(order[index])], stream, sample, critic_states=critic))
     return attempts
@@ -81,28 +98,47 @@ def training_tasks(run: RunSettings) -> Sequence[Task]:
 def _play(
     stage: Stage, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
-    """Play attempts the way that the algorithm's credit asks for → the episodes, and the scored ones with forks."""
+    """Play attempts the way that the algorithm's credit asks for → the attempts themselves, and everything played."""
     credit: Any = stage.run.algorithm.credit
     forking_for = getattr(credit, "forks", "")
     if forking_for == "tree":
-        came_to, evidence = forking.tree(stage.play, attempts, credit.candidates, credit.carry)
-        for episode in came_to:
+        came_to, everything = forking.tree(
+            stage.play, attempts, credit.candidates, credit.carry, lambda episode: _candidate_score(episode, stage.run)
+        )
+        # candidates for the first action are plain attempts, where the game ended with them; what was carried on to is
+        # the best of several, and says little of what the policies do
+        plain = [e for e in everything if e.actions and e.fork and e.fork.at == e.actions[0].id]
+        played = came_to if any(episode.status == "paused" for episode in plain) or not plain else plain
+        for episode in played:
             on_done(episode)
-        return came_to, evidence
+        return played, everything
     played = stage.play(attempts, on_done=on_done)
     forks: list[Episode] = []
     if forking_for == "counterfactual":
         forks = forking.counterfactuals(stage.play, attempts, played, credit.resamples, stage.run.trained_policies)
     elif forking_for == "cross":
         forks = forking.crossed(stage.play, attempts, played)
-    return played, [episode for episode in [*played, *forks] if episode.scored]
+    return played, [*played, *forks]
 
 
-def _told_apart(episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes of groups in which rewards differ (DAPO's dynamic sampling)."""
+def _candidate_score(episode: Episode, run: RunSettings) -> float:
+    candidate = forking.candidate_of(episode)
+    return step_score(_rewarded([episode], run)[0], candidate) if candidate else 0.0
+
+
+def _told_apart(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
+    """The episodes of groups in which somebody earned differently (DAPO's dynamic sampling)."""
+    earned = [
+        [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]
+        for episode in _rewarded(episodes, run)
+    ]
     kept: set[int] = set()
     for group in members([episode.task.id for episode in episodes]):
-        rewards = [episodes[index].total_reward for index in group]
-        if max(rewards) - min(rewards) >= EQUAL:
+        if np.ptp(np.array([earned[index] for index in group]), axis=0).max() >= EQUAL:
             kept.update(group)
     return [episode for index, episode in enumerate(episodes) if index in kept]
+
+
+def _rewarded(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
+    limits = {agent.role: agent.sampling.max_new_tokens for agent in run.agents}
+    return rewards_for_credit(episodes, run.algorithm.reward, limits)

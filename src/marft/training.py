@@ -128,6 +128,8 @@ def _step(
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
     metrics |= experience.metrics
+    sampled_actions = {action.key for episode in experience.recorded for action in episode.actions}
+    metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
     with watch("learning"):
         metrics |= learner.learn(experience.evidence, Progress(state.step, state.environment_steps))
     state = replace(
@@ -140,8 +142,7 @@ def _step(
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
-            recorded = {id(episode): episode for episode in [*episodes, *experience.evidence]}
-            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", list(recorded.values()))
+            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", experience.recorded)
     sampled = stage.engine.sampled_tokens - before
     read = sum(len(a.prompt) + len(a.tokens) for episode in experience.evidence for a in episode.actions)
     return state, metrics | watch.metrics() | {

@@ -146,6 +146,7 @@ class Action:
     ended: float = 0.0
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
+    opening: int = 0  # characters of the text that a teammate wrote, which the turn begins with
 
     @property
     def id(self) -> str:
@@ -159,6 +160,11 @@ class Action:
     @property
     def step(self) -> int:
         return self.key.step
+
+    @property
+    def own_text(self) -> str:
+        """The text without what a teammate wrote before it."""
+        return self.text[self.opening :]
 
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:

@@ -47,19 +47,20 @@ class KLSettings(Settings):
     """KL to the untuned base (adapters off), in the loss or taken off the reward of each decision.
 
     k1 = −d, k2 = d²/2, k3 = e^d − 1 − d with d = log π_base − log π, clamped to ±20. In the loss k1 has no gradient
-    in expectation, so it belongs to the reward; ``k3-corrected`` weighs k3 with the new/old ratio, so that its
-    gradient is that of the KL off-policy too.
+    in expectation, so it belongs to the reward. k2 has the gradient of KL(π ‖ base) on-policy, ``k3-corrected`` (k3
+    weighed with the new/old ratio) off-policy too; k3 as GRPO has it has that of KL(base ‖ π).
     """
 
     coefficient: NotNegative = 0.0  # 0 is off
     place: Literal["loss", "reward"] = "loss"
-    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3"
+    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
 
     @model_validator(mode="after")
     def _check_place(self) -> KLSettings:
         if self.place == "loss" and self.estimator == "k1":
             raise PydanticCustomError(
-                "kl", "k1 in the loss has no gradient in expectation; use estimator = 'k2' or 'k3', or place = 'reward'"
+                "kl",
+                "k1 in the loss has no gradient in expectation; use 'k3-corrected', or place = 'reward'",
             )
         if self.place == "reward" and self.estimator != "k1" and "estimator" in self.model_fields_set:
             raise PydanticCustomError(
@@ -79,6 +80,12 @@ class SamplerCorrectionSettings(Settings):
     cap: Positive = 2.0
     low: NotNegative = 0.0
     high: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _check_band(self) -> SamplerCorrectionSettings:
+        if self.high and self.low >= self.high:
+            raise PydanticCustomError("band", "low is not below high, so every weight would be 0")
+        return self
 
 
 class TeammateTextSettings(Settings):
@@ -195,7 +202,18 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
         yield "sampler_correction compares the engine with the learner: it needs old_log_probs = 'learner'"
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
-    if getattr(algorithm.schedule, "correction", "") == "preceding" and not hasattr(algorithm.objective, "clip"):
+    correction = getattr(algorithm.schedule, "correction", "")
+    if correction == "preceding" and not getattr(credit, "reads_traces", False):
+        yield (
+            f"schedule {algorithm.schedule.name!r} traces advantages through the policies updated before, which credit "
+            f"{credit.name!r} does not know of; use credit 'step-gae', or schedule 'sequential'"
+        )
+    if correction and getattr(credit, "forks", ""):
+        yield (
+            f"schedule {algorithm.schedule.name!r} weighs actions with what was done beside them in the same episode, "
+            f"but credit {credit.name!r} judges each in an episode of its own; use schedule 'simultaneous'"
+        )
+    if correction == "preceding" and not hasattr(algorithm.objective, "clip"):
         yield (
             f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
             "does not; use objective 'ppo'"

@@ -171,6 +171,7 @@ class RunSettings(Settings):
     def _check_references(self) -> RunSettings:
         problems = [
             *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
+            *_length_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -220,6 +221,15 @@ def _group_problems(run: RunSettings) -> Iterable[str]:
         )
     if run.algorithm.dynamic_sampling and samples < 2:
         yield "rollout.samples_per_task: dynamic_sampling draws all-equal groups again; groups of one always are, use 2"
+
+
+def _length_problems(run: RunSettings) -> Iterable[str]:
+    critic = run.algorithm.critic
+    if critic.kind != "none" and critic.warmup_steps >= run.training.steps:
+        yield (
+            f"training.steps: all {run.training.steps} would go to the critic's warm-up "
+            f"(algorithm.critic.warmup_steps = {critic.warmup_steps}) and no policy would ever step; train longer"
+        )
 
 
 def _sampling_problems(run: RunSettings) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marft.game.engine import Engine
@@ -10,7 +10,7 @@ from marft.game.environment import Environment
 from marft.game.hosting import Host
 from marft.game.rendering import Renderer
 from marft.game.team import Team
-from marft.types import Action, Status, Task
+from marft.types import Action, Status, Task, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,25 @@ class Game:
 class Replay:
     """Recorded actions, by id, that are served instead of sampled: how an episode is forked, or scored again.
 
-    The session starts under the seed of the episode that ``stream`` and ``sample`` name, so it observes the same; an
-    agent that nevertheless sees another prompt than recorded fails the episode.
+    The session starts under the seed of the episode that ``stream`` and ``sample`` name, so it observes the same: the
+    episode fails if an observation, or what an agent sees, is not what was recorded.
+
+    Args:
+        origin: name of the episode that is played again.
+        at: id of the action that is to be sampled anew; else it is the first that is not served.
+        prompt: what the action at the fork was sampled from.
+        observations: what was observed at each step up to there.
+        pause: end with the step in which the first action is sampled anew.
     """
 
-    origin: str  # name of the episode that is played again
+    origin: str
     stream: str
     sample: int
     actions: Mapping[str, Action]
-    pause: bool = False  # end with the step in which the first action is sampled anew
+    at: str = ""
+    prompt: TokenIds | None = None
+    observations: Sequence[str] = ()
+    pause: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,10 @@ from marft.types import (
     Step,
     TokenIds,
     Transition,
+)
+
+NOT_THE_SAME = (
+    "something else than recorded; the environment or the organization does not do the same again under the same seed"
 )
 
 
@@ -57,7 +62,8 @@ class Turns:
         self.actions: dict[int, Action] = {}  # by the order asked for
         self.transitions: list[Transition] = []
         self.success: bool | None = None
-        self.first_of_step: Agent | None = None
+        self.first_decided: Agent | None = None  # first to act in the last step in which anybody did
+        self._first_of_step: Agent | None = None
         self.final_prompt: Prompt | None = None
         self.first_fresh = ""  # id of the first action that was sampled and not served
         self._given: dict[int, tuple[Observation, Sequence[_Heard]]] = {}  # by index: what each action was made from
@@ -68,19 +74,15 @@ class Turns:
 
     async def act(self, observation: Observation) -> JointAction:
         """Let the organization act once; fill in the actions and the default answer."""
-        if not isinstance(observation, Observation):
-            raise EpisodeFailedError(
-                "failed", f"the environment observed a {type(observation).__name__}, not an Observation"
-            )
+        check_observation(observation)
+        self._check_replayed(observation)
         self._calls.clear()
-        self.first_of_step = None
         first = self._asked
+        self._first_of_step = None
         try:
             joint = await self.game.team.organization.act(observation, Agents(self.game.team.agents, self._ask))
         except EpisodeFailedError:
             raise
-        except PromptTooLongError as error:
-            raise EpisodeFailedError("failed", str(error)) from error
         except Exception as error:
             if error is self._engine_failure:
                 raise  # ours, not the organization's
@@ -95,7 +97,8 @@ class Turns:
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
-        self.first_of_step = self.first_of_step or agent
+        if self._first_of_step is None:
+            self._first_of_step = self.first_decided = agent
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
@@ -128,6 +131,7 @@ class Turns:
             log_probs=completion.log_probs,
             teammate_log_probs=opening.log_probs if begins else None,
             text=opening.text + completion.text,
+            opening=len(opening.text),
             finish=completion.finish,
             version=completion.version,
             cut=prompt.cut,
@@ -150,15 +154,20 @@ class Turns:
         marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
         return _Opening(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
 
+    def _check_replayed(self, observation: Observation) -> None:
+        replay, step = self.attempt.replay, len(self.transitions)
+        if replay and step < len(replay.observations) and observation.text != replay.observations[step]:
+            raise EpisodeFailedError("failed", f"replaying step {step}: the environment shows {NOT_THE_SAME}")
+
     def _serve(self, name: str, prompt: Prompt) -> Action | None:
         """The recorded action of that id, if one is to be served."""
-        recorded = self.attempt.replay.actions.get(name) if self.attempt.replay else None
-        if recorded is not None and not np.array_equal(recorded.prompt, prompt.ids):
-            raise EpisodeFailedError(
-                "failed",
-                f"replaying {name}: the agent sees another prompt than recorded; the environment or the organization "
-                "does not do the same again under the same seed",
-            )
+        replay = self.attempt.replay
+        if replay is None:
+            return None
+        recorded = replay.actions.get(name)
+        expected = replay.prompt if name == replay.at else recorded.prompt if recorded else None
+        if expected is not None and not np.array_equal(expected, prompt.ids):
+            raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
         return recorded
 
     def _hear(self, seen: Seen) -> _Heard:
@@ -166,14 +175,17 @@ class Turns:
         return _Heard(action, Message(action.agent, self.attempt.messages.get(action.id, seen.text)))
 
     def _render(self, agent: Agent, observation: Observation, heard: Sequence[_Heard], room: int = 0) -> Prompt:
-        return self.game.renderer.render(
-            agent.policy,
-            agent.profile,
-            observation.text,
-            [one.message for one in heard],
-            reserve=agent.sampling.max_new_tokens + room,
-            cut=agent.cut,
-        )
+        try:
+            return self.game.renderer.render(
+                agent.policy,
+                agent.profile,
+                observation.text,
+                [one.message for one in heard],
+                reserve=agent.sampling.max_new_tokens + room,
+                cut=agent.cut,
+            )
+        except PromptTooLongError as error:
+            raise EpisodeFailedError("failed", str(error)) from error
 
     def _with_state(self, action: Action, done: Sequence[Action]) -> Action:
         """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""
@@ -195,8 +207,9 @@ class Turns:
 
     def bootstrap(self, observation: Observation) -> None:
         """Keep the final observation as the agent that decided first in the last step would see it, alone."""
-        if self.first_of_step is not None and self.attempt.critic_states:
-            self.final_prompt = self._render(self.first_of_step, observation, ())
+        if self.first_decided is not None and self.attempt.critic_states:
+            check_observation(observation)
+            self.final_prompt = self._render(self.first_decided, observation, ())
 
     def episode(self, status: Status, error: str) -> Episode:
         return Episode(
@@ -209,10 +222,18 @@ class Turns:
             success=self.success,
             error=error,
             bootstrap=self.final_prompt.ids if self.final_prompt else None,
-            bootstrap_agent=self.first_of_step.role if self.final_prompt and self.first_of_step else "",
-            bootstrap_policy=self.first_of_step.policy if self.final_prompt and self.first_of_step else "",
+            bootstrap_agent=self.first_decided.role if self.final_prompt and self.first_decided else "",
+            bootstrap_policy=self.first_decided.policy if self.final_prompt and self.first_decided else "",
             seconds=time.perf_counter() - self._began,
-            fork=Fork(self.attempt.replay.origin, self.first_fresh) if self.attempt.replay else None,
+            fork=Fork(replay.origin, replay.at or self.first_fresh) if (replay := self.attempt.replay) else None,
+        )
+
+
+def check_observation(observation: Any) -> None:
+    """An environment that shows something else than an observation fails its episode."""
+    if not isinstance(observation, Observation):
+        raise EpisodeFailedError(
+            "failed", f"the environment observed a {type(observation).__name__}, not an Observation"
         )
 
 

@@ -48,7 +48,7 @@ def make_samples(
     raw = [credits.advantages[i] for i in mine]
     advantages = normalise(raw) if normalise_advantages else raw
     samples = [
-        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, rows[i][0].success is True)
+        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, bool(rows[i][0].success))
         for i, advantage in zip(mine, advantages, strict=True)
     ]
     return samples, raw
@@ -69,10 +69,10 @@ def normalise(advantages: Sequence[Floats]) -> list[Floats]:
 
 
 def normaliser(action: Action, normalisation: Normalisation) -> float:
-    """Z of eq. 6: 1, the number of sampled tokens, or the number of words (at least 1)."""
+    """Z of eq. 6: 1, the number of sampled tokens, or the number of words of the agent's own text (at least 1)."""
     if normalisation == "none":
         return 1.0
-    count = int(action.sampled.sum()) if normalisation == "tokens" else len(action.text.split())
+    count = int(action.sampled.sum()) if normalisation == "tokens" else len(action.own_text.split())
     return float(max(1, count))
 
 

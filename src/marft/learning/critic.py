@@ -93,12 +93,13 @@ class Critic:
         self.seed, self.tokens_per_batch = seed, tokens_per_batch
         self.bases = {base_names[policy]: base for policy, base in bases.items()}
         self.heads: dict[str, ValueHead] = {}
+        self.base_of: dict[str, str] = {}  # the model that each head reads
         for agent, policy in agents:
             name = self._head_of(agent, policy)
             if name not in self.heads:
                 base = bases[policy]
                 head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
-                self.heads[name] = head.to(base.device)
+                self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
         groups: list[dict[str, object]] = [
             {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
         ]
@@ -127,7 +128,7 @@ class Critic:
             mine_ends = [(i, read) for i, owner, read in ends if owner == name]
             if not mine and not mine_ends:
                 continue
-            base = name.partition("/")[0]
+            base = self.base_of[name]
             readings = [*(reads[i] for i in mine), *(read for _, read in mine_ends)]
             with torch.no_grad():
                 features = self._features(base, readings)

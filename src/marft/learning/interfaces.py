@@ -87,12 +87,14 @@ class Credits:
 class Credit(Protocol):
     """Credit assignment: evidence → advantages and returns for every decision.
 
-    ``reads_values`` asks for a critic; ``compares`` says what rewards are compared with: attempts at the same task
+    ``reads_values`` asks for a critic; ``reads_traces`` says that it knows of policies updated before (A2PO);
+    ``compares`` says what rewards are compared with: attempts at the same task
     (``"task"``), which then needs several, or nothing that the recipe must provide; ``forks`` asks for episodes that
     are played again from one action on.
     """
 
     reads_values: ClassVar[bool]
+    reads_traces: ClassVar[bool]
     compares: ClassVar[Literal["task", ""]]
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]]
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from marft.config.run import RunSettings
 from marft.errors import RunError
-from marft.learning import rewarding
 from marft.learning.batching import KnownLogProbs, Packing, make_samples
 from marft.learning.critic import Critic
 from marft.learning.interfaces import (
@@ -27,6 +26,7 @@ from marft.learning.interfaces import (
 from marft.learning.measuring import advantage_metrics, gradient_shares, measure_base_kl, score_actions
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.rewarding import rewards_for_credit
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import Update
 from marft.models.pool import Models
@@ -110,7 +110,8 @@ class Learner:
     def judge(self, episodes: Sequence[Episode], known: KnownLogProbs) -> Judgement:
         """Assign credit to scored episodes."""
         values = self.critic.evaluate(episodes) if self.critic else None
-        evidence = Evidence(self._rewarded(episodes), self.settings.level, values, self._costs(episodes, known.base))
+        rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
+        evidence = Evidence(rewarded, self.settings.level, values, self._costs(episodes, known.base))
         credits = self.credit.assign(evidence)
         for action, advantages in zip(evidence.actions, credits.advantages, strict=True):
             if not np.isfinite(advantages).all():
@@ -119,25 +120,21 @@ class Learner:
         return Judgement(evidence, credits, *self._samples(evidence, credits))
 
     def memory(self) -> dict[str, float]:
-        """What the credit carries from step to step."""
-        return self.credit.memory() if isinstance(self.credit, Remembering) else {}
+        """What credit and schedule carry from step to step."""
+        return {
+            f"{part}/{name}": value for part, it in self._remembering().items() for name, value in it.memory().items()
+        }
 
     def remember(self, memory: Mapping[str, float]) -> None:
         """Undo :meth:`memory`."""
-        if isinstance(self.credit, Remembering):
-            self.credit.remember(memory)
+        for part, it in self._remembering().items():
+            mine = {name: value for name, value in memory.items() if name.startswith(f"{part}/")}
+            if mine:
+                it.remember({name.removeprefix(f"{part}/"): value for name, value in mine.items()})
 
-    def _rewarded(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The episodes with the rewards that credit is assigned from."""
-        settings = self.settings.reward
-        rewarded = list(episodes)
-        if settings.shaping != "none":
-            rewarded = rewarding.shape(rewarded, settings.shaping, settings.shaping_weight)
-        if settings.overlong_buffer:
-            rewarded = rewarding.price_overlong(rewarded, self.longest, settings.overlong_buffer)
-        if (settings.team, settings.own) != (1.0, 1.0):
-            rewarded = rewarding.mix(rewarded, settings.team, settings.own)
-        return rewarded
+    def _remembering(self) -> dict[str, Remembering]:
+        parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
+        return {part: it for part, it in parts.items() if isinstance(it, Remembering)}
 
     def known(self, episodes: Sequence[Episode]) -> KnownLogProbs:
         """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them."""

@@ -9,7 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from marft.config.algorithm import RewardSettings
 from marft.types import Episode, Transition
+
+
+def rewards_for_credit(
+    episodes: Sequence[Episode], settings: RewardSettings, limits: Mapping[str, int]
+) -> list[Episode]:
+    """The episodes with the rewards that credit is assigned from: shaped, mixed, and then priced.
+
+    Args:
+        limits: ``max_new_tokens`` by agent.
+    """
+    rewarded = list(episodes)
+    if settings.shaping != "none":
+        rewarded = shape(rewarded, settings.shaping, settings.shaping_weight)
+    if (settings.team, settings.own) != (1.0, 1.0):
+        rewarded = mix(rewarded, settings.team, settings.own)
+    if settings.overlong_buffer:
+        rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
+    return rewarded
 
 
 def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:
@@ -60,7 +79,7 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
     for episode in episodes:
         transitions = list(episode.transitions)
         for action in episode.actions:
-            over = len(action.tokens) - (limits[action.agent] - buffer)
+            over = int(action.sampled.sum()) - (limits[action.agent] - buffer)
             if over > 0 and action.step < len(transitions):
                 here = transitions[action.step]
                 own = {**here.agent_rewards, action.agent: here.agent_rewards.get(action.agent, 0.0) - over / buffer}

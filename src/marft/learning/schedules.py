@@ -3,10 +3,10 @@ weights are one unit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from marft import seeds
 from marft.config.plugins import Plugin
@@ -27,16 +27,29 @@ class Simultaneous(Plugin):
 
 
 class AgentByAgent(Plugin):
-    """One policy at a time; the turn changes every ``interval`` environment steps (the paper's cycling scheme)."""
+    """One policy at a time; the turn goes to the next one when ``interval`` environment steps have passed since it last
+    changed (the paper's cycling scheme). Counting from the last change, no interval can pass a policy over."""
 
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
     interval: Annotated[int, Field(ge=1)] = 256
 
+    _turn: int = PrivateAttr(default=0)
+    _since: int = PrivateAttr(default=0)  # environment steps when the turn last changed
+
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:  # noqa: ARG002
-        turn = progress.environment_steps // self.interval % len(policies)
-        return [UpdatePhase((policies[turn],))]
+        if progress.environment_steps - self._since >= self.interval:
+            self._turn, self._since = self._turn + 1, progress.environment_steps
+        return [UpdatePhase((policies[self._turn % len(policies)],))]
+
+    def memory(self) -> dict[str, float]:
+        """Whose turn it is; see :class:`marft.learning.interfaces.Remembering`."""
+        return {"turn": self._turn, "since": self._since}
+
+    def remember(self, memory: Mapping[str, float]) -> None:
+        """Take up the turn again."""
+        self._turn, self._since = int(memory["turn"]), int(memory["since"])
 
 
 class Sequential(Plugin):

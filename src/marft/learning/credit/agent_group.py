@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import agent_returns, compare
+from marft.learning.credit.groups import agent_costs, agent_returns, compare
 from marft.learning.interfaces import Credits, Evidence
 
 
@@ -27,7 +27,8 @@ class AgentGroup(Estimator):
             for agent, earned in agents.items()
         ]
         keys = [(evidence.episodes[number].task.id, agent) for number, agent, _ in rows]
-        advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale)
+        costs = np.array([cost for of_agents in agent_costs(evidence) for cost in of_agents.values()])
+        advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale, costs=costs)
         found = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
         by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]
         return Credits(evidence.spread(np.array(by_action)), metrics=metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import compare, team_returns, to_actions
+from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
 from marft.learning.interfaces import Credits, Evidence
 
 
@@ -17,5 +17,5 @@ class Batch(Estimator):
         returns = team_returns(evidence)
         if not self.whiten:
             return Credits(to_actions(evidence, returns))
-        advantages, metrics = compare(returns, [""] * len(returns))
+        advantages, metrics = compare(returns, [""] * len(returns), costs=team_costs(evidence))
         return Credits(to_actions(evidence, advantages), metrics=metrics)

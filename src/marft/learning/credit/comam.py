@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import EQUAL, compare, local_rewards, members
+from marft.learning.credit.groups import EQUAL, agent_costs, compare, local_rewards, members
 from marft.learning.interfaces import Credits, Evidence, Floats
 
 
@@ -25,21 +25,16 @@ class CoMAM(Estimator):
 
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        rows: list[tuple[int, str, float, float]] = []  # episode, agent, local, global
-        first = 0
-        for number, episode in enumerate(evidence.episodes):
+        rows: list[tuple[int, str, float, float, float]] = []  # episode, agent, local, global, cost
+        for number, (episode, costs) in enumerate(zip(evidence.episodes, agent_costs(evidence), strict=True)):
             local = local_rewards(episode)
-            own = {action.agent: local.get(action.agent, 0.0) for action in episode.actions}
-            for k, action in enumerate(episode.actions):
-                own[action.agent] -= evidence.cost_of(first + k)
-            rows += [(number, agent, earned, episode.total_reward) for agent, earned in own.items()]
-            first += len(episode.actions)
+            rows += [(number, agent, local.get(agent, 0.0), episode.total_reward, c) for agent, c in costs.items()]
         keys = [(evidence.episodes[number].task.id, agent) for number, agent, *_ in rows]
-        mine, whole = np.array([row[2] for row in rows]), np.array([row[3] for row in rows])
+        mine, whole, cost = (np.array([row[place] for row in rows]) for place in (2, 3, 4))
         weights = np.zeros(len(rows))
         for indices in members(keys):
             weights[indices] = max(0.0, rank_correlation(mine[indices], whole[indices]))
-        advantages, metrics = compare(mine + weights * whole, keys, scale=self.scale)
+        advantages, metrics = compare(mine + weights * whole - cost, keys, scale=self.scale, costs=cost)
         metrics["global_weight"] = float(weights.mean()) if len(weights) else 0.0
         found = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}
         by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]

@@ -35,13 +35,14 @@ class Counterfactual(Estimator):
             here = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
             for fork in here:
                 drawn.setdefault(fork, {})[number] = float(returns[number])
+        forked = {fork.at.split("/")[1] for fork in drawn if len(drawn[fork]) > 1}  # nobody plays frozen agents anew
         advantages, trained, lone = [], [], 0
         for number, episode in enumerate(evidence.episodes):
             for action in episode.actions:
                 fork = episode.fork or Fork(episode.name, action.id)
                 mine = episode.fork is None or (self.symmetric and action.id == fork.at)
                 others = [earned for other, earned in drawn[fork].items() if other != number] if mine else []
-                lone += mine and not others
+                lone += mine and not others and action.agent in forked
                 advantages.append(returns[number] - float(np.mean(others)) if others else 0.0)
                 trained.append(mine)
         return Credits(evidence.spread(np.array(advantages)), trained=trained, metrics={"groups_of_one": float(lone)})

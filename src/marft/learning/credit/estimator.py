@@ -11,5 +11,6 @@ class Estimator(Plugin):
     """Base of the built-in credits: no critic, nothing to compare with, no forks, unless a class says so."""
 
     reads_values: ClassVar[bool] = False
+    reads_traces: ClassVar[bool] = False
     compares: ClassVar[Literal["task", ""]] = ""
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = ""

@@ -14,7 +14,12 @@ EPSILON = 1e-8
 
 
 def compare(
-    rewards: Floats, keys: Sequence[Hashable], *, scale: bool = True, leave_one_out: bool = False
+    rewards: Floats,
+    keys: Sequence[Hashable],
+    *,
+    scale: bool = True,
+    leave_one_out: bool = False,
+    costs: Floats | None = None,
 ) -> tuple[Floats, dict[str, float]]:
     """Each reward minus its group's mean, over the group's unbiased standard deviation → advantages, group metrics.
 
@@ -25,19 +30,22 @@ def compare(
         keys: what group each reward is in; equal keys, one group.
         scale: divide by the standard deviation.
         leave_one_out: the baseline is the mean of the others (RLOO), nothing is divided.
+        costs: what each reward is less for its KL. Whether a group is all-equal goes by what was earned: scaled up,
+            differences in KL alone would be full-size steps on noise.
 
     >>> advantages, metrics = compare(np.array([1.0, 0.0, 5.0]), ["a", "a", "b"], scale=False)
     >>> advantages.tolist(), metrics["groups"], metrics["groups_of_one"]
     ([0.5, -0.5, 0.0], 2.0, 1.0)
     """
     advantages = np.zeros(len(rewards))
+    earned = rewards if costs is None else rewards + costs
     groups = members(keys)
     lone = even = 0
     for indices in groups:
         group = rewards[indices]
         if len(group) == 1:
             lone += 1
-        elif np.ptp(group) < EQUAL:
+        elif np.ptp(earned[indices]) < EQUAL:
             even += 1
         elif leave_one_out:
             advantages[indices] = group - (group.sum() - group) / (len(group) - 1)
@@ -68,24 +76,37 @@ def members(keys: Sequence[Hashable]) -> list[list[int]]:
 
 def team_returns(evidence: Evidence) -> Floats:
     """R of each episode: undiscounted, all that the team and its agents earned, minus the costs, [E]."""
+    earned = [episode.total_reward + sum(local_rewards(episode).values()) for episode in evidence.episodes]
+    return np.array(earned, np.float64) - team_costs(evidence)
+
+
+def team_costs(evidence: Evidence) -> Floats:
+    """What is taken off the return of each episode, [E]."""
     totals, first = [], 0
     for episode in evidence.episodes:
-        costs = sum(evidence.cost_of(first + k) for k in range(len(episode.actions)))
-        totals.append(episode.total_reward + sum(local_rewards(episode).values()) - costs)
+        totals.append(sum(evidence.cost_of(first + k) for k in range(len(episode.actions))))
         first += len(episode.actions)
     return np.array(totals, np.float64)
 
 
-def agent_returns(evidence: Evidence) -> list[dict[str, float]]:
-    """R of each agent that acted in each episode: the team's return, and its own rewards minus its own costs."""
+def agent_costs(evidence: Evidence) -> list[dict[str, float]]:
+    """What is taken off the return of each agent that acted in each episode."""
     results, first = [], 0
     for episode in evidence.episodes:
-        local = local_rewards(episode)
-        earned = {a.agent: episode.total_reward + local.get(a.agent, 0.0) for a in episode.actions}
+        costs = dict.fromkeys((action.agent for action in episode.actions), 0.0)
         for k, action in enumerate(episode.actions):
-            earned[action.agent] -= evidence.cost_of(first + k)
+            costs[action.agent] += evidence.cost_of(first + k)
         first += len(episode.actions)
-        results.append(earned)
+        results.append(costs)
+    return results
+
+
+def agent_returns(evidence: Evidence) -> list[dict[str, float]]:
+    """R of each agent that acted in each episode: the team's return, and its own rewards minus its own costs."""
+    results = []
+    for episode, costs in zip(evidence.episodes, agent_costs(evidence), strict=True):
+        local = local_rewards(episode)
+        results.append({agent: episode.total_reward + local.get(agent, 0.0) - cost for agent, cost in costs.items()})
     return results
 
 

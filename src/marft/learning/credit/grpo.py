@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import compare, team_returns, to_actions
+from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
 from marft.learning.interfaces import Credits, Evidence
 
 
@@ -19,5 +19,5 @@ class GRPO(Estimator):
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
         keys = [episode.task.id for episode in evidence.episodes]
-        advantages, metrics = compare(team_returns(evidence), keys, scale=self.scale)
+        advantages, metrics = compare(team_returns(evidence), keys, scale=self.scale, costs=team_costs(evidence))
         return Credits(to_actions(evidence, advantages), metrics=metrics)

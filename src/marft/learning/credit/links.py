@@ -137,8 +137,11 @@ def _payments(
         for j in receivers:
             yield j, transition.reward * gamma_step ** (t - actions[j].step)
         for agent, reward in transition.agent_rewards.items():
-            if agent in latest:
-                yield latest[agent], reward * gamma_step ** (t - actions[latest[agent]].step)
+            owner = latest.get(agent)
+            if chain == "joint" and (owner is None or actions[owner].step < t):
+                owner = max(latest.values())  # the team's last decision: those since the agent's own led there too
+            if owner is not None:
+                yield owner, reward * gamma_step ** (t - actions[owner].step)
 
 
 def _is_sink(actions: Sequence[Action], k: int, after: int | None) -> bool:

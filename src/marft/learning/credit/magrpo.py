@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import compare, team_returns, to_actions
+from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
 from marft.learning.interfaces import Credits, Evidence
 
 
@@ -33,7 +33,7 @@ class MAGRPO(Estimator):
         if self.joint_mode == "cross":
             return self._cross(evidence)
         keys = [episode.task.id for episode in evidence.episodes]
-        advantages, metrics = compare(team_returns(evidence), keys, scale=self.scale)
+        advantages, metrics = compare(team_returns(evidence), keys, scale=self.scale, costs=team_costs(evidence))
         return Credits(to_actions(evidence, advantages), metrics=metrics)
 
     def _cross(self, evidence: Evidence) -> Credits:

@@ -23,6 +23,7 @@ class StepGAE(Estimator):
     """GAE over environment steps. ``value = "first"`` is HAPPO's and A2PO's, ``"mean"`` is MAT's."""
 
     reads_values: ClassVar[bool] = True
+    reads_traces: ClassVar[bool] = True
 
     value: Literal["first", "mean"] = "first"
     gamma_step: Fraction = 0.99

@@ -1,8 +1,9 @@
 """AT-GRPO (Stronger-MAS: Zhao et al. 2025): several candidates for one action, sampled from the same state.
 
-Group key: task, state, agent, step and call. A candidate earns what the step paid: the team's reward and the agent's
-own; where a step pays only when everybody has acted, one completion of the step scores the candidate. Only candidates
-are trained: an action that was carried over from the state, or that only completed a step, is not.
+Group key: task, state, agent, step and call; the state is everything said before, whether the agent saw it or not. A
+candidate earns what the step paid: the team's reward and the agent's own; where a step pays only when everybody has
+acted, one completion of the step scores the candidate. Only candidates are trained: an action that was carried over
+from the state, or that only completed a step, is not.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class Tree(Estimator):
         rows = [(episode, action) for episode in evidence.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
         keys = [_state(*rows[k]) for k in chosen]
-        scores = np.array([step_score(*rows[k]) - evidence.cost_of(k) for k in chosen])
+        costs = np.array([evidence.cost_of(k) for k in chosen])
+        scores = np.array([step_score(*rows[k]) for k in chosen]) - costs
         advantages = np.zeros(len(rows))
-        advantages[chosen], metrics = compare(scores, keys, scale=self.scale)
+        advantages[chosen], metrics = compare(scores, keys, scale=self.scale, costs=costs)
         trained = np.zeros(len(rows), bool)
         trained[chosen] = True
         return Credits(evidence.spread(advantages), trained=trained.tolist(), metrics=metrics)
@@ -52,5 +54,8 @@ def step_score(episode: Episode, action: Action) -> float:
     return transition.reward + transition.agent_rewards.get(action.agent, 0.0)
 
 
-def _state(episode: Episode, action: Action) -> tuple[str, str, bytes]:
-    return episode.task.id, action.id, action.prompt.tobytes()
+def _state(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
+    """What the action was sampled from: its prompt with what its turn began with, and all actions before it."""
+    begun = action.tokens[: int(np.argmax(action.sampled))]
+    before = tuple((other.id, other.tokens.tobytes()) for other in episode.actions if other.index < action.index)
+    return episode.task.id, action.id, np.concatenate([action.prompt, begun]).tobytes(), before

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
 from marft.learning.interfaces import LossInputs, LossOutput
@@ -21,6 +22,13 @@ class PPO(Plugin):
     clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] | None = None  # as clip, unless given (DAPO's clip-higher)
     dual_clip: Annotated[float, Field(ge=0)] = 0.0  # c > 1; 0 is off
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _leaves_a_gradient(cls, dual_clip: float) -> float:
+        if 0 < dual_clip <= 1:
+            raise PydanticCustomError("dual_clip", "must be above 1, else no bad action is unlearned; 0 is off")
+        return dual_clip
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages

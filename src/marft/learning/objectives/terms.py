@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def kl_terms(settings: KLSettings, log_probs: Tensor, base: Tensor, old: Tensor) -> Tensor:
-    """An estimate of KL(π ‖ base) at each sampled token, [T], whose gradient is the KL's.
+    """An estimate of KL(π ‖ base) at each sampled token, [T].
 
-    ``k2`` and ``k3`` have it on-policy; ``k3-corrected`` weighs k3 with the new/old ratio and has it off-policy too.
+    The expected gradient of ``k2`` is the KL's on-policy, that of ``k3-corrected``, weighed with the new/old ratio,
+    off-policy too. That of ``k3`` is the gradient of KL(base ‖ π).
     """
     d = (base - log_probs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if settings.estimator == "k2":
