@@ -21,12 +21,13 @@ STUDIES: dict[str, ModuleType] = {
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "paper")
+    parser = parser_of(__doc__)
     parser.add_argument("--studies", default=",".join(STUDIES))
     arguments = parser.parse_args()
     for name in arguments.studies.split(","):
-        study, output = STUDIES[name], arguments.output / name
-        rows = measure(study.jobs(arguments.tasks, output), output, arguments.workers, study.describe)
+        study = STUDIES[name]
+        jobs = study.jobs(arguments.tasks, str(arguments.output / "paper" / name))
+        rows = measure(jobs, arguments.workers, study.describe)
         save_rows(arguments.results, f"paper_{name}", rows, study.table(rows))
         save_plot(arguments.results, f"paper_{name}", study.plot(rows))
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +27,8 @@ from matplotlib.figure import Figure
 from rich.progress import Progress
 
 from marft.cli.commands import quieten
-from marft.config import RunSettings
+from marft.config import RunSettings, parse_recipe, to_toml
 from marft.evaluation.evaluate import Mode
-from marft.evaluation.intervals import wilson
 from marft.evaluation.session import BASE, evaluate_checkpoints
 from marft.runs import atomic
 from marft.runs.folder import RunFolder
@@ -33,51 +36,77 @@ from marft.training import train
 
 CURVES = ("accuracy", "reward", "policy_loss", "critic/loss", "kl", "entropy")
 Row = dict[str, Any]
-Job = tuple[str, Callable[[], Row]]  # a name of its own, and a function of a module, with its arguments
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}  # 97.5 %, by n - 1
 
 
-def parser_of(text: str | None, name: str) -> argparse.ArgumentParser:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run to train and evaluate, and what its row says beside the figures."""
+
+    run: RunSettings
+    tasks: int
+    about: Mapping[str, Any]
+    checkpoints: tuple[str, ...] = ("last",)
+    modes: tuple[Mode, ...] = ("sampled",)
+
+    @property
+    def recipe(self) -> str:
+        """Everything that the figures depend on."""
+        return to_toml(self.run) + repr((self.tasks, dict(self.about), self.checkpoints, self.modes))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.recipe.encode()).hexdigest()[:16]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.run.output) / f"{self.run.name}.json"
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark of many runs has."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of each evaluation")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time, which share the cores")
-    parser.add_argument("--output", type=Path, default=Path("runs") / name)
+    parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     return parser
 
 
-def measure(jobs: Sequence[Job], output: Path, workers: int, describe: Callable[[Row], str]) -> list[Row]:
-    """The rows of all jobs, in their order. What an earlier call finished is read from ``<output>/<name>.json``."""
-    output.mkdir(parents=True, exist_ok=True)
+def measure(jobs: Sequence[Job], workers: int, describe: Callable[[Row], str]) -> list[Row]:
+    """The rows of all jobs, in their order. What an earlier call finished is not done again."""
     rows: dict[str, Row] = {}
     todo: list[Job] = []
-    for name, job in jobs:
-        path = output / f"{name}.json"
-        if path.is_file():
-            rows[name] = json.loads(path.read_text())
+    for job in jobs:
+        if job.path.is_file():
+            rows[job.run.name] = json.loads(job.path.read_text())
+            if rows[job.run.name]["digest"] != job.digest:
+                raise SystemExit(f"{job.path} was measured with other settings; delete it, or use another --output")
         else:
-            todo.append((name, job))
+            todo.append(job)
     with Progress() as progress:
         bar = progress.add_task("runs", total=len(jobs), completed=len(rows))
-        for name, row in _run(todo, workers):
-            atomic.write_file(output / f"{name}.json", json.dumps(row) + "\n")
-            rows[name] = row
+        for job, row in _run(todo, workers):
+            atomic.write_file(job.path, json.dumps(row) + "\n")
+            rows[job.run.name] = row
             progress.console.print(f"{describe(row)}  ({row['seconds']:.0f} s of training)", highlight=False)
             progress.advance(bar)
-    return [rows[name] for name, _ in jobs]
+    return [rows[job.run.name] for job in jobs]
 
 
-def _run(jobs: Sequence[Job], workers: int) -> Any:
-    """Pairs of name and row, as they are finished."""
+def _run(jobs: Sequence[Job], workers: int) -> Iterator[tuple[Job, Row]]:
+    """Pairs of job and row, as they are finished."""
     if workers == 1:
         quieten()
-        yield from ((name, job()) for name, job in jobs)
+        yield from ((job, train_and_evaluate(job)) for job in jobs)
         return
     threads = max(1, (os.cpu_count() or workers) // workers)
     context = multiprocessing.get_context("spawn")
     pool: Executor = ProcessPoolExecutor(workers, context, partial(_begin_worker, threads))
     with pool:
-        running: dict[Future[Row], str] = {pool.submit(job): name for name, job in jobs}
+        running = {pool.submit(_on_worker, replace(job, run=None), to_toml(job.run)): job for job in jobs}  # type: ignore[arg-type]
         for future in as_completed(running):
             yield running[future], future.result()
 
@@ -87,32 +116,42 @@ def _begin_worker(threads: int) -> None:
     quieten()
 
 
-def train_and_evaluate(
-    run: RunSettings, tasks: int, checkpoints: Sequence[str] = ("last",), modes: Sequence[Mode] = ("sampled",)
-) -> Row:
+def _on_worker(job: Job, recipe: str) -> Row:
+    return train_and_evaluate(replace(job, run=parse_recipe(tomllib.loads(recipe))))
+
+
+def train_and_evaluate(job: Job) -> Row:
     """Train a run to its end, from wherever it stands, and evaluate it → its curves, accuracies and seconds."""
-    began = time.perf_counter()
+    began, run = time.perf_counter(), job.run
     folder = RunFolder(Path(run.output) / run.name)
     started = folder.config.exists()
+    if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
+        raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     train(run, folder if started else RunFolder.create(run), resume=started)
-    evaluations = evaluate_checkpoints(run, folder, checkpoints, modes, tasks, False, lambda _=None: None)
+    evaluations = evaluate_checkpoints(run, folder, job.checkpoints, job.modes, job.tasks, False, lambda _=None: None)
     metrics = folder.read_metrics()
     return {
+        **job.about,
         "seed": run.seed,
         "tasks": evaluations[0].tasks,
         "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == BASE},
         "after": {e.mode: e.accuracy for e in evaluations if e.checkpoint != BASE},
         "curves": {name: [row.get(name) for row in metrics] for name in CURVES},
         "episodes": [row["episodes"] for row in metrics],
+        "actions": [row["sampled_actions"] for row in metrics],
         "seconds": sum(row["seconds"] for row in metrics),
         "wall_seconds": time.perf_counter() - began,
+        "digest": job.digest,
     }
 
 
-def interval(rows: Sequence[Row], when: str = "after") -> tuple[float, float]:
-    """95 % interval of the sampled accuracy, over the tasks of all runs."""
-    solved = sum(row[when]["sampled"] * row["tasks"] for row in rows)
-    return wilson(round(solved), sum(row["tasks"] for row in rows))
+def interval(rows: Sequence[Row], when: str = "after") -> str:
+    """95 % interval of the mean sampled accuracy over seeds (Student's t): what another seed may bring is in it."""
+    values = np.array([row[when]["sampled"] for row in rows])
+    if len(values) < 2:
+        return "one seed"
+    half = STUDENT[len(values) - 1] * values.std(ddof=1) / math.sqrt(len(values))
+    return f"{max(0.0, values.mean() - half):.1%} to {min(1.0, values.mean() + half):.1%}"
 
 
 def smooth(curve: Sequence[float], over: int = 3) -> npt.NDArray[np.float64]:

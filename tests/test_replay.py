@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import fields, replace
@@ -12,10 +13,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
+from rich.console import Console
+from rich.table import Table
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.evaluation.replay import Audit, replay
-from marft.evaluation.replay_page import agreement_rows, audit_rows, pictures_of, write_replay
+from marft.evaluation.replay_page import (
+    action_table,
+    agreement_rows,
+    audit_rows,
+    audit_table,
+    pictures_of,
+    write_replay,
+)
 from marft.learning.batching import KnownLogProbs
 from marft.learning.learner import Learner
 from marft.models.pool import Models
@@ -156,8 +166,46 @@ def test_the_page_has_a_picture_for_each_episode_shown(run_folder: RunFolder, tm
 
 
 def test_what_was_not_recorded_is_an_error(run_folder: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no episodes of step 9; there are: 1 to 3"):
+    with pytest.raises(ValueError, match="no episodes of step 9; there are: 1, 2, 3"):
         replay(run_folder, [preset("grpo")], step=9)
     empty = RunFolder.create(settings("tiny", tmp_path))
     with pytest.raises(ValueError, match="has no recorded episodes"):
         replay(empty, [preset("grpo")])
+
+
+def test_a_trees_run_is_judged_on_what_its_policies_made_by_themselves(tmp_path: Path) -> None:
+    folder = trained(
+        tmp_path, "--algorithm", "{ name = 'at-grpo', credit = { candidates = 2 } }", "--training.steps", "2",
+        "--rollout.samples_per_task", "1",
+    )  # fmt: skip
+    audit = replay(folder, [folder.settings().algorithm, preset("marft"), preset("grpo")])
+    assert len(audit.episodes) == 3 * 2  # candidates of the first action: each is an attempt like any other
+    own, marft, grpo = audit.opinions
+    assert not own.notes
+    assert own.metrics["groups"] >= 3
+    assert marft.critic == "fitted to 6 recorded episodes"
+    assert grpo.metrics["group_size"] == 2
+
+
+def test_what_models_write_is_shown_and_not_obeyed(run_folder: RunFolder) -> None:
+    audit = replay(run_folder, [preset("grpo"), preset("rloo")])
+    said = "[/INST] [red]no[/red]\n\x1b[31mred"
+    loud = [
+        replace(e, actions=tuple(replace(a, text=said) for a in e.actions), task=replace(e.task, id="[b]t"))
+        for e in audit.episodes
+    ]
+    audit = replace(audit, episodes=loud)
+    pictures = pictures_of(audit, 99)
+    assert len(pictures) == len(audit.episodes)
+    wide, narrow = shown(200, action_table(audit, pictures)), shown(60, action_table(audit, pictures))
+    assert "[b]t #0" in wide
+    assert "[/INST] [red]no[/red] [31mred" in wide
+    assert "\x1b[31mred" not in wide
+    assert all(f"{x:+.2f}" in narrow for x in advantages_of(audit, "rloo"))  # numbers never give way
+    assert "groups of one" in shown(200, audit_table(audit))
+
+
+def shown(width: int, table: Table) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()

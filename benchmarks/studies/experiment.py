@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from recording import CURVES, Job, Row, band, collapsed, interval, tidy, train_and_evaluate
+from recording import CURVES, Job, Row, band, collapsed, interval, tidy
 
 from marft.config import load_recipe
 
@@ -23,20 +22,17 @@ SEEDS = 5
 TITLES = ("accuracy", "reward", "policy loss", "value loss", "KL, old to new (nats a token)", "entropy (nats a token)")
 
 
-def jobs(tasks: int, output: Path) -> list[Job]:
-    return [
-        (f"{''.join(c if c.isalpha() else '-' for c in case)}-{seed}", partial(one, case, seed, tasks, output))
-        for seed in range(SEEDS)
-        for case in CASES
-    ]
+def jobs(tasks: int, output: str) -> list[Job]:
+    return [job_of(case, seed, tasks, output) for seed in range(SEEDS) for case in CASES]
 
 
-def one(case: str, seed: int, tasks: int, output: Path) -> Row:
+def job_of(case: str, seed: int, tasks: int, output: str) -> Job:
     recipe, level = CASES[case]
     name = f"{Path(recipe).stem}-{level}-{seed}"
-    overrides = ["--algorithm.level", level, "--seed", str(seed), "--output", str(output), "--name", name]
-    run = load_recipe(RECIPES / recipe, overrides)
-    return {"case": case, **train_and_evaluate(run, tasks, ("base", "last"), ("sampled", "greedy"))}
+    overrides = ["--algorithm.level", level, "--seed", str(seed), "--output", output, "--name", name]
+    return Job(
+        load_recipe(RECIPES / recipe, overrides), tasks, {"case": case}, ("base", "last"), ("sampled", "greedy")
+    )  # fmt: skip
 
 
 def describe(row: Row) -> str:
@@ -46,8 +42,8 @@ def describe(row: Row) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| team | sampled: mean | 95 % interval | worst seed | best seed | greedy: mean | worst seed | collapses "
-        "| seconds |",
+        "| team | sampled: mean | 95 % interval over seeds | worst seed | best seed | greedy: mean | worst seed "
+        "| collapses | seconds |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for team in ("single", "dual"):
@@ -60,8 +56,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def _line(title: str, rows: Sequence[Row], when: str) -> str:
     sampled, greedy = ([row[when][mode] for row in rows] for mode in ("sampled", "greedy"))
-    low, high = interval(rows, when)
-    cells = [title, f"{np.mean(sampled):.1%}", f"{low:.1%} to {high:.1%}", f"{min(sampled):.1%}", f"{max(sampled):.1%}"]
+    cells = [title, f"{np.mean(sampled):.1%}", interval(rows, when), f"{min(sampled):.1%}", f"{max(sampled):.1%}"]
     cells += [f"{np.mean(greedy):.1%}", f"{min(greedy):.1%}"]
     if when == "after":
         seconds = float(np.mean([row["seconds"] for row in rows]))

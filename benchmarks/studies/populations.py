@@ -7,13 +7,11 @@ episodes, whatever the team's size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from recording import Job, Row, train_and_evaluate
+from recording import Job, Row
 
 from marft.config import RunSettings
 from marft.config.load import parse_recipe
@@ -55,19 +53,19 @@ def team_of(size: int, overrides: Sequence[str]) -> RunSettings:
     )  # fmt: skip
 
 
-def jobs(tasks: int, output: Path) -> list[Job]:
+def jobs(tasks: int, output: str) -> list[Job]:
     return [
-        (f"{size}-{number}-{seed}", partial(one, size, setting, f"{size}-{number}-{seed}", seed, tasks, output))
+        job_of(size, setting, f"{size}-{number}-{seed}", seed, tasks, output)
         for seed in range(SEEDS)
         for number, setting in enumerate(settings_of(FACTORS))
         for size in SIZES
     ]
 
 
-def one(size: int, setting: str, name: str, seed: int, tasks: int, output: Path) -> Row:
-    overrides = [*settings_of(FACTORS)[setting], "--seed", str(seed), "--output", str(output), "--name", name]
+def job_of(size: int, setting: str, name: str, seed: int, tasks: int, output: str) -> Job:
+    overrides = [*settings_of(FACTORS)[setting], "--seed", str(seed), "--output", output, "--name", name]
     checkpoints = ("base", "last") if setting == BASE else ("last",)
-    return {"size": size, "setting": setting, **train_and_evaluate(team_of(size, overrides), tasks, checkpoints)}
+    return Job(team_of(size, overrides), tasks, {"size": size, "setting": setting}, checkpoints)
 
 
 def describe(row: Row) -> str:
@@ -79,8 +77,8 @@ def table(rows: Sequence[Row]) -> str:
     columns = [(factor, value) for factor, values in FACTORS.items() for value in values if values[value]]
     titles = [f"{factor} {value}" for factor, value in columns]
     lines = [
-        f"| agents | untuned | as shipped | {' | '.join(titles)} | ms an action |",
-        f"| ---: | ---: | --- | {' | '.join('---' for _ in titles)} | ---: |",
+        f"| agents | held-out tasks | untuned | as shipped | {' | '.join(titles)} | ms an action |",
+        f"| ---: | ---: | ---: | --- | {' | '.join('---' for _ in titles)} | ---: |",
     ]
     for size in SIZES:
         mine = [row for row in rows if row["size"] == size]
@@ -90,7 +88,8 @@ def table(rows: Sequence[Row]) -> str:
         before = float(np.mean([row["before"]["sampled"] for row in shipped]))
         cells = [cell(rows_of(mine, factor, value, FACTORS)) for factor, value in columns]
         pace = float(np.mean([1000 * row["seconds"] / (sum(row["episodes"]) * size) for row in shipped]))
-        lines.append(f"| {size} | {before:.1%} | {cell(shipped)} | {' | '.join(cells)} | {pace:.1f} |")
+        figures = [f"{size}", f"{shipped[0]['tasks']}", f"{before:.1%}", cell(shipped), *cells, f"{pace:.1f}"]
+        lines.append(f"| {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 

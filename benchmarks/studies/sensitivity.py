@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from recording import Job, Row, train_and_evaluate
+from recording import Job, Row
 
 from marft.config import load_recipe
 from studies.factors import CLIP, LEARNING_RATE, Factors, cell, dots, rows_of, settings_of
@@ -35,17 +34,17 @@ FACTORS: Factors = {
 }
 
 
-def jobs(tasks: int, output: Path) -> list[Job]:
+def jobs(tasks: int, output: str) -> list[Job]:
     return [
-        (f"{number:02d}-{seed}", partial(one, setting, f"{number:02d}-{seed}", seed, tasks, output))
+        job_of(setting, f"{number:02d}-{seed}", seed, tasks, output)
         for seed in range(SEEDS)
         for number, setting in enumerate(settings_of(FACTORS))
     ]
 
 
-def one(setting: str, name: str, seed: int, tasks: int, output: Path) -> Row:
-    overrides = [*settings_of(FACTORS)[setting], "--seed", str(seed), "--output", str(output), "--name", name]
-    return {"setting": setting, **train_and_evaluate(load_recipe(RECIPE, overrides), tasks)}
+def job_of(setting: str, name: str, seed: int, tasks: int, output: str) -> Job:
+    overrides = [*settings_of(FACTORS)[setting], "--seed", str(seed), "--output", output, "--name", name]
+    return Job(load_recipe(RECIPE, overrides), tasks, {"setting": setting})
 
 
 def describe(row: Row) -> str:

@@ -106,6 +106,18 @@ def tree(
     return [came_to[n] for n in range(len(attempts))], played
 
 
+def as_played(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes that the policies made by themselves: those that are no forks, or where there is nothing else (a
+    tree's), those that branched at their very first action and were played to the end. What a tree carried on is the
+    best of several and says little of its policies."""
+    whole = [episode for episode in episodes if episode.fork is None]
+    return whole or [
+        episode
+        for episode in episodes
+        if episode.fork and episode.actions and episode.fork.at == episode.actions[0].id and episode.status != "paused"
+    ]
+
+
 def crossed(play: PlayMany, attempts: Sequence[Attempt], episodes: Sequence[Episode]) -> list[Episode]:
     """Every tuple of the agents' samples at a task that has not been played yet, scored by the environment.
 

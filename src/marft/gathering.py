@@ -105,10 +105,7 @@ def _play(
         came_to, everything = forking.tree(
             stage.play, attempts, credit.candidates, credit.carry, lambda episode: _candidate_score(episode, stage.run)
         )
-        # candidates for the first action are plain attempts, where the game ended with them; what was carried on to is
-        # the best of several, and says little of what the policies do
-        plain = [e for e in everything if e.actions and e.fork and e.fork.at == e.actions[0].id]
-        played = came_to if any(episode.status == "paused" for episode in plain) or not plain else plain
+        played = forking.as_played(everything) or came_to
         for episode in played:
             on_done(episode)
         return played, everything

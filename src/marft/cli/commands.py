@@ -89,8 +89,12 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     """``marft replay``."""
     folder = RunFolder.open(path)
     own = folder.settings().algorithm
-    names = list(dict.fromkeys(names))
-    algorithms = [own if name == own.name else _preset(name) for name in names]
+    names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if not names:
+        raise ValueError("--algorithms: name at least one, for example marft,grpo")
+    algorithms = [
+        own if name == own.name else _preset(name).model_copy(update={"reward": own.reward}) for name in names
+    ]
     quieten()
     from marft.evaluation import replay_page
     from marft.evaluation.replay import replay as run_replay
@@ -99,16 +103,17 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
         advance(len(algorithms))
         audit = run_replay(folder, algorithms, step, on_done=advance)
     pictures = replay_page.pictures_of(audit, episodes)
+    target = folder.replays / f"step_{audit.step:06d}"
+    replay_page.write_replay(target, f"{folder.path.resolve().name}: step {audit.step}", audit, pictures)
     console.print(f"[bold]{len(audit.episodes)} episodes of step {audit.step}[/]\n")
-    for table in (
-        replay_page.audit_table(audit), replay_page.agreement_table(audit), replay_page.action_table(audit, pictures)
-    ):  # fmt: skip
-        console.print(table, "")
+    console.print(replay_page.audit_table(audit), "")
+    if len(algorithms) > 1:
+        console.print(replay_page.agreement_table(audit), "")
+    if pictures:
+        console.print(replay_page.action_table(audit, pictures), "")
     for note in replay_page.notes_of(audit):
         console.print(note, markup=False, soft_wrap=True)
-    target = folder.replays / f"step_{audit.step:06d}"
-    replay_page.write_replay(target, f"{folder.path.name}: step {audit.step}", audit, pictures)
-    console.print(f"see {target.with_suffix('.html')}")
+    console.print(f"see {target.with_suffix('.html')}", markup=False, soft_wrap=True)
 
 
 def graph(path: Path, name: str, step: int) -> None:
@@ -119,12 +124,12 @@ def graph(path: Path, name: str, step: int) -> None:
     folder = RunFolder.open(path)
     file = folder.recorded(step)
     episode = find_episode(read_episodes(file), name)
-    console.print(f"[bold]{episode.task.id} #{episode.sample}[/] of {file.stem}: {episode.status}", highlight=False)
+    console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}", markup=False)
     console.print(timeline(episode))
     target = folder.graphs / f"{file.stem}-{episode.task.id.replace('/', '_')}-{episode.sample}.svg"
     target.parent.mkdir(exist_ok=True)
     draw(episode).savefig(target, metadata={"Date": None})
-    console.print(f"see {target}")
+    console.print(f"see {target}", markup=False, soft_wrap=True)
 
 
 def _preset(name: str) -> AlgorithmSettings:

@@ -53,7 +53,7 @@ SHOW_ONLY_IF_NOT_ZERO = {
 
 def wide_console() -> Console:
     """A console that neither wraps nor shortens what goes to a file or a pipe."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=1000)
 
 
 class Terminal:

@@ -84,7 +84,7 @@ def replay(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     algorithms: Annotated[str, typer.Option(help="Presets, with commas; the run's own name means its own settings.")],
     step: Annotated[int, typer.Option(help="A recorded training step; 0: the last one.")] = 0,
-    episodes: Annotated[int, typer.Option(help="How many episodes to show: those most disagreed about.")] = 4,
+    episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
 ) -> None:
     """Credit a run's recorded episodes by several algorithms, side by side: which would push what, and how far."""
     from marft.cli import commands

@@ -19,6 +19,7 @@ import numpy as np
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.run import RunSettings
+from marft.forking import as_played
 from marft.learning.batching import Denominators, KnownLogProbs
 from marft.learning.credit.comam import rank_correlation
 from marft.learning.critic import explained_variance
@@ -97,10 +98,10 @@ def replay(
     """
     path, files = folder.recorded(step), folder.recorded_steps()
     number = step_of(path)
-    scored = [episode for episode in read_episodes(path) if episode.scored and episode.actions]
-    if not scored:
-        raise ValueError(f"{path}: none of its episodes could be scored, so there is nothing to credit")
-    own = [episode for episode in scored if episode.fork is None] or scored
+    scored = _scored(path)
+    own = as_played(scored)
+    if not own:
+        raise ValueError(f"{path}: no whole episode in it could be scored, so there is nothing to credit")
     run, opinions = folder.settings(), []
     models = Models(run)
     for settings in algorithms:
@@ -126,15 +127,18 @@ class _Judge:
         if isinstance(self.learner.credit, Remembering):
             for path in files:
                 if step_of(path) < step:
-                    self.learner.judge([e for e in read_episodes(path) if e.scored], KnownLogProbs())
+                    self.learner.judge(as_played(_scored(path)), KnownLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
         forks = getattr(self.learner.credit, "forks", "")
-        if forks and len(with_forks) == len(own):
+        if forks and not any(episode.fork for episode in with_forks):
             self.notes.append(
                 "its episodes would be played again from single actions on, and these were not"
                 + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
             )
+        cut = sum(episode.status == "truncated" and episode.bootstrap is None for episode in own)
+        if cut and self.learner.critic:
+            self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forks else own)
         judgement = self.learner.judge(batch, self.learner.known(batch))
         found = {id(s.action): s.advantages for s in judgement.samples}
@@ -155,22 +159,21 @@ class _Judge:
 
     def _prepare_critic(self, files: Sequence[Path]) -> str:
         """Values from the run's own critic, else from one fitted to other recorded episodes → which."""
-        mine, theirs = self.settings, self.run.algorithm
-        alike = mine.level == theirs.level and all(
-            getattr(mine.critic, key) == getattr(theirs.critic, key) for key in ("kind", "body", "heads", "hidden")
-        )
+        alike = _what_values_mean(self.settings) == _what_values_mean(self.run.algorithm)
         steps = Checkpoints(self.folder, self.run.checkpoints).steps()
         if alike and steps:
             path = min(steps, key=lambda p: (step_of(p) >= self.step, abs(step_of(p) - self.step)))
             verify(path)
             if load_critic(path, self.learner):
+                if step_of(path) >= self.step:
+                    self.notes.append(f"its critic, of {path.name}, has learned from these very episodes")
                 return f"the run's, of {path.name}"
         others = [path for path in files if step_of(path) != self.step]
         near = sorted(others, key=lambda p: abs(step_of(p) - self.step))[:FITTING_FILES]
-        if not near:
+        batch = [episode for path in near for episode in as_played(_scored(path))]
+        if not batch:
             self.notes.append("its critic is untrained: the run recorded no other step to fit one to")
             return "untrained"
-        batch = [e for path in near for e in read_episodes(path) if e.scored and e.actions and e.fork is None]
         critic = self.learner.critic
         assert critic is not None
         judgement = self.learner.judge(batch, KnownLogProbs())
@@ -211,9 +214,35 @@ def _agreement(opinions: Sequence[Opinion]) -> tuple[dict[tuple[str, str], float
     return rank, sign
 
 
+def _scored(path: Path) -> list[Episode]:
+    return [episode for episode in read_episodes(path) if episode.scored and episode.actions]
+
+
+def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
+    """What two algorithms must have in common for one's critic to be of use to the other."""
+    credit = [getattr(algorithm.credit, key, None) for key in ("chain", "gamma_token", "gamma_agent", "gamma_step")]
+    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden")]
+    return [algorithm.level, algorithm.reward, *credit, *critic]
+
+
 def _words(episodes: Sequence[Episode], models: Models) -> list[list[str]]:
-    return [
-        [str(models.policies[action.policy].tokenizer.decode([token])) for token in action.tokens[action.sampled]]
-        for episode in episodes
-        for action in episode.actions
-    ]
+    found = []
+    for episode in episodes:
+        for action in episode.actions:
+            tokenizer, ids = models.policies[action.policy].tokenizer, action.tokens[action.sampled].tolist()
+            found.append(_word_by_word([str(tokenizer.decode(ids[: n + 1])) for n in range(len(ids))]))
+    return found
+
+
+def _word_by_word(texts: Sequence[str]) -> list[str]:
+    """What each token adds, from the texts up to each; a character of several tokens belongs to its last one.
+
+    >>> _word_by_word(["a", "a\ufffd", "aπ", "aπ!"])
+    ['a', '', 'π', '!']
+    """
+    words, shown = [], ""
+    for text in texts:
+        whole = text.rstrip("\ufffd")
+        words.append(whole[len(shown) :] if whole.startswith(shown) else "")
+        shown = whole if whole.startswith(shown) else shown
+    return words

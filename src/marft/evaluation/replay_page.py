@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
+from rich.text import Text
 
 from marft.evaluation.replay import Audit, Opinion
 from marft.learning.interfaces import Floats
 from marft.runs import atomic
 from marft.types import Action, Episode
 
+AUDIT = ("groups", "group size", "groups of one", "groups all equal", "zero advantages")
 SHADED = 90  # percentile of an algorithm's |advantages| that is shown in full colour
 
 
@@ -43,13 +45,11 @@ def audit_table(audit: Audit) -> Table:
     """One algorithm a row: groups, what teaches nothing, and whose gradient it is."""
     table = Table(box=None, pad_edge=False)
     roles = list(audit.opinions[0].gradient_share)
-    titles = ("groups", "size", "of one", "all equal", "zero advantages", *(f"gradient: {role}" for role in roles))
-    table.add_column("algorithm")
-    for title in titles:
-        table.add_column(title, justify="right")
+    _numbers(table, "algorithm", left=True)
+    _numbers(table, *AUDIT, *(f"gradient: {role}" for role in roles))
     table.add_column("critic")
     for row in audit_rows(audit):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -63,7 +63,7 @@ def audit_rows(audit: Audit) -> list[list[str]]:
             *(_count(opinion.metrics.get(name)) for name in ("groups_of_one", "groups_all_equal")),
             _share(opinion.metrics.get("zero_advantage_fraction", math.nan)),
             *(_share(share) for share in opinion.gradient_share.values()),
-            opinion.critic and f"{opinion.critic}, explains {_share(opinion.explained_variance) or 'nothing'}",
+            opinion.critic and f"{opinion.critic}; {_explains(opinion.explained_variance)}",
         ]
         for opinion in audit.opinions
     ]
@@ -73,10 +73,10 @@ def agreement_table(audit: Audit) -> Table:
     """Rank correlation of advantages, and in brackets how often two algorithms push an action the same way."""
     table = Table(box=None, pad_edge=False)
     names = [opinion.algorithm for opinion in audit.opinions]
-    for title in ("agreement", *names[1:]):
-        table.add_column(title, justify="right" if title != "agreement" else "left")
+    _numbers(table, "agreement", left=True)
+    _numbers(table, *names[1:])
     for row in agreement_rows(audit)[:-1]:
-        table.add_row(row[0], *row[2:])
+        table.add_row(*map(Text, (row[0], *row[2:])))
     return table
 
 
@@ -96,22 +96,23 @@ def agreement_rows(audit: Audit) -> list[list[str]]:
 def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
     """The mean advantage of every action of the pictured episodes, by algorithm."""
     table = Table(box=None, pad_edge=False)
-    for title in ("episode", "action"):
-        table.add_column(title)
-    for opinion in audit.opinions:
-        table.add_column(opinion.algorithm, justify="right")
+    table.add_column("episode", overflow="fold")
+    _numbers(table, "action", left=True)
+    _numbers(table, *(opinion.algorithm for opinion in audit.opinions))
     table.add_column("text", overflow="ellipsis", no_wrap=True)
     for picture in pictures:
         episode = picture.episode
         for place, action in enumerate(picture.actions):
             name = f"{episode.task.id} #{episode.sample}, {_outcome(episode)}" if place == 0 else ""
             means = (cells[place][0] for _, cells in picture.rows)
-            table.add_row(name, action.id, *("" if m is None else f"{m:+.2f}" for m in means), action.text.strip())
+            cells = (name, action.id, *("" if m is None else f"{m:+.2f}" for m in means), one_line(action.text))
+            table.add_row(*map(Text, cells))
     return table
 
 
 def pictures_of(audit: Audit, count: int) -> list[Picture]:
-    """Of different tasks, the episodes that the algorithms disagree most about, each in units of its own advantages."""
+    """The episodes that the algorithms disagree most about, each in units of its own advantages: of different tasks as
+    long as there are any."""
     scales = {opinion.algorithm: _percentile(opinion) for opinion in audit.opinions}
     pictures, disagreements, first = [], [], 0
     for episode in audit.episodes:
@@ -128,10 +129,10 @@ def pictures_of(audit: Audit, count: int) -> list[Picture]:
         )
         disagreements.append(float(means.std(axis=0).sum()))
         first = last
-    chosen: dict[str, Picture] = {}  # one a task
-    for k in sorted(range(len(pictures)), key=lambda k: -disagreements[k]):
-        chosen.setdefault(pictures[k].episode.task.id, pictures[k])
-    return list(chosen.values())[:count]
+    order = sorted(range(len(pictures)), key=lambda k: -disagreements[k])
+    first_of_task = {pictures[k].episode.task.id: k for k in reversed(order)}
+    order.sort(key=lambda k: first_of_task[pictures[k].episode.task.id] != k)
+    return [pictures[k] for k in order[:count]]
 
 
 def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Picture]) -> None:
@@ -142,7 +143,7 @@ def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Pictur
     page = environment.get_template("replay.html.jinja").render(
         title=title,
         audit=audit,
-        roles=list(audit.opinions[0].gradient_share),
+        titles=[*AUDIT, *(f"gradient: {role}" for role in audit.opinions[0].gradient_share)],
         rows=audit_rows(audit),
         agreement=agreement_rows(audit),
         names=[opinion.algorithm for opinion in audit.opinions],
@@ -182,6 +183,21 @@ def _percentile(opinion: Opinion) -> float:
 def _outcome(episode: Episode) -> str:
     solved = {True: "solved", False: "not solved", None: episode.status}[episode.success]
     return f"{solved}, reward {episode.total_reward:g}"
+
+
+def one_line(text: str) -> str:
+    """Without line breaks and control characters, which a model may write and a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _numbers(table: Table, *titles: str, left: bool = False) -> None:
+    """Columns that never give way to text."""
+    for title in titles:
+        table.add_column(title, justify="left" if left else "right", no_wrap=True, min_width=len(title))
+
+
+def _explains(variance: float) -> str:
+    return "the returns do not vary" if math.isnan(variance) else f"explains {variance:.0%} of the returns"
 
 
 def _count(value: float | None) -> str:

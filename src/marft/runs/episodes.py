@@ -99,8 +99,11 @@ def read_episodes(path: Path) -> list[Episode]:
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"cannot read the episodes of {path}: {error}") from error
     if missing:
-        raise ValueError(f"cannot read the episodes of {path}: it has no column {', '.join(sorted(missing))}")
-    return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
+        raise ValueError(f"{path} was recorded by another version of MARFT; train again to read its episodes")
+    try:
+        return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
+    except TypeError as error:
+        raise ValueError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
 
 
 def _rows(episode: Episode) -> list[dict[str, Any]]:

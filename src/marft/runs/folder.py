@@ -79,7 +79,7 @@ class RunFolder:
 
     def recorded_steps(self) -> list[Path]:
         """Files of recorded episodes, oldest first."""
-        return sorted(self.episodes.glob("step_*.parquet"))
+        return sorted(path for path in self.episodes.glob("step_*.parquet") if path.stem[5:].isdigit())
 
     def recorded(self, step: int) -> Path:
         """The recorded episodes of a training step, counted from 1; 0 is the last one.
@@ -92,7 +92,7 @@ class RunFolder:
             raise ValueError(f"{self.path} has no recorded episodes; train with training.record_episodes_every = 1")
         chosen = next((path for path in files if not step or step_of(path) == step), None)
         if chosen is None:
-            known = f"{step_of(files[0])} to {step_of(files[-1])}"
+            known = ", ".join(str(step_of(path)) for path in files)
             raise ValueError(f"{self.path} recorded no episodes of step {step}; there are: {known}")
         return chosen if step else files[-1]
 
