@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from marft.config import load_recipe
+from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
@@ -55,3 +56,13 @@ def test_math_recipes_run_two_steps(name: str, tmp_path: Path) -> None:
     asked = {row["task"] for row in read_rows(folder.episodes)}
     assert asked
     assert asked <= {f"problems/{number}" for number in range(len(PROBLEMS))}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/recipes.md"])
+def test_the_recipe_that_the_docs_show_can_be_read(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, PROBLEMS)))
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / page).read_text()
+    table = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
+    run = parse_recipe({"name": "shown", **table})
+    assert [agent.role for agent in run.agents] == ["reasoner", "actor"]
