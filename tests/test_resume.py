@@ -202,8 +202,8 @@ def test_a_resumed_policy_still_trains(tmp_path: Path) -> None:
 def test_a_new_run_starts_from_the_weights_of_an_old_one(straight: RunFolder, tmp_path: Path) -> None:
     source = straight.checkpoints / "step_000010"
     run = run_settings(
-        tmp_path, "--training.steps", "1", "--algorithm.critic.warmup_steps", "1"
-    )  # policies stay as they are
+        tmp_path, "--training.steps", "2", "--algorithm.critic.warmup_steps", "1", "--checkpoints.every", "1"
+    )  # policies stay as they are in the first step
     folder = RunFolder.create(run)
     train(run, folder, start_from=source)
     for policy in ("reasoner", "actor"):

@@ -291,10 +291,8 @@ def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> N
 
 def test_schedules_name_the_policies_in_turn() -> None:
     assert Simultaneous().plan(Progress(0, 0), ("a", "b"), 0) == [UpdatePhase(("a", "b"))]
-    turns = [
-        AgentByAgent(interval=10).plan(Progress(0, steps), ("a", "b", "c"), 0)[0].policies[0]
-        for steps in (0, 9, 10, 20, 30)
-    ]
+    schedule = AgentByAgent(interval=10)
+    turns = [schedule.plan(Progress(0, steps), ("a", "b", "c"), 0)[0].policies[0] for steps in (0, 9, 10, 20, 30)]
     assert turns == ["a", "a", "b", "c", "a"]
 
 
