@@ -18,9 +18,11 @@ from marft.game.team import Organization, Team
 from marft.types import (
     Action,
     ActionKey,
+    Choice,
     Completion,
     JointAction,
     Observation,
+    Option,
     Profile,
     Prompt,
     Sampling,
@@ -38,6 +40,9 @@ class FakeRenderer:
     ) -> Prompt:
         chat = compose(profile, observation, seen)
         return Prompt(np.frombuffer(str(chat).encode(), np.uint8).astype(np.int32))
+
+    def option(self, policy: str, text: str) -> TokenIds:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def opening(self, policy: str, other: Action) -> int:
         return len(other.tokens)
@@ -59,6 +64,17 @@ class FakeEngine:
         said = self.say(key, text)
         tokens = np.frombuffer(said.encode(), np.uint8).astype(np.int32)
         return Completion(tokens, np.full(len(tokens), -1.0, np.float32), said, "stop")
+
+    async def choose(
+        self, policy: str, prompt: TokenIds, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, int]:
+        """Chooses the option that ``say`` names."""
+        text = bytes(prompt.astype(np.uint8)).decode()
+        self.asked.append((key, text))
+        await asyncio.sleep(0)
+        named = np.frombuffer(self.say(key, text).encode(), np.uint8).astype(np.int32)
+        place = next(n for n, option in enumerate(options) if np.array_equal(option.tokens, named))
+        return Choice(tuple(options), place, np.full(len(options), -1.0, np.float32)), 0
 
     @contextmanager
     def outside(self) -> Iterator[None]:

@@ -181,6 +181,7 @@ TEAMS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "debate": ({"judge": "c"}, ("a", "b", "c")),
     "mixture-of-agents": ({"layers": 1}, ("a", "b", "c")),
     "reflective": ({"reviser": "actor"}, ("critic", "actor")),
+    "orchestrated": ({"router": "a", "views": ["nothing", "all"], "most": 2}, ("a", "b", "c")),
     "hierarchical": ({"workers": ["worker"]}, ("planner", "worker", "writer")),
 }
 
@@ -225,6 +226,7 @@ class TestRefusals:
             ("debate", ("--team.judge", "aa")),
             ("debate", ("--team.hears", "{ a = ['aa'] }")),
             ("reflective", ("--team.critic", "aa")),
+            ("orchestrated", ("--team.router", "aa")),
             ("hierarchical", ("--team.workers", "['aa']")),
         ],
     )

@@ -114,6 +114,27 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """Something that may be chosen: its token ids, end of turn included, and Z, what its log-probability is divided by.
+
+    >>> Option(np.array([7, 8, 2], np.int32), normaliser=3.0).normaliser
+    3.0
+    """
+
+    tokens: TokenIds  # [T]
+    normaliser: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """What an enumerated action was chosen from: ``log π(a) = log softmax over the options of log P(a)/Z_a``."""
+
+    options: tuple[Option, ...]  # [A]
+    chosen: int
+    log_probs: LogProbs  # [A]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Action:
     """One whole generation of one agent (a_t^i), the macro-action of the game.
 
@@ -137,7 +158,7 @@ class Action:
     prompt: TokenIds  # [P]
     tokens: TokenIds  # [T]
     marks: npt.NDArray[np.uint8]  # [T], a Mark per token
-    log_probs: LogProbs  # [number of sampled tokens]
+    log_probs: LogProbs  # [decisions]
     text: str
     finish: Finish
     version: int = 0
@@ -147,6 +168,7 @@ class Action:
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
     opening: int = 0  # characters of the text that a teammate wrote, which the turn begins with
+    choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
 
     @property
     def id(self) -> str:
@@ -170,6 +192,11 @@ class Action:
     def sampled(self) -> npt.NDArray[np.bool_]:
         """Mask of the tokens that the agent itself sampled, [T]."""
         return np.equal(self.marks, Mark.SAMPLED)
+
+    @property
+    def decisions(self) -> int:
+        """How many decisions the agent made, and has log-probs of: the sampled tokens, or one choice."""
+        return 1 if self.choice else int(self.sampled.sum())
 
     @property
     def by_teammate(self) -> npt.NDArray[np.bool_]:

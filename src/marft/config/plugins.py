@@ -28,6 +28,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "graph": "marft.game.organizations.graph:Graph",
         "hierarchical": "marft.game.organizations.hierarchical:Hierarchical",
         "mixture-of-agents": "marft.game.organizations.mixture:MixtureOfAgents",
+        "orchestrated": "marft.game.organizations.orchestrated:Orchestrated",
         "parallel": "marft.game.organizations.parallel:Parallel",
         "reflective": "marft.game.organizations.reflective:Reflective",
     },

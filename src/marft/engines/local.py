@@ -12,9 +12,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
+from marft.engines.choosing import Menu, choose
 from marft.engines.decoding import Batch, Finished, Row
 from marft.models.backbone import Backbone
-from marft.types import ActionKey, Completion, Sampling, TokenIds
+from marft.types import ActionKey, Choice, Completion, Option, Sampling, TokenIds
 
 QUIET_PASSES = 16  # event-loop passes without any new request that count as "nobody can advance"
 
@@ -35,6 +36,14 @@ class _Request:
     policy: str
     row: Row
     answer: asyncio.Future[Completion]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ToChoose:
+    key: ActionKey
+    policy: str
+    menu: Menu
+    answer: asyncio.Future[tuple[Choice, int]]
 
 
 class LocalEngine:
@@ -63,6 +72,7 @@ class LocalEngine:
         self._worker = worker
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
+        self._choosing: list[_ToChoose] = []
         self._driver: asyncio.Task[None] | None = None
         self._outside = 0
         self._all_back = asyncio.Event()
@@ -75,10 +85,24 @@ class LocalEngine:
         row = Row(voice.adapter, prompt, sampling, uniforms)
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
+        self._stir()
+        return await request.answer
+
+    async def choose(
+        self, policy: str, prompt: TokenIds, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, int]:
+        """See :meth:`marft.game.engine.Engine.choose`."""
+        uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
+        menu = Menu(self.voices[policy].adapter, prompt, options, sampling.temperature, uniform)
+        request = _ToChoose(key, policy, menu, asyncio.get_running_loop().create_future())
+        self._choosing.append(request)
+        self._stir()
+        return await request.answer
+
+    def _stir(self) -> None:
         self._stirred += 1
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
-        return await request.answer
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -94,7 +118,7 @@ class LocalEngine:
 
     def publish(self, version: int) -> None:
         """The policies changed: the weights are shared with the learner, so nothing is copied."""
-        assert not self._waiting, "the weights change while requests wait"
+        assert not [*self._waiting, *self._choosing], "the weights change while requests wait"
         for batch in self._batches.values():
             batch.clear()
         self.version = version
@@ -102,19 +126,29 @@ class LocalEngine:
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._waiting or self._running:
+            while self._waiting or self._running or self._choosing:
                 if self.in_order:
                     await self._quiet()
+                if self._choosing:
+                    asked = sorted(self._choosing, key=lambda request: request.key)
+                    choices = await loop.run_in_executor(self._worker, self._choose, asked)
+                    self._choosing = self._choosing[len(asked) :]  # others may have joined meanwhile
+                    for chooser, choice in zip(asked, choices, strict=True):
+                        if not chooser.answer.done():
+                            chooser.answer.set_result((choice, self.version))
+                    continue
                 admitted = self._admit()
                 finished = await loop.run_in_executor(self._worker, self._advance, admitted)
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
                     self._answer(self._running.pop(id(done.row)), done)
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it
-            for request in [*self._running.values(), *self._waiting]:
+            everybody: list[_Request | _ToChoose] = [*self._running.values(), *self._waiting, *self._choosing]
+            for request in everybody:
                 if not request.answer.done():
                     request.answer.set_exception(error)
             self._running.clear()
             self._waiting.clear()
+            self._choosing.clear()
 
     async def _quiet(self) -> None:
         """Until every live episode waits for the engine."""
@@ -156,6 +190,14 @@ class LocalEngine:
             if not self.in_order and self._worth_a_prefill():
                 break
         return finished
+
+    def _choose(self, asked: Sequence[_ToChoose]) -> list[Choice]:
+        """On the worker: score all options of all requests, one forward a backbone (in batches that fit)."""
+        made: dict[int, Choice] = {}
+        for backbone in {id(voice.backbone): voice.backbone for voice in self.voices.values()}.values():
+            mine = [request.menu for request in asked if self.voices[request.policy].backbone is backbone]
+            made.update(zip(map(id, mine), choose(backbone, mine), strict=True))
+        return [made[id(request.menu)] for request in asked]
 
     def _answer(self, request: _Request, done: Finished) -> None:
         self.sampled_tokens += len(done.tokens)

@@ -54,6 +54,12 @@ class ChatRenderer:
             ids = _ids(dialect, profile, texts)
         return Prompt(ids, cut=whole - len(ids))
 
+    def option(self, policy: str, text: str) -> TokenIds:
+        """See :meth:`marft.game.rendering.Renderer.option`."""
+        dialect = self.dialects[policy]
+        ids = dialect.tokenizer.encode(text, add_special_tokens=False)
+        return np.array([*ids, *dialect.stop_ids[:1]], np.int32)
+
     def opening(self, policy: str, other: Action) -> int:
         """See :meth:`marft.game.rendering.Renderer.opening`."""
         mine, theirs = self.dialects[policy], self.dialects[other.policy]

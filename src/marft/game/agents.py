@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Cut
@@ -33,7 +34,21 @@ class Excerpt:
 
 
 Seen = Action | Excerpt
-Ask = Callable[[Agent, Observation, Sequence[Seen], Action | None], Awaitable[Action]]
+Normalisation = Literal["none", "tokens", "words"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an agent is asked for: what it is shown, and how its action comes about."""
+
+    observation: Observation
+    sees: tuple[Seen, ...] = ()
+    begins: Action | None = None  # its turn goes on from this one's text
+    options: tuple[str, ...] = ()  # it chooses one of these instead of writing
+    normalisation: Normalisation = "tokens"  # Z of an option
+
+
+Ask = Callable[[Agent, Request], Awaitable[Action]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,24 @@ class Seat:
             begins: an action whose text the agent's own turn begins with: it writes on from there. Both policies
                 must have the same tokenizer.
         """
-        return await self._ask(self.agent, observation, tuple(sees), begins)
+        return await self._ask(self.agent, Request(observation, tuple(sees), begins))
+
+    async def choose(
+        self, observation: Observation, options: Sequence[str], sees: Sequence[Seen] = (),
+        normalisation: Normalisation = "tokens",
+    ) -> Action:  # fmt: skip
+        """Choose one of ``options`` by the probability of its text, over Z (TWOSOME); one decision, trained like any.
+
+        Raises:
+            ValueError: there is nothing to choose from, or an option comes twice.
+        """
+        if not options or len(set(options)) < len(options):
+            raise ValueError(
+                f"{self.role} is to choose from {list(options)!r}: options must differ, and be at least one"
+            )
+        return await self._ask(
+            self.agent, Request(observation, tuple(sees), options=tuple(options), normalisation=normalisation)
+        )
 
 
 class Agents:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from marft.types import ActionKey, Completion, Sampling, TokenIds
+from marft.types import ActionKey, Choice, Completion, Option, Sampling, TokenIds
 
 
 class Engine(Protocol):
@@ -13,6 +14,12 @@ class Engine(Protocol):
 
     async def sample(self, policy: str, prompt: TokenIds, sampling: Sampling, key: ActionKey) -> Completion:
         """Sample one action. The key names its random stream and its place among waiting requests."""
+        ...
+
+    async def choose(
+        self, policy: str, prompt: TokenIds, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, int]:
+        """Choose one of ``options`` → the choice, and the version of the policy that made it."""
         ...
 
     def outside(self) -> AbstractContextManager[None]:

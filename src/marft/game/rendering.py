@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from marft.types import Action, Profile, Prompt
+from marft.types import Action, Profile, Prompt, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,9 @@ class Renderer(Protocol):
         Raises:
             PromptTooLongError: it does not fit, even with all cut that may be cut.
         """
+
+    def option(self, policy: str, text: str) -> TokenIds:
+        """The ids of a whole turn that says ``text``, end of turn included."""
 
     def opening(self, policy: str, other: Action) -> int:
         """How many of the first tokens of ``other`` a turn of ``policy`` can begin with: all but the end of the turn.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from marft.game.agents import Agent, Agents, Excerpt, Seen
+from marft.game.agents import Agent, Agents, Excerpt, Request, Seen
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.rendering import Message, PromptTooLongError
 from marft.types import (
@@ -24,6 +24,7 @@ from marft.types import (
     LogProbs,
     Mark,
     Observation,
+    Option,
     Prompt,
     Status,
     Step,
@@ -93,7 +94,7 @@ class Turns:
             self.actions.update({action.index: action for action in done})
         return JointAction(joint.answer or self._default_answer(done), tuple(done))
 
-    async def _ask(self, agent: Agent, observation: Observation, sees: Sequence[Seen], begins: Action | None) -> Action:
+    async def _ask(self, agent: Agent, request: Request) -> Action:
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
@@ -102,10 +103,12 @@ class Turns:
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
-        opening = self._opening(agent, begins)
-        heard = [self._hear(other) for other in sees]
-        self._given[index] = observation, heard
-        prompt = self._render(agent, observation, heard, room=len(opening.tokens))
+        heard = [self._hear(other) for other in request.sees]
+        self._given[index] = request.observation, heard
+        opening = self._opening(agent, request.begins)
+        options = self._options(agent, request)
+        longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
+        prompt = self._render(agent, request.observation, heard, len(opening.tokens) + longest)
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
             self.actions[index] = replace(served, index=index)
@@ -113,33 +116,74 @@ class Turns:
         self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
         started = time.perf_counter() - self._began
         try:
-            ids = np.concatenate([prompt.ids, opening.tokens])
-            completion = await self.game.engine.sample(agent.policy, ids, agent.sampling, key)
+            made = await (
+                self._choose(agent, request, prompt, options, key)
+                if options
+                else self._write(agent, prompt, opening, key)
+            )
         except Exception as error:
             self._engine_failure = error
             raise
-        if not np.isfinite(completion.log_probs).all():
+        if not np.isfinite(made.log_probs).all():
             raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
-        action = Action(
-            key=key,
-            policy=agent.policy,
+        begun = [request.begins.id] if request.begins else []
+        action = replace(
+            made,
             index=index,
-            sees=tuple(dict.fromkeys([*(one.action.id for one in heard), *([begins.id] if begins else [])])),
-            prompt=prompt.ids,
-            tokens=np.concatenate([opening.tokens, completion.tokens]),
-            marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
-            log_probs=completion.log_probs,
-            teammate_log_probs=opening.log_probs if begins else None,
-            text=opening.text + completion.text,
-            opening=len(opening.text),
-            finish=completion.finish,
-            version=completion.version,
+            sees=tuple(dict.fromkeys([*(one.action.id for one in heard), *begun])),
             cut=prompt.cut,
             started=started,
             ended=time.perf_counter() - self._began,
         )
         self.actions[index] = action
         return action
+
+    async def _write(self, agent: Agent, prompt: Prompt, opening: _Opening, key: ActionKey) -> Action:
+        ids = np.concatenate([prompt.ids, opening.tokens])
+        completion = await self.game.engine.sample(agent.policy, ids, agent.sampling, key)
+        return Action(
+            key=key,
+            policy=agent.policy,
+            index=0,
+            sees=(),
+            prompt=prompt.ids,
+            tokens=np.concatenate([opening.tokens, completion.tokens]),
+            marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
+            log_probs=completion.log_probs,
+            teammate_log_probs=opening.log_probs if len(opening.tokens) else None,
+            text=opening.text + completion.text,
+            opening=len(opening.text),
+            finish=completion.finish,
+            version=completion.version,
+        )
+
+    async def _choose(
+        self, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
+    ) -> Action:
+        choice, version = await self.game.engine.choose(agent.policy, prompt.ids, options, agent.sampling, key)
+        tokens = options[choice.chosen].tokens
+        return Action(
+            key=key,
+            policy=agent.policy,
+            index=0,
+            sees=(),
+            prompt=prompt.ids,
+            tokens=tokens,
+            marks=np.full(len(tokens), Mark.SAMPLED, np.uint8),
+            log_probs=choice.log_probs[[choice.chosen]],
+            text=request.options[choice.chosen],
+            finish="stop",
+            version=version,
+            choice=choice,
+        )
+
+    def _options(self, agent: Agent, request: Request) -> list[Option]:
+        options = []
+        for text in request.options:
+            ids = self.game.renderer.option(agent.policy, text)
+            sizes = {"none": 1, "tokens": len(ids), "words": len(text.split())}
+            options.append(Option(ids, float(max(1, sizes[request.normalisation]))))
+        return options
 
     def _opening(self, agent: Agent, begins: Action | None) -> _Opening:
         """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
@@ -174,14 +218,15 @@ class Turns:
         action = seen.action if isinstance(seen, Excerpt) else seen
         return _Heard(action, Message(action.agent, self.attempt.messages.get(action.id, seen.text)))
 
-    def _render(self, agent: Agent, observation: Observation, heard: Sequence[_Heard], room: int = 0) -> Prompt:
+    def _render(self, agent: Agent, observation: Observation, heard: Sequence[_Heard], room: int) -> Prompt:
+        """A prompt that leaves ``room`` tokens for the action."""
         try:
             return self.game.renderer.render(
                 agent.policy,
                 agent.profile,
                 observation.text,
                 [one.message for one in heard],
-                reserve=agent.sampling.max_new_tokens + room,
+                reserve=room,
                 cut=agent.cut,
             )
         except PromptTooLongError as error:
@@ -194,7 +239,8 @@ class Turns:
             return action
         observation, heard = self._given[action.index]
         everything = sorted([*heard, *map(self._hear, unseen)], key=lambda one: one.action.index)
-        return replace(action, state=self._render(self.game.team.agent(action.agent), observation, everything).ids)
+        agent = self.game.team.agent(action.agent)
+        return replace(action, state=self._render(agent, observation, everything, agent.sampling.max_new_tokens).ids)
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
@@ -209,7 +255,8 @@ class Turns:
         """Keep the final observation as the agent that decided first in the last step would see it, alone."""
         if self.first_decided is not None and self.attempt.critic_states:
             check_observation(observation)
-            self.final_prompt = self._render(self.first_decided, observation, ())
+            room = self.first_decided.sampling.max_new_tokens
+            self.final_prompt = self._render(self.first_decided, observation, (), room)
 
     def episode(self, status: Status, error: str) -> Episode:
         return Episode(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from marft import seeds
+from marft.learning.choosing import Chosen, said_by
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone, PackedRows
@@ -70,7 +71,7 @@ def normalise(advantages: Sequence[Floats]) -> list[Floats]:
 
 def normaliser(action: Action, normalisation: Normalisation) -> float:
     """Z of eq. 6: 1, the number of sampled tokens, or the number of words of the agent's own text (at least 1)."""
-    if normalisation == "none":
+    if normalisation == "none" or action.choice:  # a choice has been normalised option by option
         return 1.0
     count = int(action.sampled.sum()) if normalisation == "tokens" else len(action.own_text.split())
     return float(max(1, count))
@@ -105,7 +106,7 @@ class Denominators:
         successful: Counter[str] = Counter()
         teammate: Counter[str] = Counter()
         for sample in samples:
-            count = int(sample.action.sampled.sum())
+            count = sample.action.decisions
             actions[sample.action.policy] += 1
             tokens[sample.action.policy] += count
             successful[sample.action.policy] += count * sample.successful
@@ -118,7 +119,7 @@ class Denominators:
         policy = sample.action.policy
         if aggregation == "token-mean":
             return 1.0 / self.tokens[policy]
-        length = int(sample.action.sampled.sum()) if aggregation == "action-mean" else 1
+        length = sample.action.decisions if aggregation == "action-mean" else 1
         length = constant_length if aggregation == "constant-length" else length
         return 1.0 / (self.actions[policy] * length)
 
@@ -131,15 +132,17 @@ class Denominators:
 class MicroBatch:
     """Packed rows of some samples of a minibatch on one backbone, and everything their loss needs.
 
-    T counts sampled tokens; U counts units: actions at action level, sampled tokens at token level.
+    T counts decisions: sampled tokens, and one for an action that was chosen from a list; R what is scored for them:
+    the sampled tokens, and those of every option. U counts units: actions at action level, decisions at token level.
     """
 
     samples: tuple[Sample, ...]  # [B]
     backbone: Backbone
     rows: PackedRows
-    predict_from: Tensor  # [T] packed positions whose logits predict the sampled tokens
-    targets: Tensor  # [T]
-    temperatures: Tensor | None  # [T], None when all are 1
+    predict_from: Tensor  # [R] packed positions whose logits predict what is scored
+    targets: Tensor  # [R]
+    temperatures: Tensor | None  # [R], None when all are 1
+    chosen: Chosen | None  # how scores become decisions, where any action was chosen from a list
     engine_log_probs: Tensor  # [T]
     old_log_probs: Tensor  # [T]
     base_log_probs: Tensor | None  # [T] under the untuned base, where the loss asks for them
@@ -227,18 +230,20 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
+    written = [(action, said) for action in actions for said in said_by(action)]
     rows = PackedRows.of(
-        [np.concatenate([action.prompt, action.tokens[:-1]]) for action in actions],
-        [packing.adapters[action.policy] for action in actions],
+        [np.concatenate([action.prompt, said.tokens[:-1]]) for action, said in written],
+        [packing.adapters[action.policy] for action, _ in written],
         device,
     )
-    counts = np.array([int(action.sampled.sum()) for action in actions])
+    counts = np.array([action.decisions for action in actions])
+    assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
     positions = [
-        start + len(action.prompt) - 1 + np.flatnonzero(action.sampled)
-        for start, action in zip(rows.starts(), actions, strict=True)
+        start + len(action.prompt) - 1 + np.flatnonzero(said.scored)
+        for start, (action, said) in zip(rows.starts(), written, strict=True)
     ]
-    targets = [action.tokens[action.sampled] for action in actions]
-    assert all(len(t) == len(a.log_probs) for t, a in zip(targets, actions, strict=True)), "scored == sampled tokens"
+    targets = [said.tokens[said.scored] for _, said in written]
+    scored = np.array([sum(int(said.scored.sum()) for said in said_by(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
     token_weights = [
         denominators.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
@@ -262,7 +267,8 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         rows=rows,
         predict_from=tensor(np.concatenate(positions), torch.long),
         targets=tensor(np.concatenate(targets), torch.long),
-        temperatures=None if plain else tensor(np.repeat(temperatures, counts)),
+        temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
+        chosen=Chosen.of(actions, device),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
         old_log_probs=tensor(np.concatenate([known.old.get(id(action), action.log_probs) for action in actions])),
         base_log_probs=tensor(np.concatenate([known.base[id(action)] for action in actions])) if known.base else None,
@@ -274,7 +280,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         token_weights=tensor(np.repeat(token_weights, counts)),
         nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
         teammate_text=(
-            TeammateText.of(samples, rows.starts(), temperatures, denominators.teammate_tokens, device)
+            TeammateText.of(samples, _first_rows(actions, rows), temperatures, denominators.teammate_tokens, device)
             if packing.teammate_text
             else None
         ),
@@ -284,8 +290,15 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
     )
 
 
+def _first_rows(actions: Sequence[Action], rows: PackedRows) -> list[int]:
+    """Where each action's first row begins."""
+    firsts = np.cumsum([0, *(len(said_by(action)) for action in actions)])[:-1]
+    starts = rows.starts()
+    return [starts[first] for first in firsts]
+
+
 def _length(sample: Sample) -> int:
-    return len(sample.action.prompt) + len(sample.action.tokens) - 1
+    return sum(len(sample.action.prompt) + len(said.tokens) - 1 for said in said_by(sample.action))
 
 
 def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:

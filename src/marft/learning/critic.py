@@ -232,6 +232,8 @@ def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
     if level == "action":
         begun = action.tokens[: int(np.argmax(action.sampled))]  # what others wrote before the agent's first token
         return Reading(np.concatenate([state, begun]), np.array([len(state) + len(begun) - 1]))
+    if action.choice:
+        return Reading(state, np.array([len(state) - 1]))
     ids = np.concatenate([state, action.tokens[:-1]])
     return Reading(ids, len(state) - 1 + np.flatnonzero(action.sampled))
 

@@ -55,10 +55,10 @@ class Evidence:
         return all_actions(self.episodes)
 
     def sizes(self) -> list[int]:
-        """Decisions of each action: 1 at action level, the sampled tokens at token level."""
+        """Decisions of each action: 1 at action level; at token level the sampled tokens, or one choice."""
         if self.level == "action":
             return [1] * len(self.actions)
-        return [int(action.sampled.sum()) for action in self.actions]
+        return [action.decisions for action in self.actions]
 
     def spread(self, of_actions: Floats) -> list[Floats]:
         """One number an action → one a decision."""

@@ -36,6 +36,8 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     own = token_scores(
         hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient
     )
+    if batch.chosen is not None:
+        own = batch.chosen.decide(own)
     text = batch.teammate_text
     if text is None:
         return own, None
@@ -49,7 +51,7 @@ def score_actions(packing: Packing, samples: Sequence[Sample]) -> dict[int, Floa
     scored: dict[int, Floats] = {}
     for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
         log_probs = score(batch).log_probs.double().cpu().numpy()
-        sizes = [int(sample.action.sampled.sum()) for sample in batch.samples]
+        sizes = [sample.action.decisions for sample in batch.samples]
         for sample, part in zip(batch.samples, split_rows(log_probs, sizes), strict=True):
             scored[id(sample.action)] = part
     return scored

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marft.runs import atomic
-from marft.types import Action, ActionKey, Episode, Fork, Observation, Task, Transition
+from marft.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, Transition
 
 Number = TypeVar("Number", np.int32, np.float32)
 
@@ -28,6 +28,7 @@ TRANSITION = pa.struct(
         ("agent_rewards", pa.map_(pa.string(), pa.float64())),
     ]
 )
+OPTION = pa.struct([("tokens", pa.list_(pa.int32())), ("normaliser", pa.float64()), ("log_prob", pa.float32())])
 SCHEMA = pa.schema(
     [
         ("stream", pa.string()),
@@ -63,6 +64,8 @@ SCHEMA = pa.schema(
         ("marks", pa.list_(pa.uint8())),
         ("log_probs", pa.list_(pa.float32())),
         ("teammate_log_probs", pa.list_(pa.float32())),
+        ("options", pa.list_(OPTION)),  # where the action was chosen from a list
+        ("chosen", pa.int32()),
         ("state", pa.list_(pa.int32())),
         ("cut", pa.int32()),
         ("reward", pa.float64()),  # of the environment step
@@ -155,6 +158,8 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "marks": action.marks,
         "log_probs": action.log_probs,
         "teammate_log_probs": action.teammate_log_probs,
+        "options": _options(action.choice) if action.choice else None,
+        "chosen": action.choice.chosen if action.choice else None,
         "state": action.state,
         "cut": action.cut,
         "reward": transition.reward if transition else None,
@@ -203,8 +208,24 @@ def _read_action(row: Mapping[str, Any]) -> Action:
         cut=row["cut"],
         started=row["started"],
         ended=row["ended"],
+        choice=_read_choice(row["options"], row["chosen"]) if row["options"] else None,
         state=_array(row["state"], np.int32),
         teammate_log_probs=_array(row["teammate_log_probs"], np.float32),
+    )
+
+
+def _options(choice: Choice) -> list[dict[str, Any]]:
+    return [
+        {"tokens": option.tokens, "normaliser": option.normaliser, "log_prob": log_prob}
+        for option, log_prob in zip(choice.options, choice.log_probs, strict=True)
+    ]
+
+
+def _read_choice(options: Sequence[Mapping[str, Any]], chosen: int) -> Choice:
+    return Choice(
+        tuple(Option(np.array(option["tokens"], np.int32), option["normaliser"]) for option in options),
+        chosen,
+        np.array([option["log_prob"] for option in options], np.float32),
     )
 
 

@@ -1,0 +1,63 @@
+"""A router that chooses who acts next, what it sees, and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
+from marft.game.agents import Agents
+from marft.types import Action, JointAction, Observation
+
+View = Literal["nothing", "last", "all"]
+STOP = "stop"
+
+
+class Orchestrated(Plugin):
+    """The router chooses one of the others by name, who acts and comes back to it, until the router says stop. Its
+    choices are enumerated actions: trained, like any other action, by what the team earns.
+
+    ::
+
+        observation ──▶ router ─┬─▶ solver ──┐
+                          ▲     ├─▶ checker ─┤
+                          │     └─▶ stop ──▶ the last one's text is the answer
+                          └──────────────────┘
+
+    ``views`` is what a called agent may be shown of what the others said; with several the router chooses that too.
+    After ``most`` calls the game is over whatever it says; it can only stop once somebody has acted.
+    """
+
+    router: str = "router"
+    views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
+    most: Annotated[int, Field(ge=1)] = 3
+    stops: bool = True  # whether it may stop before
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """A router that is not there, or alone."""
+        if self.router not in roles:
+            yield f"team.router: no agent is called {self.router!r}{did_you_mean(self.router, roles)}"
+        elif len(roles) < 2:
+            yield "team: a router alone has nobody to call"
+        if STOP in roles:
+            yield f"agents.{STOP}: that is what the router says to end the step; choose another role"
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        calls = {
+            role if len(self.views) == 1 else f"{role}, seeing {view}": (role, view)
+            for role in (seat.role for seat in agents if seat.role != self.router)
+            for view in self.views
+        }
+        done: list[Action] = []
+        while len(done) < self.most:
+            options = [*calls, *([STOP] if done and self.stops else [])]
+            choice = await agents[self.router].choose(observation, options, sees=done)
+            if choice.text == STOP:
+                break
+            role, view = calls[choice.text]
+            shown = {"nothing": [], "last": done[-1:], "all": done}[view]
+            done.append(await agents[role](observation, sees=[*shown]))
+        return JointAction(answer=done[-1])

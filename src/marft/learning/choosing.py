@@ -1,0 +1,89 @@
+"""From scored tokens to decisions, where actions were chosen from a list: all options are scored, with gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from marft.models.choices import Menus, entropies
+from marft.models.log_probs import TokenScores
+from marft.types import Action, TokenIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """A text to be scored after an action's prompt, and which of its tokens count."""
+
+    tokens: TokenIds  # [T]
+    scored: npt.NDArray[np.bool_]  # [T]
+
+
+def said_by(action: Action) -> list[Said]:
+    """What has to be scored for an action: what it says, or every option that it was chosen from."""
+    if action.choice is None:
+        return [Said(action.tokens, action.sampled)]
+    return [Said(option.tokens, np.ones(len(option.tokens), bool)) for option in action.choice.options]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """Where the choices of a micro-batch stand. R counts scored tokens, T decisions, C choices."""
+
+    written: Tensor  # [T - C] scored tokens that are decisions themselves
+    written_at: Tensor  # [T - C] their places among the decisions
+    of_options: Tensor  # [R - (T - C)] scored tokens that belong to options
+    menus: Menus
+    chosen: Tensor  # [C]
+    chosen_at: Tensor  # [C] places among the decisions
+
+    @staticmethod
+    def of(actions: Sequence[Action], device: torch.device) -> Chosen | None:
+        """None where nothing was chosen."""
+        choices = [action.choice for action in actions if action.choice]
+        if not choices:
+            return None
+        written: list[int] = []
+        written_at: list[int] = []
+        of_options: list[int] = []
+        chosen_at: list[int] = []
+        scored = decisions = 0
+        for action in actions:
+            size = sum(int(said.scored.sum()) for said in said_by(action))
+            if action.choice:
+                of_options += range(scored, scored + size)
+                chosen_at.append(decisions)
+            else:
+                written += range(scored, scored + size)
+                written_at += range(decisions, decisions + size)
+            scored, decisions = scored + size, decisions + action.decisions
+        menus = Menus.of(
+            [[len(option.tokens) for option in choice.options] for choice in choices],
+            [[option.normaliser for option in choice.options] for choice in choices],
+            device,
+        )
+
+        def indices(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        return Chosen(
+            indices(written), indices(written_at), indices(of_options), menus,
+            indices([choice.chosen for choice in choices]), indices(chosen_at),
+        )  # fmt: skip
+
+    def decide(self, scores: TokenScores) -> TokenScores:
+        """Log-probs and entropies of tokens [R] → of decisions [T]."""
+        table = self.menus.log_softmax(scores.log_probs[self.of_options])
+        mine = table.gather(1, self.chosen[:, None])[:, 0]
+        return TokenScores(
+            self._join(scores.log_probs[self.written], mine),
+            self._join(scores.entropies[self.written], entropies(table)),
+        )
+
+    def _join(self, written: Tensor, chosen: Tensor) -> Tensor:
+        joined = written.new_zeros(len(self.written_at) + len(self.chosen_at))
+        return joined.index_add(0, self.written_at, written).index_add(0, self.chosen_at, chosen.to(written))

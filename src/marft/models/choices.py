@@ -1,0 +1,52 @@
+"""Choosing from a list by normalised log-probability (TWOSOME: Tan et al. 2024): the mathematics, for sampling and
+learning alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Menus:
+    """The lists that C choices are made from. Their options' tokens come one after another, O options in all.
+
+    >>> menus = Menus.of([[2, 1], [3]], [[1.0, 1.0], [3.0]], torch.device("cpu"))
+    >>> menus.option_of.tolist(), menus.grid.tolist()
+    ([0, 0, 1, 2, 2, 2], [[0, 1], [2, 3]])
+    """
+
+    option_of: Tensor  # [tokens] which option a token belongs to
+    normalisers: Tensor  # [O] Z of each option
+    grid: Tensor  # [C, longest list] options of each choice, filled up with O
+
+    @staticmethod
+    def of(lengths: Sequence[Sequence[int]], normalisers: Sequence[Sequence[float]], device: torch.device) -> Menus:
+        """From the token counts and the Z of every option of every choice."""
+        counts = [len(menu) for menu in lengths]
+        total = sum(counts)
+        grid = np.full((len(counts), max(counts)), total)
+        first = 0
+        for row, count in enumerate(counts):
+            grid[row, :count] = np.arange(first, first + count)
+            first += count
+        tokens = np.repeat(np.arange(total), [length for menu in lengths for length in menu])
+        z = np.array([z for menu in normalisers for z in menu], np.float32)
+        return Menus(*(torch.from_numpy(array).to(device) for array in (tokens, z, grid)))
+
+    def log_softmax(self, token_log_probs: Tensor) -> Tensor:
+        """``log π(a) = log softmax over a of log P(a)/Z_a``, [C, longest list]; −∞ where a list is shorter."""
+        sums = torch.zeros_like(self.normalisers, dtype=token_log_probs.dtype)
+        scores = sums.index_add(0, self.option_of, token_log_probs) / self.normalisers.to(token_log_probs.dtype)
+        filler = scores.new_full((1,), -torch.inf)
+        return torch.cat([scores, filler])[self.grid].log_softmax(-1)
+
+
+def entropies(log_softmax: Tensor) -> Tensor:
+    """Of each choice, [C]."""
+    finite = log_softmax.masked_fill(log_softmax.isinf(), 0.0)
+    return -(log_softmax.exp() * finite).sum(-1)
