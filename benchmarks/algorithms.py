@@ -35,7 +35,7 @@ from marft.config import RunSettings, load_recipe
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
 GOOD = 0.8  # of training episodes, over three steps
-TASKS_PER_STEP = {"at-grpo": 11}  # an attempt samples 12 actions with 4 candidates, 7 with 2 re-samples each
+TASKS_PER_STEP = {"at-grpo": 11}  # an attempt samples 12 actions with 4 candidates, 8 with 2 re-samples each
 SAMPLES = {"at-grpo": 1, "coma": 1}
 
 

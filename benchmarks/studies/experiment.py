@@ -61,6 +61,8 @@ def _line(title: str, rows: Sequence[Row], when: str) -> str:
     if when == "after":
         seconds = float(np.mean([row["seconds"] for row in rows]))
         cells += [f"{sum(map(collapsed, rows))} of {len(rows)}", f"{seconds:.0f}"]
+    else:
+        cells += ["", ""]
     return f"| {' | '.join(cells)} |"
 
 
