@@ -18,7 +18,7 @@ from marft.config.load import parse_recipe
 from studies.factors import BASE, CLIP, LEARNING_RATE, Factors, cell, dots, rows_of, settings_of
 
 SIZES = (1, 2, 4, 6, 8, 12)
-SEEDS = 3
+SEEDS = 2
 FACTORS: Factors = {"learning rate": LEARNING_RATE, "clip": CLIP}
 REASONER = "You are the reasoner. Work out the first step and pass on what is left."
 ACTOR = r"You are the actor. Finish the work with the help of the message and put the answer in \boxed{}."
