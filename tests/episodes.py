@@ -22,7 +22,7 @@ def make_action(
     return Action(
         key=ActionKey("train/0", task, sample, step, agent, call), policy=policy or agent, index=index, sees=sees,
         prompt=np.array(prompt, np.int32), tokens=np.array(tokens, np.int32), marks=kinds,
-        log_probs=np.array(scores, np.float32), text=text, finish="stop",
+        log_probs=np.array(scores, np.float32), text=text, finish="stop", message_tokens=(0,) * len(sees),
     )  # fmt: skip
 
 

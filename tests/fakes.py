@@ -41,6 +41,9 @@ class FakeRenderer:
         chat = compose(profile, observation, seen)
         return Prompt(np.frombuffer(str(chat).encode(), np.uint8).astype(np.int32))
 
+    def count(self, policy: str, text: str) -> int:
+        return len(text)
+
     def option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 

@@ -168,6 +168,7 @@ class Action:
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
     opening: int = 0  # characters of the text that a teammate wrote, which the turn begins with
+    message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
     choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
 
     @property

@@ -22,6 +22,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
     },
+    "channels": {
+        "last": "marft.game.channels.last:Last",
+        "raw": "marft.game.channels.raw:Raw",
+        "record": "marft.game.channels.record:Record",
+        "truncated": "marft.game.channels.truncated:Truncated",
+    },
     "organizations": {
         "chain": "marft.game.organizations.chain:Chain",
         "debate": "marft.game.organizations.debate:Debate",
@@ -129,6 +135,7 @@ def _resolver(kind: str) -> Any:
 
 
 EnvironmentPlugin = Annotated[SerializeAsAny[Plugin], _resolver("environments")]
+ChannelPlugin = Annotated[SerializeAsAny[Plugin], _resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[Plugin], _resolver("organizations")]
 CreditPlugin = Annotated[SerializeAsAny[Plugin], _resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[Plugin], _resolver("objectives")]

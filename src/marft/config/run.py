@@ -11,7 +11,7 @@ from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.algorithm import AlgorithmSettings, Count, NotNegative, Positive
-from marft.config.plugins import EnvironmentPlugin, OrganizationPlugin
+from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin
 from marft.config.settings import Settings, did_you_mean
 from marft.types import Profile, Sampling
 
@@ -139,6 +139,7 @@ class RunSettings(Settings):
     policies: dict[str, PolicySettings]
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]
     team: OrganizationPlugin
+    channel: ChannelPlugin
     environment: EnvironmentPlugin
     algorithm: AlgorithmSettings
     rollout: RolloutSettings = RolloutSettings()
@@ -152,7 +153,7 @@ class RunSettings(Settings):
     def _fill_in(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
-        table = {"team": {"organization": "chain"}, "algorithm": {}, **table}
+        table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, **table}
         agents = table.get("agents")
         if isinstance(agents, list) and len(agents) == 1 and isinstance(agents[0], dict):
             table["agents"] = [{"answers": True, **agents[0]}]

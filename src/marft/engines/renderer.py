@@ -54,6 +54,10 @@ class ChatRenderer:
             ids = _ids(dialect, profile, texts)
         return Prompt(ids, cut=whole - len(ids))
 
+    def count(self, policy: str, text: str) -> int:
+        """See :meth:`marft.game.rendering.Renderer.count`."""
+        return len(self.dialects[policy].tokenizer.encode(text, add_special_tokens=False))
+
     def option(self, policy: str, text: str) -> TokenIds:
         """See :meth:`marft.game.rendering.Renderer.option`."""
         dialect = self.dialects[policy]

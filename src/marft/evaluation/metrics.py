@@ -31,12 +31,26 @@ def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: 
     }
     actions = [action for episode in scored for action in episode.actions]
     metrics |= _action_metrics(actions, version)
+    metrics["message_tokens"] = _mean([sum(sum(a.message_tokens) for a in episode.actions) for episode in scored])
+    sent = _tokens_sent(scored)
     for role in roles:
         mine = _action_metrics([action for action in actions if action.agent == role], version)
         metrics |= {f"agents/{role}/{name}": value for name, value in mine.items()}
         rewards_of_role = [sum(t.agent_rewards.get(role, 0.0) for t in episode.transitions) for episode in scored]
         metrics[f"agents/{role}/own_reward"] = _mean(rewards_of_role)
+        metrics[f"agents/{role}/message_tokens"] = sent.get(role, 0.0) / len(scored) if scored else math.nan
     return metrics
+
+
+def _tokens_sent(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Tokens that others read of each agent's messages, in all."""
+    sent: dict[str, float] = {}
+    for episode in episodes:
+        owners = {action.id: action.agent for action in episode.actions}
+        for action in episode.actions:
+            for seen, tokens in zip(action.sees, action.message_tokens, strict=True):
+                sent[owners[seen]] = sent.get(owners[seen], 0.0) + tokens
+    return sent
 
 
 def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]:

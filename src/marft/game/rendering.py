@@ -17,6 +17,14 @@ class Message:
     text: str
 
 
+class Channel(Protocol):
+    """What lies between an action and those that see it."""
+
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+        """From what an agent is given of others, oldest first, to what it reads of each; None: it does not see it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What gives way when a rollout observation does not fit: ``messages`` (the oldest first, then the
@@ -48,6 +56,9 @@ class Renderer(Protocol):
         Raises:
             PromptTooLongError: it does not fit, even with all cut that may be cut.
         """
+
+    def count(self, policy: str, text: str) -> int:
+        """Tokens of a text."""
 
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""

@@ -7,7 +7,8 @@ from typing import Protocol, cast
 
 from marft.config.run import RunSettings
 from marft.game.agents import Agent, Agents
-from marft.game.rendering import Cut
+from marft.game.channels.raw import Raw
+from marft.game.rendering import Channel, Cut
 from marft.types import JointAction, Observation
 
 
@@ -21,6 +22,7 @@ class Organization(Protocol):
 class Team:
     agents: tuple[Agent, ...]
     organization: Organization
+    channel: Channel = Raw()
 
     @staticmethod
     def of(run: RunSettings) -> Team:
@@ -29,7 +31,7 @@ class Team:
             Agent(agent.profile, agent.policy, agent.sampling.resolve(), Cut(agent.context.cut, agent.context.keep))
             for agent in run.agents
         )
-        return Team(agents, cast("Organization", run.team))
+        return Team(agents, cast("Organization", run.team), cast("Channel", run.channel))
 
     def agent(self, role: str) -> Agent:
         return next(agent for agent in self.agents if agent.role == role)

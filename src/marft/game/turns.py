@@ -103,7 +103,7 @@ class Turns:
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
-        heard = [self._hear(other) for other in request.sees]
+        heard = self._listen(request.sees)
         self._given[index] = request.observation, heard
         opening = self._opening(agent, request.begins)
         options = self._options(agent, request)
@@ -126,11 +126,17 @@ class Turns:
             raise
         if not np.isfinite(made.log_probs).all():
             raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
-        begun = [request.begins.id] if request.begins else []
+        tokens: dict[str, int] = {}
+        for one in heard:
+            read = self.game.renderer.count(agent.policy, one.message.text)
+            tokens[one.action.id] = tokens.get(one.action.id, 0) + read
+        if request.begins:
+            tokens.setdefault(request.begins.id, 0)
         action = replace(
             made,
             index=index,
-            sees=tuple(dict.fromkeys([*(one.action.id for one in heard), *begun])),
+            sees=tuple(tokens),
+            message_tokens=tuple(tokens.values()),
             cut=prompt.cut,
             started=started,
             ended=time.perf_counter() - self._began,
@@ -213,6 +219,12 @@ class Turns:
         if expected is not None and not np.array_equal(expected, prompt.ids):
             raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
         return recorded
+
+    def _listen(self, sees: Sequence[Seen]) -> list[_Heard]:
+        """What of others an agent comes to read, through the team's channel."""
+        given = [self._hear(other) for other in sees]
+        carried = self.game.team.channel.carry([one.message for one in given])
+        return [_Heard(one.action, message) for one, message in zip(given, carried, strict=True) if message is not None]
 
     def _hear(self, seen: Seen) -> _Heard:
         action = seen.action if isinstance(seen, Excerpt) else seen

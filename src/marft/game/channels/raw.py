@@ -1,0 +1,16 @@
+"""Messages as they were written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marft.config.plugins import Plugin
+from marft.game.rendering import Message
+
+
+class Raw(Plugin):
+    """The whole text of every action that is seen."""
+
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+        """See :class:`marft.game.rendering.Channel`."""
+        return messages

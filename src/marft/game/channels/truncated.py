@@ -1,0 +1,33 @@
+"""Messages cut to a length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from marft.config.plugins import Plugin
+from marft.game.rendering import Message
+
+CUT = "…"
+
+
+class Truncated(Plugin):
+    """At most ``words`` words of every message, its start or its end; where something is missing stands an ellipsis."""
+
+    words: Annotated[int, Field(ge=1)] = 100
+    keep: Literal["start", "end"] = "end"
+
+    def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
+        """See :class:`marft.game.rendering.Channel`."""
+        return [replace(message, text=self._cut(message.text)) for message in messages]
+
+    def _cut(self, text: str) -> str:
+        words = text.split()
+        if len(words) <= self.words:
+            return text
+        if self.keep == "start":
+            return " ".join([*words[: self.words], CUT])
+        return " ".join([CUT, *words[-self.words :]])

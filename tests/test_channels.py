@@ -1,0 +1,113 @@
+"""Channels: what agents pass on to each other, what it costs, and that D records what was read."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.config import parse_recipe
+from marft.evaluation.metrics import episode_metrics
+from marft.game.channels.last import Last
+from marft.game.channels.record import Record
+from marft.game.channels.truncated import Truncated
+from marft.game.game import Attempt
+from marft.game.play import play
+from marft.game.rendering import Message
+from marft.learning.rewarding import price_messages
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Episode, Task
+from tests.fakes import FakeEngine, Script, ends, game
+from tests.helpers import recipe, settings
+
+STEP = Record(fields={"result": r"= (-?\d+)", "state": r"leaving (.+)\."})
+
+
+def played(channel: Any, *said: str) -> tuple[Episode, list[str]]:
+    """A chain of agents a, b, …: what each says, and the prompts that they read."""
+    roles = "abcdef"[: len(said)]
+    engine = FakeEngine(lambda key, _: said[roles.index(key.agent)])
+    whole = game(Script([ends()]), *roles, engine=engine)
+    whole = replace(whole, team=replace(whole.team, channel=channel))
+    episode = asyncio.run(play(whole, Attempt(Task("t0", "begin"), "train/0")))
+    assert episode.status == "terminated", episode.error
+    return episode, [text for _, text in engine.asked]
+
+
+def test_a_record_replaces_prose() -> None:
+    episode, prompts = played(STEP, "I add them: 23 + 45 = 68, leaving 68 - 12.", "done")
+    assert "Message from a:\\nresult: 68; state: 68 - 12" in prompts[1]
+    assert "I add them" not in prompts[1]
+    assert episode.actions[1].sees == ("0/a/0",)
+    assert episode.actions[0].text.startswith("I add them")  # the action itself is untouched
+
+
+def test_text_without_any_field_goes_on_raw_or_not_at_all() -> None:
+    _, prompts = played(STEP, "no idea", "done")
+    assert "no idea" in prompts[1]
+    silent, prompts = played(STEP.model_copy(update={"otherwise": "nothing"}), "no idea", "done")
+    assert "Message from a" not in prompts[1]
+    assert silent.actions[1].sees == ()
+
+
+def test_the_last_message_is_all_that_was_seen() -> None:
+    episode, prompts = played(Last(), "one", "two", "three")
+    assert episode.actions[2].sees == ("0/b/0",)
+    assert "one" not in prompts[2]
+    assert "two" in prompts[2]
+
+
+@pytest.mark.parametrize(("keep", "expected"), [("start", "a b …"), ("end", "… c d")])
+def test_long_messages_are_cut(keep: Any, expected: str) -> None:
+    _, prompts = played(Truncated(words=2, keep=keep), "a b c d", "done")
+    assert f"Message from a:\\n{expected}" in prompts[1]
+    assert "Message from a:\\nx y" in played(Truncated(words=2), "x y", "done")[1][1]
+
+
+@given(texts=st.lists(st.text(max_size=40), max_size=4))
+def test_channels_take_anything_that_models_write(texts: list[str]) -> None:
+    messages = [Message("a", text) for text in texts]
+    for channel in (STEP, Last(), Truncated(words=3), Record(fields={"x": "(a)|b"}, otherwise="nothing")):
+        carried = channel.carry(messages)
+        assert len(carried) == len(messages)
+        assert all(message is None or message.role == "a" for message in carried)
+
+
+def test_what_others_read_is_counted_and_priced_for_its_author() -> None:
+    episode, _ = played(Record(fields={"n": r"\d+"}), "number 7", "it is 8", "done")
+    assert [a.message_tokens for a in episode.actions] == [(), (4,), (4, 4)]  # "n: 7" is 4 long
+    metrics = episode_metrics([episode], ("a", "b", "c"), 0)
+    assert metrics["message_tokens"] == 12
+    assert [metrics[f"agents/{role}/message_tokens"] for role in "abc"] == [8, 4, 0]
+    paid = price_messages([episode], 0.01)[0].transitions[0]
+    assert paid.agent_rewards == pytest.approx({"a": -0.08, "b": -0.04})
+    assert paid.reward == 1.0
+
+
+def test_a_team_trains_over_a_channel_with_a_price(tmp_path: Path) -> None:
+    run = settings(
+        "tiny", tmp_path, "--channel", "{ name = 'truncated', words = 2 }", "--algorithm.reward.message_price", "0.001",
+    )  # fmt: skip
+    folder = RunFolder.create(run)
+    assert train(run, folder).step == 2
+    assert folder.read_metrics()[0]["agents/reasoner/message_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("channel", "complaint"),
+    [
+        ("{ name = 'recrod' }", "did you mean 'record'?"),
+        ("{ name = 'record', fields = { } }", "needs at least one field"),
+        ("{ name = 'record', fields = { x = '(' } }", "is no regular expression"),
+    ],
+)
+def test_channels_that_cannot_work_are_refused(channel: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="recipe:") as caught:
+        parse_recipe(recipe(), ["--channel", channel])
+    assert complaint in str(caught.value)
