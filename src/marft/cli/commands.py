@@ -85,6 +85,15 @@ def evaluate(
         console.print(f"saved in {folder.evaluations}; see {folder.report}")
 
 
+def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint: str, task: int) -> None:
+    """``marft play``."""
+    run, folder = _run_of(path, overrides)
+    quieten()
+    from marft.cli.live import Screen, play_live
+
+    play_live(run, folder, checkpoint if folder else "base", task, humans, Screen(console))
+
+
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     """``marft replay``."""
     folder = RunFolder.open(path)

@@ -58,6 +58,20 @@ def evaluate(
     commands.evaluate(run, context.args, checkpoint.split(","), mode, tasks, shuffle_messages)
 
 
+@app.command(context_settings=OVERRIDES)
+def play(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe (then with its untuned base), or the folder of a run.")],
+    human: Annotated[list[str] | None, typer.Option(help="An agent that you play; repeat the option.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="Of a run: base, last, best or step_000050.")] = "last",
+    task: Annotated[int, typer.Option(help="Which task of the test split.")] = 0,
+) -> None:
+    """Play one episode live, agent by agent, with what each saw; take any seat yourself."""
+    from marft.cli import commands
+
+    commands.play(recipe, context.args, human or [], checkpoint, task)
+
+
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs that were evaluated.")],

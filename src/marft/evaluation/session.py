@@ -32,7 +32,7 @@ def evaluate_checkpoints(
     Raises:
         ValueError: a checkpoint is not there or damaged, or the test split is empty.
     """
-    paths = {name: _find(run, folder, name) for name in checkpoints}
+    paths = {name: find_checkpoint(run, folder, name) for name in checkpoints}
     with Stage(run) as stage:
         chosen = stage.run.environment.tasks("test")[:tasks]  # type: ignore[attr-defined]
         if not chosen:
@@ -64,7 +64,12 @@ def evaluate_checkpoints(
     return results
 
 
-def _find(run: RunSettings, folder: RunFolder | None, name: str) -> Path | None:
+def find_checkpoint(run: RunSettings, folder: RunFolder | None, name: str) -> Path | None:
+    """The folder of a checkpoint; None for the untuned base.
+
+    Raises:
+        ValueError: it is not there, or damaged.
+    """
     if name == BASE:
         return None
     if folder is None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from marft.game.engine import Engine
 from marft.game.environment import Environment
 from marft.game.hosting import Host
-from marft.game.rendering import Renderer
+from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
-from marft.types import Action, Status, Task, TokenIds
+from marft.types import Action, Observation, Status, Task, TokenIds
+
+
+class Watcher(Protocol):
+    """Whoever looks on while an episode is played."""
+
+    def observed(self, observation: Observation) -> None: ...
+
+    def asked(self, role: str, read: Sequence[Message]) -> None: ...
+
+    def acted(self, action: Action) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +36,7 @@ class Game:
     seed: int = 0
     max_steps: int = 32
     timeout: float = 60.0  # seconds for each call into the environment
+    watcher: Watcher | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -77,6 +77,8 @@ class Turns:
         """Let the organization act once; fill in the actions and the default answer."""
         check_observation(observation)
         self._check_replayed(observation)
+        if self.game.watcher:
+            self.game.watcher.observed(observation)
         self._calls.clear()
         first = self._asked
         self._first_of_step = None
@@ -114,6 +116,8 @@ class Turns:
             self.actions[index] = replace(served, index=index)
             return self.actions[index]
         self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
+        if self.game.watcher:
+            self.game.watcher.asked(agent.role, [one.message for one in heard])
         started = time.perf_counter() - self._began
         try:
             made = await (
@@ -142,6 +146,8 @@ class Turns:
             ended=time.perf_counter() - self._began,
         )
         self.actions[index] = action
+        if self.game.watcher:
+            self.game.watcher.acted(action)
         return action
 
     async def _write(self, agent: Agent, prompt: Prompt, opening: _Opening, key: ActionKey) -> Action:

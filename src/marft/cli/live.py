@@ -1,0 +1,103 @@
+"""``marft play``: one episode in the terminal, agent by agent; a person may take any seat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.prompt import IntPrompt, Prompt
+from rich.text import Text
+
+from marft.config import RunSettings
+from marft.config.settings import did_you_mean
+from marft.engines.human import HumanSeats
+from marft.evaluation.session import find_checkpoint
+from marft.game.game import Attempt
+from marft.game.play import play
+from marft.game.rendering import Message
+from marft.runs.checkpoints import load_policies
+from marft.runs.folder import RunFolder
+from marft.stage import Stage
+from marft.types import Action, Episode, Observation, TokenIds
+
+
+class Screen:
+    """Shows what happens, and asks the person whose turn it is."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def observed(self, observation: Observation) -> None:
+        self._show(observation.text, "the environment shows")
+
+    def asked(self, role: str, read: Sequence[Message]) -> None:
+        """An agent's turn has come, and this is what it reads of others."""
+        for message in read:
+            self.console.print(Text(f"  {role} reads from {message.role}: {message.text}", style="dim"))
+
+    def acted(self, action: Action) -> None:
+        self._show(action.text, f"{action.id}, {action.ended - action.started:.1f} s")
+
+    def ask(self, role: str, options: Sequence[str]) -> str:
+        """What the person says, or which option it takes."""
+        if not options:
+            return Prompt.ask(f"[bold]you are {role}[/]", console=self.console)
+        for number, option in enumerate(options, 1):
+            self.console.print(Text(f"  {number}  {option}"))
+        numbers = [str(number) for number in range(1, len(options) + 1)]
+        chosen = IntPrompt.ask(f"[bold]you are {role}[/]: which one?", console=self.console, choices=numbers)
+        return options[chosen - 1]
+
+    def _show(self, text: str, title: str) -> None:
+        self.console.print(Panel(Text(text), title=escape(title), title_align="left", expand=False))
+
+    def ended(self, episode: Episode) -> None:
+        outcome = {True: "[green]solved[/]", False: "[red]not solved[/]", None: ""}[episode.success]
+        own: dict[str, float] = {}
+        for transition in episode.transitions:
+            for role, reward in transition.agent_rewards.items():
+                own[role] = own.get(role, 0.0) + reward
+        rewards = "".join(f", {role} {reward:g}" for role, reward in own.items())
+        self.console.print(f"{episode.status}: reward {episode.total_reward:g}{escape(rewards)} {outcome}")
+        if episode.error:
+            self.console.print(Text(episode.error, style="red"))
+
+
+def play_live(
+    run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, humans: Sequence[str], screen: Screen
+) -> Episode:
+    """Play one episode of the test split.
+
+    Args:
+        checkpoint: ``base`` or one of the run's.
+        task: its place in the split.
+        humans: roles that people play.
+
+    Raises:
+        ValueError: there is no such task, role or checkpoint.
+    """
+    roles = [agent.role for agent in run.agents]
+    for role in humans:
+        if role not in roles:
+            raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
+    path: Path | None = find_checkpoint(run, folder, checkpoint)
+    with Stage(run) as stage:
+        tasks = run.environment.tasks("test")  # type: ignore[attr-defined]
+        if not 0 <= task < len(tasks):
+            raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
+        if path is not None:
+            load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
+        stage.engine.publish(0)
+
+        def decode(policy: str, ids: TokenIds) -> str:
+            return str(stage.models.policies[policy].tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+        seats = HumanSeats(stage.engine, stage.game.renderer, humans, screen.ask, decode)
+        game = replace(stage.game, engine=seats, watcher=screen)
+        episode = stage.wait_for(play(game, Attempt(tasks[task], "play")))
+    screen.ended(episode)
+    return episode

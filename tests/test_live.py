@@ -1,0 +1,77 @@
+"""``marft play``: an episode as it happens, with people in any seat."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from marft.cli.live import Screen, play_live
+from marft.engines.human import HumanSeats
+from marft.game.game import Attempt
+from marft.game.organizations.orchestrated import Orchestrated
+from marft.game.play import play
+from marft.types import Task
+from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
+from tests.helpers import settings
+
+
+class Scripted(Screen):
+    """A screen whose person says what it is told to."""
+
+    def __init__(self, *says: str) -> None:
+        self.out = io.StringIO()
+        super().__init__(Console(file=self.out, width=100))
+        self.says, self.offered = list(says), []  # type: ignore[var-annotated]
+
+    def ask(self, role: str, options: Sequence[str]) -> str:
+        self.offered.append((role, list(options)))
+        return self.says.pop(0)
+
+
+def test_an_episode_is_shown_as_it_happens(tmp_path: Path) -> None:
+    screen = Scripted()
+    episode = play_live(settings("tiny", tmp_path), None, "base", 1, [], screen)
+    shown = screen.out.getvalue()
+    assert "the environment shows" in shown
+    assert shown.index("0/reasoner/0") < shown.index("actor reads from reasoner") < shown.index("0/actor/0")
+    assert f"terminated: reward {episode.total_reward:g}" in shown
+
+
+def test_a_person_may_take_a_seat(tmp_path: Path) -> None:
+    run = settings("tiny", tmp_path)
+    answer = run.environment.tasks("test")[0].data["entry"]["answer"]  # type: ignore[attr-defined]
+    says = rf"it is \boxed{{{answer}}}"
+    screen = Scripted(says)
+    episode = play_live(run, None, "base", 0, ["actor"], screen)
+    assert screen.offered == [("actor", [])]
+    assert episode.success
+    assert episode.actions[1].text == says
+
+
+def test_a_person_may_choose_from_a_list() -> None:
+    screen = Scripted("b", "stop")
+
+    def decode(policy: str, ids: Any) -> str:
+        return bytes(ids.astype("uint8")).decode()
+
+    g = game(Script([ends()]), "router", "a", "b", organization=Orchestrated())
+    seats = HumanSeats(FakeEngine(), FakeRenderer(), ["router"], screen.ask, decode)
+    episode = asyncio.run(play(replace(g, engine=seats, watcher=screen), Attempt(Task("t0", "begin"), "play")))
+    assert episode.status == "terminated", episode.error
+    assert screen.offered == [("router", ["a", "b"]), ("router", ["a", "b", "stop"])]
+    assert [a.id for a in episode.actions] == ["0/router/0", "0/b/0", "0/router/1"]
+
+
+def test_seats_and_tasks_that_are_not_there(tmp_path: Path) -> None:
+    run = settings("tiny", tmp_path)
+    with pytest.raises(ValueError, match="did you mean 'actor'"):
+        play_live(run, None, "base", 0, ["actr"], Scripted())
+    with pytest.raises(ValueError, match="the test split has tasks 0 to 15, not 99"):
+        play_live(run, None, "base", 99, [], Scripted())
