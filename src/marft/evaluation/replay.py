@@ -1,8 +1,8 @@
 """Replay on the same ground: which advantage would each algorithm give to which action of a run's recorded episodes?
 
 The recorded episodes are credited anew by every algorithm asked for; nothing is played and nothing is trained. Credits
-that read values take the run's own critic where it reads the same way, else one that is fitted to Monte-Carlo returns
-of other recorded episodes of the run, as a run does before its first policy step. Credits that remember are led through
+that read values take the run's own critic of an earlier checkpoint where it reads the same way, else one that is fitted to
+Monte-Carlo returns of other recorded episodes of the run, as a run does before its first policy step. Credits that remember are led through
 the earlier recorded steps first.
 """
 
@@ -158,16 +158,14 @@ class _Judge:
         )
 
     def _prepare_critic(self, files: Sequence[Path]) -> str:
-        """Values from the run's own critic, else from one fitted to other recorded episodes → which."""
+        """Values from the run's own critic, as it was before it saw these episodes, else from one that is fitted to
+        other recorded episodes → which."""
         alike = _what_values_mean(self.settings) == _what_values_mean(self.run.algorithm)
-        steps = Checkpoints(self.folder, self.run.checkpoints).steps()
-        if alike and steps:
-            path = min(steps, key=lambda p: (step_of(p) >= self.step, abs(step_of(p) - self.step)))
-            verify(path)
-            if load_critic(path, self.learner):
-                if step_of(path) >= self.step:
-                    self.notes.append(f"its critic, of {path.name}, has learned from these very episodes")
-                return f"the run's, of {path.name}"
+        before = [p for p in Checkpoints(self.folder, self.run.checkpoints).steps() if step_of(p) < self.step]
+        if alike and before:
+            verify(before[-1])
+            if load_critic(before[-1], self.learner):
+                return f"the run's, of {before[-1].name}"
         others = [path for path in files if step_of(path) != self.step]
         near = sorted(others, key=lambda p: abs(step_of(p) - self.step))[:FITTING_FILES]
         batch = [episode for path in near for episode in as_played(_scored(path))]
