@@ -1,9 +1,9 @@
 """Replay on the same ground: which advantage would each algorithm give to which action of a run's recorded episodes?
 
 The recorded episodes are credited anew by every algorithm asked for; nothing is played and nothing is trained. Credits
-that read values take the run's own critic of an earlier checkpoint where it reads the same way, else one that is fitted to
-Monte-Carlo returns of other recorded episodes of the run, as a run does before its first policy step. Credits that remember are led through
-the earlier recorded steps first.
+that read values take the run's own critic of an earlier checkpoint where it reads the same way, else one that is fitted
+to Monte-Carlo returns of other recorded episodes of the run, as a run does before its first policy step. Credits that
+remember are led through the earlier recorded steps first.
 """
 
 from __future__ import annotations
