@@ -16,19 +16,25 @@ from hypothesis import strategies as st
 
 from marft.config.plugins import Plugin
 from marft.engines.choosing import Menu, choose
+from marft.engines.renderer import ChatRenderer, Dialect
+from marft.forking import counterfactuals
 from marft.game.agents import Agents
 from marft.game.game import Attempt
+from marft.game.organizations.joining import together
 from marft.game.organizations.orchestrated import Orchestrated
 from marft.game.play import play
+from marft.game.rollout import play_all
 from marft.learning.batching import normaliser
 from marft.learning.critic import reading
 from marft.learning.interfaces import Evidence, Level
+from marft.learning.rewarding import price_overlong
 from marft.models.backbone import Backbone
 from marft.models.choices import Menus, entropies
+from marft.models.pool import _stop_ids
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Choice, Episode, JointAction, Observation, Option, Sample, Task
+from marft.types import Choice, Episode, JointAction, Observation, Option, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
@@ -259,3 +265,88 @@ class TestOrchestrated:
         assert episode.status == "terminated", episode.error
         assert [a.sees for a in episode.actions if a.agent != "router"] == [(), (), ("0/b/0",)]
         assert len(episode.actions) == 6
+
+    def test_nobody_is_asked_where_there_is_nothing_to_choose(self) -> None:
+        g = game(Script([ends()]), "router", "a", organization=Orchestrated(most=1))
+        episode = asyncio.run(play(g, Attempt(Task("t0", "begin"), "train/0")))
+        assert [a.id for a in episode.actions] == ["0/a/0"]
+
+    def test_forks_of_a_router_go_wherever_its_new_choice_leads(self) -> None:
+        def say(key: Any, prompt: str) -> str:
+            first = "b" if "fork/0/router/0" in key.stream else "a"
+            return [first, "stop"][key.call] if key.agent == "router" else f"{key.agent} said"
+
+        g = game(Script([ends()]), "router", "a", "b", organization=Orchestrated(), engine=FakeEngine(say))
+
+        def play_many(attempts: Any) -> list[Episode]:
+            return asyncio.run(play_all(g, attempts, 8))
+
+        attempts = [Attempt(Task("t0", "begin"), "train/0")]
+        played = play_many(attempts)
+        forks = counterfactuals(play_many, attempts, played, 1, ("router",))
+        assert [fork.status for fork in forks] == ["terminated"] * 2, forks[0].error
+        assert [a.id for a in forks[0].actions] == ["0/router/0", "0/b/0", "0/router/1"]
+        assert forks[0].actions[-1].key.stream != "train/0"  # the router saw something else, and chose anew
+
+
+def test_options_end_as_a_turn_does_and_need_to() -> None:
+    class Words:
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [ord(c) for c in text]
+
+    renderer = ChatRenderer({"p": Dialect(Words(), 99, {}, stop_ids=(9, 3)), "q": Dialect(Words(), 99, {})})  # type: ignore[arg-type]
+    assert renderer.option("p", "a").tolist() == [ord("a"), 9]
+    with pytest.raises(ValueError, match="no end-of-turn token"):
+        renderer.option("q", "a")
+
+
+def test_the_tokenizers_own_end_of_turn_comes_first(backbone: Backbone) -> None:
+    tokenizer = type("Tokenizer", (), {"eos_token_id": 7})()
+    backbone.model.config.eos_token_id = [3, 7]
+    assert _stop_ids(tokenizer, backbone)[:2] == (7, 3)
+
+
+def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:
+    class Wrong:
+        async def act(self, observation: Observation, agents: Agents) -> JointAction:
+            chosen = await agents.a.choose(observation, ["a", "bb"])
+            return JointAction(answer=await agents.b(observation, begins=chosen))
+
+    g = game(Script([ends()]), "a", "b", organization=Wrong(), engine=FakeEngine(lambda key, _: "bb"))
+    episode = asyncio.run(play(g, Attempt(Task("t0", "begin"), "train/0")))
+    assert episode.status == "failed"
+    assert "no turn can begin with it" in episode.error
+    chosen = replace(episode, transitions=(Transition(Observation("o"), 1.0),))
+    assert price_overlong([chosen], {"a": 1, "b": 1}, 1)[0].transitions[0].agent_rewards == {}
+
+
+class OneFails(Plugin):
+    """Two at once, of which one raises on some tasks."""
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        async def fails() -> Any:
+            raise RuntimeError("boom")
+
+        odd = len(observation.text) % 2 == 1
+        actions = await together(agents.reasoner(observation), fails() if odd else agents.actor(observation))
+        return JointAction(answer=actions[-1])
+
+
+class Leaves(Plugin):
+    """Starts what it does not wait for."""
+
+    async def act(self, observation: Observation, agents: Agents) -> Any:
+        self._left = asyncio.ensure_future(agents.reasoner(observation))
+        await agents.actor(observation)
+        return None if observation.text.endswith("7 =") else JointAction()
+
+
+@pytest.mark.parametrize("organization", ["OneFails", "Leaves"])
+def test_an_organization_that_leaves_things_undone_loses_only_its_episodes(organization: str, tmp_path: Path) -> None:
+    run = recipe(
+        "tiny", tmp_path, "--team.organization", f"tests.test_choices:{organization}", "--training.steps", "4",
+        "--rollout.tasks_per_step", "4", "--algorithm.critic.kind", "none", "--algorithm.credit", "{ name = 'batch' }",
+        "--agents.reasoner.sampling.max_new_tokens", "24",
+    )  # fmt: skip
+    folder = RunFolder.create(run)
+    assert train(run, folder).step == 4

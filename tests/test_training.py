@@ -280,3 +280,21 @@ def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path)
     train(run, RunFolder.create(run), observer=Listening())
     assert heard == ["0/2", *["episode"] * 4, "step 1", *["episode"] * 4, "step 2"]
+
+
+def test_a_run_that_is_trained_twice_in_one_process_is_the_same_run(tmp_path: Path) -> None:
+    """What a credit or schedule remembers belongs to the learner, not to the recipe."""
+    results = []
+    for name in ("one", "two"):
+        run = settings(
+            "tiny", tmp_path, "--name", name, "--training.steps", "3",
+            "--algorithm.schedule", "{ name = 'agent-by-agent', interval = 4 }",
+        )  # fmt: skip
+        results.append(run)
+    shared = results[0].algorithm
+    metrics = []
+    for run in results:
+        folder = RunFolder.create(run)
+        train(run.model_copy(update={"algorithm": shared}), folder)
+        metrics.append([row["policy_loss"] for row in folder.read_metrics()])
+    assert metrics[0] == metrics[1]

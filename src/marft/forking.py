@@ -132,6 +132,11 @@ def crossed(play: PlayMany, attempts: Sequence[Attempt], episodes: Sequence[Epis
     wanted = []
     for group in groups.values():
         attempt, first = group[0]
+        if any([a.id for a in episode.actions] != [a.id for a in first.actions] for _, episode in group):
+            raise RunError(
+                "joint_mode 'cross' needs a team in which the same agents act in every episode: who did not act has no "
+                "sample for the other tuples; use joint_mode = 'aligned'"
+            )
         for choice in product(range(len(group)), repeat=len(first.actions)):
             if len(set(choice)) > 1:
                 actions = [group[index][1].actions[place] for place, index in enumerate(choice)]

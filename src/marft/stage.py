@@ -77,7 +77,13 @@ class Stage:
     ) -> list[Episode]:
         """Play every attempt → episodes in the same order."""
         game = replace(self.game, team=team) if team else self.game
-        return self.wait_for(play_all(game, attempts, self.run.rollout.max_live_episodes, on_done))
+        return self.wait_for(self._play(game, attempts, on_done))
+
+    async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
+        try:
+            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done)
+        finally:
+            await self.engine.settle()
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""

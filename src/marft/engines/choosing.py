@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from marft.engines.decoding import PREFILL_TOKENS
 from marft.engines.sampling import inverse
@@ -34,39 +35,47 @@ class Menu:
 
 @torch.inference_mode()
 def choose(backbone: Backbone, menus: Sequence[Menu]) -> list[Choice]:
-    """Choose for every request → the choices in the same order."""
+    """Choose for every request → the choices in the same order. Equal menus are scored once."""
+    same: dict[tuple[object, ...], list[Menu]] = {}
+    for menu in sorted(menus, key=lambda menu: menu.adapter or ""):
+        words = tuple((option.tokens.tobytes(), option.normaliser) for option in menu.options)
+        same.setdefault((menu.adapter, menu.prompt.tobytes(), words, menu.temperature or 1.0), []).append(menu)
     chosen: dict[int, Choice] = {}
-    by_adapter = sorted(menus, key=lambda menu: menu.adapter or "")
-    for group in in_batches(by_adapter, lambda menu: menu.tokens, PREFILL_TOKENS):
-        pairs = [(menu, option) for menu in group for option in menu.options]
-        packed = PackedRows.of(
-            [np.concatenate([menu.prompt, option.tokens[:-1]]) for menu, option in pairs],
-            [menu.adapter for menu, _ in pairs],
-            backbone.device,
-        )
-        positions = [
-            start + len(menu.prompt) - 1 + np.arange(len(option.tokens))
-            for start, (menu, option) in zip(packed.starts(), pairs, strict=True)
-        ]
-        targets = np.concatenate([option.tokens for _, option in pairs]).astype(np.int64)
-        temperatures = np.repeat(
-            [menu.temperature or 1.0 for menu, _ in pairs], [len(option.tokens) for _, option in pairs]
-        )
-        hidden = backbone.hidden_states(packed)[torch.from_numpy(np.concatenate(positions)).to(backbone.device)]
-        scores = token_scores(
-            hidden, backbone.head.weight, backbone.head.bias, torch.from_numpy(targets).to(backbone.device),
-            torch.from_numpy(temperatures.astype(np.float32)).to(backbone.device),
-        )  # fmt: skip
-        table = Menus.of(
-            [[len(option.tokens) for option in menu.options] for menu in group],
-            [[option.normaliser for option in menu.options] for menu in group],
-            backbone.device,
-        ).log_softmax(scores.log_probs)
-        uniforms = torch.tensor([menu.uniform for menu in group], dtype=torch.float32, device=backbone.device)
-        drawn = inverse(table.float().exp(), uniforms).tolist()
-        best = table.argmax(-1).tolist()
-        for row, menu in enumerate(group):
-            index = drawn[row] if menu.temperature else best[row]
-            log_probs = table[row, : len(menu.options)].float().cpu().numpy()
-            chosen[id(menu)] = Choice(tuple(menu.options), index, log_probs)
+    for group in in_batches(list(same.values()), lambda alike: alike[0].tokens, PREFILL_TOKENS):
+        table = _score(backbone, [alike[0] for alike in group])
+        for log_probs, alike in zip(table, group, strict=True):
+            options = tuple(alike[0].options)
+            logs = log_probs[: len(options)].float()
+            uniforms = torch.tensor([menu.uniform for menu in alike], device=logs.device)
+            drawn = inverse(logs.exp().expand(len(alike), -1), uniforms).tolist()
+            best = int(logs.argmax())
+            for menu, index in zip(alike, drawn, strict=True):
+                chosen[id(menu)] = Choice(options, index if menu.temperature else best, logs.cpu().numpy())
     return [chosen[id(menu)] for menu in menus]
+
+
+def _score(backbone: Backbone, menus: Sequence[Menu]) -> Tensor:
+    """``log π`` of every option of every menu, [C, longest menu]."""
+    pairs = [(menu, option) for menu in menus for option in menu.options]
+    sizes = [len(option.tokens) for _, option in pairs]
+    packed = PackedRows.of(
+        [np.concatenate([menu.prompt, option.tokens[:-1]]) for menu, option in pairs],
+        [menu.adapter for menu, _ in pairs],
+        backbone.device,
+    )
+    positions = np.concatenate(
+        [
+            start + len(menu.prompt) - 1 + np.arange(size)
+            for start, (menu, _), size in zip(packed.starts(), pairs, sizes, strict=True)
+        ]
+    )
+    targets = np.concatenate([option.tokens for _, option in pairs]).astype(np.int64)
+    temperatures = np.repeat(np.array([menu.temperature or 1.0 for menu, _ in pairs], np.float32), sizes)
+    at, wanted, scales = (torch.from_numpy(array).to(backbone.device) for array in (positions, targets, temperatures))
+    head = backbone.head
+    scores = token_scores(backbone.hidden_states(packed)[at], head.weight, head.bias, wanted, scales)
+    return Menus.of(
+        [[len(option.tokens) for option in menu.options] for menu in menus],
+        [[option.normaliser for option in menu.options] for menu in menus],
+        backbone.device,
+    ).log_softmax(scores.log_probs)

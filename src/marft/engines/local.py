@@ -116,6 +116,11 @@ class LocalEngine:
             if self._outside == 0:
                 self._all_back.set()
 
+    async def settle(self) -> None:
+        """Wait until nothing is computed any more, also for those who were called off meanwhile."""
+        while self._driver is not None and not self._driver.done():
+            await asyncio.wait([self._driver])
+
     def publish(self, version: int) -> None:
         """The policies changed: the weights are shared with the learner, so nothing is copied."""
         assert not [*self._waiting, *self._choosing], "the weights change while requests wait"
@@ -165,7 +170,9 @@ class LocalEngine:
         """Waiting requests, by key, when they are worth a prefill."""
         if not self._worth_a_prefill():
             return []
-        self._waiting.sort(key=lambda request: request.key)
+        self._waiting = sorted(
+            (request for request in self._waiting if not request.answer.done()), key=lambda request: request.key
+        )  # whoever was called off no longer waits
         room = self.max_rows - len(self._running)
         admitted, self._waiting = self._waiting[:room], self._waiting[room:]
         self._running.update({id(request.row): request for request in admitted})
@@ -187,7 +194,7 @@ class LocalEngine:
             for batch in self._batches.values():
                 if len(batch):
                     finished += batch.step()
-            if not self.in_order and self._worth_a_prefill():
+            if not self.in_order and (self._choosing or self._worth_a_prefill()):
                 break
         return finished
 

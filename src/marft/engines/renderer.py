@@ -61,6 +61,8 @@ class ChatRenderer:
     def option(self, policy: str, text: str) -> TokenIds:
         """See :meth:`marft.game.rendering.Renderer.option`."""
         dialect = self.dialects[policy]
+        if not dialect.stop_ids:
+            raise ValueError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
         ids = dialect.tokenizer.encode(text, add_special_tokens=False)
         return np.array([*ids, *dialect.stop_ids[:1]], np.int32)
 

@@ -54,7 +54,7 @@ def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """
     cumulative = weights.cumsum(-1)
     wanted = wanted.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(wanted)))
-    place = torch.searchsorted(cumulative, wanted, right=True)
+    place = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(weights.shape[-1] - 1)  # NaN has no place
     before = cumulative.gather(1, place) - weights.gather(1, place)
     return place, (wanted - before).clamp_min_(0.0)
 

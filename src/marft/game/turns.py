@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from marft.game.agents import Agent, Agents, Excerpt, Request, Seen
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.rendering import Message, PromptTooLongError
+from marft.game.rendering import Cut, Message, PromptTooLongError
 from marft.types import (
     Action,
     ActionKey,
@@ -67,7 +68,8 @@ class Turns:
         self._first_of_step: Agent | None = None
         self.final_prompt: Prompt | None = None
         self.first_fresh = ""  # id of the first action that was sampled and not served
-        self._given: dict[int, tuple[Observation, Sequence[_Heard]]] = {}  # by index: what each action was made from
+        self._given: dict[int, tuple[Observation, Sequence[_Heard], int]] = {}  # by index: what it was made from, room
+        self._acting: int | None = None  # the step in which agents may be asked
         self._engine_failure: Exception | None = None
         self._asked = 0
         self._calls: Counter[str] = Counter()
@@ -82,21 +84,29 @@ class Turns:
         self._calls.clear()
         first = self._asked
         self._first_of_step = None
+        self._acting = step = len(self.transitions)
         try:
-            joint = await self.game.team.organization.act(observation, Agents(self.game.team.agents, self._ask))
+            seats = Agents(self.game.team.agents, partial(self._ask, step))
+            joint: Any = await self.game.team.organization.act(observation, seats)
         except EpisodeFailedError:
             raise
         except Exception as error:
             if error is self._engine_failure:
                 raise  # ours, not the organization's
             raise EpisodeFailedError("failed", f"the organization raised {describe(error)}") from error
+        finally:
+            self._acting = None
+        if not isinstance(joint, JointAction):
+            name = type(joint).__name__
+            raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
         done = [self.actions[index] for index in range(first, self._asked) if index in self.actions]
         if self.attempt.critic_states:
             done = [self._with_state(action, done) for action in done]
             self.actions.update({action.index: action for action in done})
         return JointAction(joint.answer or self._default_answer(done), tuple(done))
 
-    async def _ask(self, agent: Agent, request: Request) -> Action:
+    async def _ask(self, step: int, agent: Agent, request: Request) -> Action:
+        self._check_acting(step, agent)
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
@@ -106,11 +116,12 @@ class Turns:
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
         heard = self._listen(request.sees)
-        self._given[index] = request.observation, heard
         opening = self._opening(agent, request.begins)
         options = self._options(agent, request)
         longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
-        prompt = self._render(agent, request.observation, heard, len(opening.tokens) + longest)
+        room = len(opening.tokens) + longest
+        self._given[index] = request.observation, heard, room
+        prompt = self._render(agent, request.observation, heard, room)
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
             self.actions[index] = replace(served, index=index)
@@ -128,7 +139,9 @@ class Turns:
         except Exception as error:
             self._engine_failure = error
             raise
-        if not np.isfinite(made.log_probs).all():
+        self._check_acting(step, agent)
+        whole = made.choice.log_probs if made.choice else made.log_probs
+        if not np.isfinite(made.log_probs).all() or np.isnan(whole).any():
             raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
         tokens: dict[str, int] = {}
         for one in heard:
@@ -149,6 +162,10 @@ class Turns:
         if self.game.watcher:
             self.game.watcher.acted(action)
         return action
+
+    def _check_acting(self, step: int, agent: Agent) -> None:
+        if step != self._acting:
+            raise EpisodeFailedError("failed", f"{agent.role} acts after act() has ended; await all that it starts")
 
     async def _write(self, agent: Agent, prompt: Prompt, opening: _Opening, key: ActionKey) -> Action:
         ids = np.concatenate([prompt.ids, opening.tokens])
@@ -201,6 +218,8 @@ class Turns:
         """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
         if begins is None:
             return _Opening()
+        if begins.choice:
+            raise ValueError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
         count = self.game.renderer.opening(agent.policy, begins)
         log_probs = np.zeros(len(begins.tokens), np.float32)
         log_probs[begins.sampled] = begins.log_probs
@@ -223,6 +242,8 @@ class Turns:
         recorded = replay.actions.get(name)
         expected = replay.prompt if name == replay.at else recorded.prompt if recorded else None
         if expected is not None and not np.array_equal(expected, prompt.ids):
+            if self.first_fresh:
+                return None  # what was sampled anew has changed what this agent sees
             raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
         return recorded
 
@@ -255,10 +276,13 @@ class Turns:
         unseen = [other for other in done if other.index < action.index and other.id not in action.sees]
         if not unseen:
             return action
-        observation, heard = self._given[action.index]
+        observation, heard, room = self._given[action.index]
         everything = sorted([*heard, *map(self._hear, unseen)], key=lambda one: one.action.index)
         agent = self.game.team.agent(action.agent)
-        return replace(action, state=self._render(agent, observation, everything, agent.sampling.max_new_tokens).ids)
+        try:
+            return replace(action, state=self._render(agent, observation, everything, room).ids)
+        except EpisodeFailedError:  # it may be longer than the agent's prompt; the critic then reads what fits
+            return replace(action, state=self._render(replace(agent, cut=Cut()), observation, everything, room).ids)
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}

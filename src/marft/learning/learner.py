@@ -54,9 +54,9 @@ class Learner:
         if not run.trained_policies:
             raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
         self.settings, self.seed = run.algorithm, run.seed
-        self.credit = cast("Credit", run.algorithm.credit)
+        self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # what they remember is the learner's
         self.objective = cast("Objective", run.algorithm.objective)
-        self.schedule = cast("UpdateSchedule", run.algorithm.schedule)
+        self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
         self.roles = [agent.role for agent in run.agents]
         self.longest = {agent.role: agent.sampling.max_new_tokens for agent in run.agents}
         self.optimizers = {

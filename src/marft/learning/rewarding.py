@@ -81,6 +81,8 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
     for episode in episodes:
         transitions = list(episode.transitions)
         for action in episode.actions:
+            if action.choice:
+                continue
             over = int(action.sampled.sum()) - (limits[action.agent] - buffer)
             if over > 0 and action.step < len(transitions):
                 here = transitions[action.step]

@@ -54,6 +54,7 @@ class Update:
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
         """Epochs of minibatches over the phase's policies, until the KL stop ends the phase."""
         mine = [sample for sample in samples if sample.action.policy in phase.policies]
+        self.meter.add("idle_phases", float(not mine))
         if not mine:
             return
         before = {name: self.optimizers[name].snapshot() for name in phase.policies} if phase.kl_limit else {}

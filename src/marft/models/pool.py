@@ -140,7 +140,7 @@ def _stop_ids(tokenizer: PreTrainedTokenizerBase, backbone: Backbone) -> tuple[i
     declared: list[int | Sequence[int] | None] = [tokenizer.eos_token_id, backbone.model.config.eos_token_id]
     generation = backbone.model.generation_config
     declared.append(generation.eos_token_id if generation is not None else None)
-    ids: set[int] = set()
+    ids: list[int] = []  # the tokenizer's own first: it is what a turn that is given, not sampled, ends with
     for value in declared:
-        ids.update([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(sorted(i for i in ids if i < backbone.head.weight.shape[0]))  # a tokenizer may have more than a model
+        ids += [] if value is None else [value] if isinstance(value, int) else value
+    return tuple(dict.fromkeys(i for i in ids if i < backbone.head.weight.shape[0]))  # a tokenizer may have more

@@ -54,10 +54,12 @@ class Orchestrated(Plugin):
         done: list[Action] = []
         while len(done) < self.most:
             options = [*calls, *([STOP] if done and self.stops else [])]
-            choice = await agents[self.router].choose(observation, options, sees=done)
-            if choice.text == STOP:
+            chosen = options[0]  # where there is nothing to choose, nobody is asked
+            if len(options) > 1:
+                chosen = (await agents[self.router].choose(observation, options, sees=done)).text
+            if chosen == STOP:
                 break
-            role, view = calls[choice.text]
+            role, view = calls[chosen]
             shown = {"nothing": [], "last": done[-1:], "all": done}[view]
             done.append(await agents[role](observation, sees=[*shown]))
         return JointAction(answer=done[-1])
