@@ -1,0 +1,146 @@
+"""Run Python code in a jail: a separate process without network, files, environment or neighbours."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from marft.sandbox.settings import SandboxSettings
+
+Outcome = Literal["finished", "failed", "timed_out", "killed", "too_much_output"]
+JAIL = Path(__file__).with_name("jail.py")
+CHUNK = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of running code.
+
+    ``failed`` code ended with an error of its own; ``killed`` code was ended by a signal (a limit, mostly); the others
+    ran past the clock or wrote too much. Output is cut to its limit.
+    """
+
+    outcome: Outcome
+    output: str
+    errors: str
+    status: int
+    seconds: float
+
+
+def run_python(code: str, settings: SandboxSettings | None = None, stdin: str = "") -> Ran:
+    """Run a program and wait for it.
+
+    Raises:
+        ValueError: the machine offers no isolation, and the settings require it.
+    """
+    settings = settings or SandboxSettings()
+    if settings.isolation == "required" and (problem := isolation_problem()):
+        raise ValueError(
+            f"code cannot be run safely here: {problem}. Allow unprivileged user namespaces "
+            "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces > 0; in Docker --security-opt "
+            "seccomp=unconfined), or accept the risk with isolation = 'none'"
+        )
+    return _run(code, settings, stdin)
+
+
+@functools.cache
+def isolation_problem() -> str:
+    """Why no jail can be built on this machine; empty when one can."""
+    if not sys.platform.startswith("linux"):
+        return f"there are no namespaces on {sys.platform}"
+    ran = _run("print('here')", SandboxSettings(), "")
+    return "" if ran.output.strip() == "here" else (ran.errors.strip().splitlines() or ["the jail did not answer"])[-1]
+
+
+def _run(code: str, settings: SandboxSettings, stdin: str) -> Ran:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="marft-jail-") as root:
+        Path(root).chmod(0o755)
+        order = {"root": root, "code": code, "stdin": stdin, **settings.model_dump()}
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(JAIL)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={}, cwd="/", close_fds=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, errors, cut = _talk(process, json.dumps(order).encode(), settings, began + settings.seconds)
+        finally:
+            _end(process)
+    status = process.returncode
+    outcome: Outcome = cut or ("finished" if status == 0 else "killed" if status >= 128 or status < 0 else "failed")
+    return Ran(outcome, output, errors, status, time.monotonic() - began)
+
+
+def _talk(
+    process: subprocess.Popen[bytes], order: bytes, settings: SandboxSettings, deadline: float
+) -> tuple[str, str, Outcome | None]:
+    """Hand over the order, and read until the program ends, runs out of time or says too much."""
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    limit = settings.output_kb * 1024
+    heard: dict[int, bytearray] = {}
+    cut: Outcome | None = None
+    with selectors.DefaultSelector() as selector:
+        for pipe in (process.stdout, process.stderr):
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe, selectors.EVENT_READ)
+            heard[pipe.fileno()] = bytearray()
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        while len(selector.get_map()) and cut is None:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready and time.monotonic() >= deadline:
+                cut = "timed_out"
+            for key, _ in ready:
+                if key.fileobj is process.stdin:
+                    order = _feed(process, order)
+                    if not order:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                chunk = os.read(key.fd, CHUNK)
+                heard[key.fd] += chunk
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                elif len(heard[key.fd]) > limit:
+                    cut = "too_much_output"
+    if cut is None:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            cut = "timed_out"
+    texts = [bytes(heard[pipe.fileno()][:limit]).decode(errors="replace") for pipe in (process.stdout, process.stderr)]
+    return texts[0], texts[1], cut
+
+
+def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:
+    """Write what the pipe takes → what is left; nothing when nobody reads any more."""
+    assert process.stdin
+    try:
+        return order[os.write(process.stdin.fileno(), order[:CHUNK]) :]
+    except BlockingIOError:
+        return order
+    except BrokenPipeError:
+        return b""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill whatever of the jail still lives: its first process takes all others with it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe and not pipe.closed:
+            pipe.close()
