@@ -19,7 +19,6 @@ from marft.game.channels.truncated import Truncated
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.game.rendering import Message
-from marft.learning.rewarding import price_messages
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Task
@@ -85,18 +84,18 @@ def test_what_others_read_is_counted_and_priced_for_its_author() -> None:
     metrics = episode_metrics([episode], ("a", "b", "c"), 0)
     assert metrics["message_tokens"] == 12
     assert [metrics[f"agents/{role}/message_tokens"] for role in "abc"] == [8, 4, 0]
-    paid = price_messages([episode], 0.01)[0].transitions[0]
-    assert paid.agent_rewards == pytest.approx({"a": -0.08, "b": -0.04})
-    assert paid.reward == 1.0
 
 
 def test_a_team_trains_over_a_channel_with_a_price(tmp_path: Path) -> None:
     run = settings(
-        "tiny", tmp_path, "--channel", "{ name = 'truncated', words = 2 }", "--algorithm.reward.message_price", "0.001",
+        "tiny", tmp_path, "--channel", "{ name = 'truncated', words = 2 }",
+        "--rewards", "[{ name = 'outcome' }, { name = 'message_tokens', weight = 0.001 }]",
     )  # fmt: skip
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2
-    assert folder.read_metrics()[0]["agents/reasoner/message_tokens"] > 0
+    metrics = folder.read_metrics()[0]
+    assert metrics["agents/reasoner/message_tokens"] > 0
+    assert metrics["agents/reasoner/own_reward"] == pytest.approx(-0.001 * metrics["agents/reasoner/message_tokens"])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from marft.game.hosting import Host
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.models.pool import Models
+from marft.rewards.composing import compose
+from marft.rewards.terms import Term
 from marft.types import Episode
 
 T = TypeVar("T")
@@ -81,7 +83,8 @@ class Stage:
 
     async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
         try:
-            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done)
+            played = await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done)
+            return [compose(episode, cast("Sequence[Term]", self.run.rewards)) for episode in played]
         finally:
             await self.engine.settle()
 

@@ -237,6 +237,7 @@ class Transition:
     observation: Observation
     reward: float
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    terms: Mapping[str, float] = field(default_factory=dict)  # what composed rewards are made of: by term, term/agent
 
 
 class Fork(NamedTuple):

@@ -41,7 +41,6 @@ class RewardSettings(Settings):
     shaping: Literal["none", "margin", "quality"] = "none"  # of agents' own rewards, against their earlier ones
     shaping_weight: float = 0.5
     overlong_buffer: Annotated[int, Field(ge=0)] = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
-    message_price: NotNegative = 0.0  # for each token that others read of an agent's messages
 
 
 class KLSettings(Settings):

@@ -52,6 +52,15 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "step-gae": "marft.learning.credit.step_gae:StepGAE",
         "tree": "marft.learning.credit.tree:Tree",
     },
+    "rewards": {
+        "format": "marft.rewards.terms:Format",
+        "function": "marft.rewards.terms:Function",
+        "message_tokens": "marft.rewards.terms:MessageTokens",
+        "outcome": "marft.rewards.terms:Outcome",
+        "progress": "marft.rewards.terms:Progress",
+        "step_cost": "marft.rewards.terms:StepCost",
+        "trajectory": "marft.rewards.terms:Trajectory",
+    },
     "objectives": {
         "cispo": "marft.learning.objectives.cispo:CISPO",
         "ppo": "marft.learning.objectives.ppo:PPO",
@@ -137,6 +146,7 @@ def _resolver(kind: str) -> Any:
 EnvironmentPlugin = Annotated[SerializeAsAny[Plugin], _resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], _resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[Plugin], _resolver("organizations")]
+RewardPlugin = Annotated[SerializeAsAny[Plugin], _resolver("rewards")]
 CreditPlugin = Annotated[SerializeAsAny[Plugin], _resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[Plugin], _resolver("objectives")]
 SchedulePlugin = Annotated[SerializeAsAny[Plugin], _resolver("schedules")]

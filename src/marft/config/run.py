@@ -11,7 +11,7 @@ from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.algorithm import AlgorithmSettings, Count, NotNegative, Positive
-from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin
+from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin
 from marft.config.settings import Settings, did_you_mean
 from marft.types import Profile, Sampling
 
@@ -141,6 +141,7 @@ class RunSettings(Settings):
     team: OrganizationPlugin
     channel: ChannelPlugin
     environment: EnvironmentPlugin
+    rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # none: what the environment pays
     algorithm: AlgorithmSettings
     rollout: RolloutSettings = RolloutSettings()
     engine: EngineSettings = EngineSettings()

@@ -33,6 +33,7 @@ def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: 
     metrics |= _action_metrics(actions, version)
     metrics["message_tokens"] = _mean([sum(sum(a.message_tokens) for a in episode.actions) for episode in scored])
     sent = _tokens_sent(scored)
+    metrics |= _reward_terms(scored)
     for role in roles:
         mine = _action_metrics([action for action in actions if action.agent == role], version)
         metrics |= {f"agents/{role}/{name}": value for name, value in mine.items()}
@@ -40,6 +41,18 @@ def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: 
         metrics[f"agents/{role}/own_reward"] = _mean(rewards_of_role)
         metrics[f"agents/{role}/message_tokens"] = sent.get(role, 0.0) / len(scored) if scored else math.nan
     return metrics
+
+
+def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What each term of a composed reward gave in an episode, on average: the team, and each agent."""
+    totals: dict[str, float] = {}
+    for episode in episodes:
+        for transition in episode.transitions:
+            for name, share in transition.terms.items():
+                term, _, agent = name.partition("/")
+                key = f"agents/{agent}/rewards/{term}" if agent else f"rewards/{term}"
+                totals[key] = totals.get(key, 0.0) + share
+    return {name: total / len(episodes) for name, total in totals.items()}
 
 
 def _tokens_sent(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -28,8 +28,6 @@ def rewards_for_credit(
         rewarded = mix(rewarded, settings.team, settings.own)
     if settings.overlong_buffer:
         rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
-    if settings.message_price:
-        rewarded = price_messages(rewarded, settings.message_price)
     return rewarded
 
 
@@ -88,22 +86,6 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
                 here = transitions[action.step]
                 own = {**here.agent_rewards, action.agent: here.agent_rewards.get(action.agent, 0.0) - over / buffer}
                 transitions[action.step] = replace(here, agent_rewards=own)
-        priced.append(_with_rewards(episode, transitions))
-    return priced
-
-
-def price_messages(episodes: Sequence[Episode], price: float) -> list[Episode]:
-    """Every token that others read of an agent's messages costs the agent ``price``, in the step where it is read."""
-    priced = []
-    for episode in episodes:
-        owners = {action.id: action.agent for action in episode.actions}
-        transitions = list(episode.transitions)
-        for action in episode.actions:
-            for seen, tokens in zip(action.sees, action.message_tokens, strict=True):
-                if action.step < len(transitions) and seen in owners:
-                    here, agent = transitions[action.step], owners[seen]
-                    own = {**here.agent_rewards, agent: here.agent_rewards.get(agent, 0.0) - price * tokens}
-                    transitions[action.step] = replace(here, agent_rewards=own)
         priced.append(_with_rewards(episode, transitions))
     return priced
 

@@ -26,6 +26,7 @@ TRANSITION = pa.struct(
         ("observation", pa.string()),
         ("reward", pa.float64()),
         ("agent_rewards", pa.map_(pa.string(), pa.float64())),
+        ("terms", pa.map_(pa.string(), pa.float64())),
     ]
 )
 OPTION = pa.struct([("tokens", pa.list_(pa.int32())), ("normaliser", pa.float64()), ("log_prob", pa.float32())])
@@ -131,7 +132,12 @@ def _rows(episode: Episode) -> list[dict[str, Any]]:
     rows = rows or [{**whole, "observation": episode.task.prompt}]
     rows[0]["bootstrap"] = episode.bootstrap
     rows[0]["transitions"] = [
-        {"observation": t.observation.text, "reward": t.reward, "agent_rewards": list(t.agent_rewards.items())}
+        {
+            "observation": t.observation.text,
+            "reward": t.reward,
+            "agent_rewards": list(t.agent_rewards.items()),
+            "terms": list(t.terms.items()),
+        }
         for t in episode.transitions
     ]
     return rows
@@ -180,7 +186,7 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         actions=tuple(_read_action(row) for row in rows if row["agent"] is not None),
         status=first["status"],
         transitions=tuple(
-            Transition(Observation(t["observation"]), t["reward"], dict(t["agent_rewards"]))
+            Transition(Observation(t["observation"]), t["reward"], dict(t["agent_rewards"]), dict(t["terms"]))
             for t in first["transitions"]
         ),
         success=first["success"],

@@ -1,0 +1,164 @@
+r"""What a reward is composed of: named terms, each with a weight and a clip, in the recipe's order.
+
+::
+
+    [[rewards]]
+    name = "outcome"          # what the environment pays
+
+    [[rewards]]
+    name = "step_cost"
+    weight = 0.01
+
+    [[rewards]]
+    name = "format"
+    agents = ["actor"]
+    pattern = '\\boxed\{.+\}'
+    weight = 0.2
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field, Strict, field_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.plugins import Plugin
+from marft.types import Episode
+
+Roles = Annotated[tuple[str, ...], Strict(False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """What one term gives for one environment step."""
+
+    team: float = 0.0
+    agents: Mapping[str, float] = field(default_factory=dict)
+
+
+class Term(Plugin):
+    """Base of all terms. What a term gives is clipped, then weighed."""
+
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    clip: Annotated[tuple[float, float] | None, Strict(False)] = None
+
+    def score(self, episode: Episode) -> Sequence[Earned]:
+        """One entry for each environment step of the episode."""
+        raise NotImplementedError
+
+    def weighed(self, value: float) -> float:
+        low, high = self.clip or (value, value)
+        return self.weight * min(max(value, low), high)
+
+
+class Outcome(Term):
+    """What the environment pays, to the team and to single agents."""
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        return [Earned(t.reward, t.agent_rewards) for t in episode.transitions]
+
+
+class Trajectory(Term):
+    """1 with the last step of an episode that solved its task."""
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        return _at_the_end(episode, float(bool(episode.success)))
+
+
+class Progress(Term):
+    """How much more a step pays than the best one before it."""
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        best, earned = 0.0, []
+        for transition in episode.transitions:
+            earned.append(Earned(max(0.0, transition.reward - best)))
+            best = max(best, transition.reward)
+        return earned
+
+
+class StepCost(Term):
+    """−1 for every environment step."""
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        return [Earned(-1.0) for _ in episode.transitions]
+
+
+class MessageTokens(Term):
+    """−1 for every token that others read of an agent's messages, to the agent that wrote them."""
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        owners = {action.id: action.agent for action in episode.actions}
+        costs: list[dict[str, float]] = [{} for _ in episode.transitions]
+        for action in episode.actions:
+            for seen, tokens in zip(action.sees, action.message_tokens, strict=True):
+                if action.step < len(costs):
+                    costs[action.step][owners[seen]] = costs[action.step].get(owners[seen], 0.0) - tokens
+        return [Earned(agents=cost) for cost in costs]
+
+
+class Format(Term):
+    """1 to an agent for every action whose text holds ``pattern``; of ``agents``, or of all when empty."""
+
+    pattern: str
+    agents: Roles = ()
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_an_expression(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise PydanticCustomError("pattern", "no regular expression: {error}", {"error": str(error)}) from error
+        return pattern
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        given: list[dict[str, float]] = [{} for _ in episode.transitions]
+        for action in episode.actions:
+            if action.step < len(given) and (not self.agents or action.agent in self.agents):
+                here = given[action.step]
+                here[action.agent] = here.get(action.agent, 0.0) + float(bool(re.search(self.pattern, action.own_text)))
+        return [Earned(agents=rewards) for rewards in given]
+
+
+class Function(Term):
+    """What a function of yours says of the whole episode: a number for the team, or numbers by agent; ``call`` is its
+    import path, ``"my_package.rewards:brevity"``."""
+
+    call: str
+
+    @field_validator("call")
+    @classmethod
+    def _can_be_imported(cls, call: str) -> str:
+        _import(call)
+        return call
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        said = _import(self.call)(episode)
+        return _at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else _at_the_end(episode, float(said))
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PydanticCustomError(
+            "function", "cannot import {path}: {error}", {"path": repr(path), "error": str(error)}
+        ) from error
+
+
+def _at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[Earned]:
+    nothing = [Earned() for _ in episode.transitions[1:]]
+    return [*nothing, Earned(team, agents or {})] if episode.transitions else []

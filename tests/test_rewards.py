@@ -1,0 +1,122 @@
+"""Composed rewards: named terms with weights and clips, each kept apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marft.config import parse_recipe
+from marft.evaluation.metrics import episode_metrics
+from marft.rewards.composing import compose
+from marft.rewards.terms import Format, Function, MessageTokens, Outcome, Progress, StepCost, Term, Trajectory
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Episode, Observation, Task, Transition
+from tests.episodes import make_action
+from tests.helpers import recipe, settings
+
+
+def episode(*rewards: float, success: bool | None = True) -> Episode:
+    actions = []
+    for step in range(len(rewards)):
+        actions.append(make_action("a", step=step, index=2 * step, text=f"plan {step}"))
+        seen = (f"{step}/a/0",)
+        actions.append(
+            replace(make_action("b", step=step, index=2 * step + 1, sees=seen, text="<x>"), message_tokens=(3 + step,))
+        )
+    transitions = tuple(Transition(Observation("o"), reward, {"b": 0.5}) for reward in rewards)
+    return Episode(Task("t", "o"), "s", 0, tuple(actions), "terminated", transitions, success=success)
+
+
+def composed(*terms: Term, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
+    made = compose(of or episode(0.25, 0.0, 1.0), terms)
+    assert made.status == "terminated", made.error
+    return [(t.reward, t.agent_rewards) for t in made.transitions]
+
+
+def test_each_term_is_what_it_says() -> None:
+    assert composed(Outcome()) == [(0.25, {"b": 0.5}), (0.0, {"b": 0.5}), (1.0, {"b": 0.5})]
+    assert composed(Trajectory()) == [(0.0, {}), (0.0, {}), (1.0, {})]
+    assert composed(Trajectory(), of=episode(1.0, success=False)) == [(0.0, {})]
+    assert composed(Progress()) == [(0.25, {}), (0.0, {}), (0.75, {})]
+    assert composed(StepCost(weight=0.1)) == [(-0.1, {})] * 3
+    assert composed(MessageTokens(weight=0.5)) == [(0.0, {"a": -1.5}), (0.0, {"a": -2.0}), (0.0, {"a": -2.5})]
+    assert composed(Format(pattern="<x>")) == [(0.0, {"a": 0.0, "b": 1.0})] * 3
+    assert composed(Format(pattern="plan", agents=("a",))) == [(0.0, {"a": 1.0})] * 3
+
+
+def test_terms_add_up_after_clip_and_weight_and_are_kept_apart() -> None:
+    made = compose(episode(0.25, 5.0), (Outcome(weight=2.0, clip=(0.0, 1.0)), StepCost(weight=0.5)))
+    assert [t.reward for t in made.transitions] == [0.0, 1.5]
+    assert made.transitions[1].agent_rewards == {"b": 1.0}
+    metrics = episode_metrics([made], ("a", "b"), 0)
+    assert metrics["agents/b/own_reward"] == 2.0
+    assert (metrics["reward"], sum(v for k, v in metrics.items() if k.startswith("rewards/"))) == (1.5, 1.5)
+
+
+def brevity(episode: Episode) -> float:
+    return -float(len(episode.actions))
+
+
+def by_agent(episode: Episode) -> dict[str, float]:
+    return {"a": 1.0}
+
+
+def broken(episode: Episode) -> float:
+    raise KeyError("boom")
+
+
+def nan(episode: Episode) -> float:
+    return math.nan
+
+
+def test_functions_of_ones_own() -> None:
+    assert composed(Function(call="tests.test_rewards:brevity")) == [(0.0, {}), (0.0, {}), (-6.0, {})]
+    assert composed(Function(call="tests.test_rewards:by_agent", weight=3.0))[-1] == (0.0, {"a": 3.0})
+
+
+@pytest.mark.parametrize(("name", "reason"), [("broken", "raised KeyError: 'boom'"), ("nan", "not finite")])
+def test_a_term_that_fails_fails_the_episode_and_is_never_a_reward_of_zero(name: str, reason: str) -> None:
+    made = compose(episode(1.0), (Function(call=f"tests.test_rewards:{name}"),))
+    assert (made.status, made.scored) == ("failed", False)
+    assert reason in made.error
+
+
+def test_without_terms_and_without_a_score_nothing_changes() -> None:
+    whole, failed = episode(1.0), replace(episode(1.0), status="failed")
+    assert compose(whole, ()) is whole
+    assert compose(failed, (StepCost(),)) is failed
+
+
+def test_a_run_with_composed_rewards(tmp_path: Path) -> None:
+    terms = "[{ name = 'outcome' }, { name = 'step_cost', weight = 0.25 }, { name = 'format', pattern = 'zebra' }]"
+    run = settings("tiny", tmp_path, "--rewards", terms)
+    folder = RunFolder.create(run)
+    train(run, folder)
+    metrics = folder.read_metrics()[0]
+    assert metrics["rewards/step_cost"] == -0.25
+    assert metrics["agents/actor/rewards/format"] == 0.0
+    assert metrics["reward"] == pytest.approx(metrics["rewards/outcome"] - 0.25)
+    recorded = read_episodes(folder.episodes / "step_000001.parquet")[0].transitions[0]
+    assert recorded.terms["step_cost"] == -0.25
+
+
+@pytest.mark.parametrize(
+    ("terms", "complaint"),
+    [
+        ("[{ name = 'outcom' }]", "did you mean 'outcome'?"),
+        ("[{ name = 'format', pattern = '(' }]", "no regular expression"),
+        ("[{ name = 'function', call = 'tests.test_rewards:gone' }]", "cannot import"),
+        ("[{ name = 'outcome', wieght = 2.0 }]", "did you mean 'weight'?"),
+    ],
+)
+def test_terms_that_cannot_work_are_refused(terms: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match="recipe:") as caught:
+        parse_recipe(recipe(), ["--rewards", terms])
+    assert complaint in str(caught.value)
