@@ -6,54 +6,33 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from marft.game.agents import Agent, Agents, Excerpt, Request, Seen
+from marft.game.agents import Agent, Agents, Request
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.rendering import Cut, Message, PromptTooLongError
+from marft.game.hearing import Heard, hear, listen, render, tokens_of
+from marft.game.rendering import Cut
+from marft.game.speaking import choose, opening_of, options_of, write
 from marft.types import (
     Action,
     ActionKey,
     Episode,
     Fork,
     JointAction,
-    LogProbs,
-    Mark,
     Observation,
-    Option,
     Prompt,
     Status,
     Step,
-    TokenIds,
     Transition,
 )
 
 NOT_THE_SAME = (
     "something else than recorded; the environment or the organization does not do the same again under the same seed"
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Opening:
-    """A teammate's text at the beginning of a turn."""
-
-    tokens: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
-    marks: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # [T]
-    log_probs: LogProbs = field(default_factory=lambda: np.empty(0, np.float32))  # [number of teammate tokens]
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Heard:
-    """An action, and the message in which an agent came to know it."""
-
-    action: Action
-    message: Message
 
 
 class Turns:
@@ -68,7 +47,7 @@ class Turns:
         self._first_of_step: Agent | None = None
         self.final_prompt: Prompt | None = None
         self.first_fresh = ""  # id of the first action that was sampled and not served
-        self._given: dict[int, tuple[Observation, Sequence[_Heard], int]] = {}  # by index: what it was made from, room
+        self._given: dict[int, tuple[Observation, Sequence[Heard], int]] = {}  # by index: what it was made from, room
         self._acting: int | None = None  # the step in which agents may be asked
         self._engine_failure: Exception | None = None
         self._asked = 0
@@ -115,13 +94,13 @@ class Turns:
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
-        heard = self._listen(request.sees)
-        opening = self._opening(agent, request.begins)
-        options = self._options(agent, request)
+        heard = listen(self.game.team.channel, self.attempt.messages, request.sees)
+        opening = opening_of(self.game.renderer, agent.policy, request.begins)
+        options = options_of(self.game.renderer, agent.policy, request)
         longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
         room = len(opening.tokens) + longest
         self._given[index] = request.observation, heard, room
-        prompt = self._render(agent, request.observation, heard, room)
+        prompt = render(self.game.renderer, agent, request.observation, heard, room)
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
             self.actions[index] = replace(served, index=index)
@@ -132,9 +111,9 @@ class Turns:
         started = time.perf_counter() - self._began
         try:
             made = await (
-                self._choose(agent, request, prompt, options, key)
+                choose(self.game.engine, agent, request, prompt, options, key)
                 if options
-                else self._write(agent, prompt, opening, key)
+                else write(self.game.engine, agent, prompt, opening, key)
             )
         except Exception as error:
             self._engine_failure = error
@@ -143,10 +122,7 @@ class Turns:
         whole = made.choice.log_probs if made.choice else made.log_probs
         if not np.isfinite(made.log_probs).all() or np.isnan(whole).any():
             raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
-        tokens: dict[str, int] = {}
-        for one in heard:
-            read = self.game.renderer.count(agent.policy, one.message.text)
-            tokens[one.action.id] = tokens.get(one.action.id, 0) + read
+        tokens = tokens_of(self.game.renderer, agent.policy, heard)
         if request.begins:
             tokens.setdefault(request.begins.id, 0)
         action = replace(
@@ -167,68 +143,6 @@ class Turns:
         if step != self._acting:
             raise EpisodeFailedError("failed", f"{agent.role} acts after act() has ended; await all that it starts")
 
-    async def _write(self, agent: Agent, prompt: Prompt, opening: _Opening, key: ActionKey) -> Action:
-        ids = np.concatenate([prompt.ids, opening.tokens])
-        completion = await self.game.engine.sample(agent.policy, ids, agent.sampling, key)
-        return Action(
-            key=key,
-            policy=agent.policy,
-            index=0,
-            sees=(),
-            prompt=prompt.ids,
-            tokens=np.concatenate([opening.tokens, completion.tokens]),
-            marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
-            log_probs=completion.log_probs,
-            teammate_log_probs=opening.log_probs if len(opening.tokens) else None,
-            text=opening.text + completion.text,
-            opening=len(opening.text),
-            finish=completion.finish,
-            version=completion.version,
-        )
-
-    async def _choose(
-        self, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
-    ) -> Action:
-        choice, version = await self.game.engine.choose(agent.policy, prompt.ids, options, agent.sampling, key)
-        tokens = options[choice.chosen].tokens
-        return Action(
-            key=key,
-            policy=agent.policy,
-            index=0,
-            sees=(),
-            prompt=prompt.ids,
-            tokens=tokens,
-            marks=np.full(len(tokens), Mark.SAMPLED, np.uint8),
-            log_probs=choice.log_probs[[choice.chosen]],
-            text=request.options[choice.chosen],
-            finish="stop",
-            version=version,
-            choice=choice,
-        )
-
-    def _options(self, agent: Agent, request: Request) -> list[Option]:
-        options = []
-        for text in request.options:
-            ids = self.game.renderer.option(agent.policy, text)
-            sizes = {"none": 1, "tokens": len(ids), "words": len(text.split())}
-            options.append(Option(ids, float(max(1, sizes[request.normalisation]))))
-        return options
-
-    def _opening(self, agent: Agent, begins: Action | None) -> _Opening:
-        """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
-        if begins is None:
-            return _Opening()
-        if begins.choice:
-            raise ValueError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
-        count = self.game.renderer.opening(agent.policy, begins)
-        log_probs = np.zeros(len(begins.tokens), np.float32)
-        log_probs[begins.sampled] = begins.log_probs
-        if begins.teammate_log_probs is not None:
-            log_probs[begins.by_teammate] = begins.teammate_log_probs
-        written = begins.sampled | begins.by_teammate
-        marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
-        return _Opening(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
-
     def _check_replayed(self, observation: Observation) -> None:
         replay, step = self.attempt.replay, len(self.transitions)
         if replay and step < len(replay.observations) and observation.text != replay.observations[step]:
@@ -247,42 +161,20 @@ class Turns:
             raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
         return recorded
 
-    def _listen(self, sees: Sequence[Seen]) -> list[_Heard]:
-        """What of others an agent comes to read, through the team's channel."""
-        given = [self._hear(other) for other in sees]
-        carried = self.game.team.channel.carry([one.message for one in given])
-        return [_Heard(one.action, message) for one, message in zip(given, carried, strict=True) if message is not None]
-
-    def _hear(self, seen: Seen) -> _Heard:
-        action = seen.action if isinstance(seen, Excerpt) else seen
-        return _Heard(action, Message(action.agent, self.attempt.messages.get(action.id, seen.text)))
-
-    def _render(self, agent: Agent, observation: Observation, heard: Sequence[_Heard], room: int) -> Prompt:
-        """A prompt that leaves ``room`` tokens for the action."""
-        try:
-            return self.game.renderer.render(
-                agent.policy,
-                agent.profile,
-                observation.text,
-                [one.message for one in heard],
-                reserve=room,
-                cut=agent.cut,
-            )
-        except PromptTooLongError as error:
-            raise EpisodeFailedError("failed", str(error)) from error
-
     def _with_state(self, action: Action, done: Sequence[Action]) -> Action:
         """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""
         unseen = [other for other in done if other.index < action.index and other.id not in action.sees]
         if not unseen:
             return action
         observation, heard, room = self._given[action.index]
-        everything = sorted([*heard, *map(self._hear, unseen)], key=lambda one: one.action.index)
-        agent = self.game.team.agent(action.agent)
+        everything = sorted(
+            [*heard, *(hear(self.attempt.messages, other) for other in unseen)], key=lambda one: one.action.index
+        )
+        agent, renderer = self.game.team.agent(action.agent), self.game.renderer
         try:
-            return replace(action, state=self._render(agent, observation, everything, room).ids)
+            return replace(action, state=render(renderer, agent, observation, everything, room).ids)
         except EpisodeFailedError:  # it may be longer than the agent's prompt; the critic then reads what fits
-            return replace(action, state=self._render(replace(agent, cut=Cut()), observation, everything, room).ids)
+            return replace(action, state=render(renderer, replace(agent, cut=Cut()), observation, everything, room).ids)
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
@@ -298,7 +190,7 @@ class Turns:
         if self.first_decided is not None and self.attempt.critic_states:
             check_observation(observation)
             room = self.first_decided.sampling.max_new_tokens
-            self.final_prompt = self._render(self.first_decided, observation, (), room)
+            self.final_prompt = render(self.game.renderer, self.first_decided, observation, (), room)
 
     def episode(self, status: Status, error: str) -> Episode:
         return Episode(

@@ -1,0 +1,57 @@
+"""How agents come to know what others said: through the team's channel, into their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from marft.game.agents import Agent, Excerpt, Seen
+from marft.game.game import EpisodeFailedError
+from marft.game.rendering import Channel, Message, PromptTooLongError, Renderer
+from marft.types import Action, Observation, Prompt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """An action, and the message in which an agent came to know it."""
+
+    action: Action
+    message: Message
+
+
+def hear(replaced: Mapping[str, str], seen: Seen) -> Heard:
+    """An action as it is passed on.
+
+    Args:
+        replaced: texts by action id that stand in for the real ones.
+    """
+    action = seen.action if isinstance(seen, Excerpt) else seen
+    return Heard(action, Message(action.agent, replaced.get(action.id, seen.text)))
+
+
+def listen(channel: Channel, replaced: Mapping[str, str], sees: Sequence[Seen]) -> list[Heard]:
+    """What of others an agent comes to read, through the channel."""
+    given = [hear(replaced, other) for other in sees]
+    carried = channel.carry([one.message for one in given])
+    return [Heard(one.action, message) for one, message in zip(given, carried, strict=True) if message is not None]
+
+
+def tokens_of(renderer: Renderer, policy: str, heard: Sequence[Heard]) -> dict[str, int]:
+    """Tokens that an agent reads of each action, by its id."""
+    tokens: dict[str, int] = {}
+    for one in heard:
+        tokens[one.action.id] = tokens.get(one.action.id, 0) + renderer.count(policy, one.message.text)
+    return tokens
+
+
+def render(renderer: Renderer, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int) -> Prompt:
+    """A prompt that leaves ``room`` tokens for the action.
+
+    Raises:
+        EpisodeFailedError: it does not fit.
+    """
+    messages = [one.message for one in heard]
+    try:
+        return renderer.render(agent.policy, agent.profile, observation.text, messages, reserve=room, cut=agent.cut)
+    except PromptTooLongError as error:
+        raise EpisodeFailedError("failed", str(error)) from error
