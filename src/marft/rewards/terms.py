@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -41,15 +42,15 @@ class Earned:
     agents: Mapping[str, float] = field(default_factory=dict)
 
 
-class Term(Plugin):
+class Term(Plugin, ABC):
     """Base of all terms. What a term gives is clipped, then weighed."""
 
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None
 
+    @abstractmethod
     def score(self, episode: Episode) -> Sequence[Earned]:
         """One entry for each environment step of the episode."""
-        raise NotImplementedError
 
     def weighed(self, value: float) -> float:
         low, high = self.clip or (value, value)
