@@ -136,7 +136,7 @@ def train_and_evaluate(job: Job) -> Row:
         "tasks": evaluations[0].tasks,
         "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == BASE},
         "after": {e.mode: e.accuracy for e in evaluations if e.checkpoint != BASE},
-        "curves": {name: [row.get(name) for row in metrics] for name in CURVES},
+        "curves": {name: [row.get(name) for row in metrics] for name in (*CURVES, "message_tokens")},
         "episodes": [row["episodes"] for row in metrics],
         "actions": [row["sampled_actions"] for row in metrics],
         "seconds": sum(row["seconds"] for row in metrics),
