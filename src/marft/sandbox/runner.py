@@ -21,6 +21,7 @@ from marft.sandbox.settings import SandboxSettings
 Outcome = Literal["finished", "failed", "timed_out", "killed", "too_much_output"]
 JAIL = Path(__file__).with_name("jail.py")
 CHUNK = 65536
+TRIES = 3  # to build a first jail: a machine that is out of something for a moment is not one without isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,13 @@ def isolation_problem() -> str:
     """Why no jail can be built on this machine; empty when one can."""
     if not sys.platform.startswith("linux"):
         return f"there are no namespaces on {sys.platform}"
-    ran = _run("print('here')", SandboxSettings(), "")
-    return "" if ran.output.strip() == "here" else (ran.errors.strip().splitlines() or ["the jail did not answer"])[-1]
+    problem = ""
+    for _ in range(TRIES):
+        ran = _run("print('here')", SandboxSettings(seconds=30.0), "")
+        if ran.output.strip() == "here":
+            return ""
+        problem = (ran.errors.strip().splitlines() or [f"the jail did not answer: {ran.outcome}, {ran.status}"])[-1]
+    return problem
 
 
 def _run(code: str, settings: SandboxSettings, stdin: str) -> Ran:
