@@ -292,11 +292,6 @@ class Episode:
         """Undiscounted team return."""
         return float(sum(transition.reward for transition in self.transitions))
 
-    @property
-    def answer(self) -> str:
-        """Text of the last action, for people to read."""
-        return self.actions[-1].text if self.actions else ""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
