@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -126,6 +127,35 @@ def test_comam_equals_the_slow_reference(batch: list[Episode], scale: bool) -> N
 def test_rank_correlation_equals_the_slow_reference(pairs: list[tuple[float, float]]) -> None:
     a, b = (np.array(column) for column in zip(*pairs, strict=True))
     assert rank_correlation(a, b) == pytest.approx(slow.spearman(a.tolist(), b.tolist()), abs=1e-9)
+
+
+@given(agents=st.integers(1, 3), samples=st.integers(2, 3), data=st.data(), scale=st.booleans())
+@settings(max_examples=200)
+def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, data: st.DataObject, scale: bool) -> None:
+    """Every tuple of samples is scored: a sample is worth the mean over the tuples that hold it."""
+    made = [[make_action("abc"[i], sample=s, index=i) for s in range(samples)] for i in range(agents)]
+    earned: dict[tuple[int, ...], float] = {}
+    batch = []
+    for chosen in product(range(samples), repeat=agents):
+        earned[chosen] = data.draw(REWARDS)
+        aligned = len(set(chosen)) == 1
+        batch.append(
+            Episode(
+                Task("t", "o"), "train/0", len(batch), tuple(made[i][s] for i, s in enumerate(chosen)), "terminated",
+                (Transition(Observation("o"), earned[chosen]),), fork=None if aligned else Fork("x", ""),
+            )
+        )  # fmt: skip
+    credits = MAGRPO(joint_mode="cross", scale=scale).assign(Evidence(batch, "action"))
+    expected = []
+    for chosen in earned:
+        if len(set(chosen)) == 1:
+            for i, s in enumerate(chosen):
+                means = [
+                    slow.mean([r for other, r in earned.items() if other[i] == sample]) for sample in range(samples)
+                ]
+                expected.append(slow.relative(means[s], means, scale))
+    mine = [x for x, trained in zip(by_action(credits), credits.trained, strict=True) if trained]
+    np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-6)
 
 
 @given(data=st.data(), chain=st.sampled_from(["joint", "agent", "graph"]))

@@ -216,6 +216,26 @@ class TestRewards:
         assert [t.agent_rewards["a"] for t in shaped.transitions] == pytest.approx(slow)
         assert slow[:2] == pytest.approx(expected)
 
+    @given(episode=episodes(), kind=st.sampled_from(["margin", "quality"]), weight=NUMBER)
+    @settings(max_examples=200)
+    def test_shaping_equals_the_slow_reference(self, episode: Episode, kind: str, weight: float) -> None:
+        grades: list[float] = []
+        shaped = rewarding.shape([episode], kind, weight)[0]  # type: ignore[arg-type]
+        for t, (before, after) in enumerate(zip(episode.transitions, shaped.transitions, strict=True)):
+            expected = dict(before.agent_rewards)
+            seen: list[str] = []
+            for action in episode.actions:
+                if action.step != t or action.agent in seen or action.agent not in expected:
+                    continue
+                seen.append(action.agent)
+                r = before.agent_rewards[action.agent]
+                if grades:
+                    q = sum(grades) / len(grades)
+                    expected[action.agent] = r + weight * (r - q if kind == "margin" else q * r - (1 - q) * (1 - r))
+                grades.append(r)
+            assert dict(after.agent_rewards) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+            assert after.reward == before.reward
+
     def test_length_near_the_limit_costs_its_agent(self) -> None:
         action = make_action("a", tokens=tuple(range(9)))
         episode = Episode(
