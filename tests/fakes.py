@@ -60,8 +60,8 @@ class FakeEngine:
         self.say = say
         self.asked: list[tuple[ActionKey, str]] = []
 
-    async def sample(self, policy: str, prompt: TokenIds, sampling: Sampling, key: ActionKey) -> Completion:
-        text = bytes(prompt.astype(np.uint8)).decode()
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        text = bytes(prompt.ids.astype(np.uint8)).decode()
         self.asked.append((key, text))
         await asyncio.sleep(0)
         said = self.say(key, text)
@@ -69,10 +69,10 @@ class FakeEngine:
         return Completion(tokens, np.full(len(tokens), -1.0, np.float32), said, "stop")
 
     async def choose(
-        self, policy: str, prompt: TokenIds, options: Sequence[Option], sampling: Sampling, key: ActionKey
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, int]:
         """Chooses the option that ``say`` names."""
-        text = bytes(prompt.astype(np.uint8)).decode()
+        text = bytes(prompt.ids.astype(np.uint8)).decode()
         self.asked.append((key, text))
         await asyncio.sleep(0)
         named = np.frombuffer(self.say(key, text).encode(), np.uint8).astype(np.int32)

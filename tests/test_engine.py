@@ -12,7 +12,7 @@ import torch
 
 from marft.engines.local import LocalEngine
 from marft.stage import Stage
-from marft.types import ActionKey, Completion, Sampling
+from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import settings
 
 
@@ -25,12 +25,12 @@ async def chains(engine: LocalEngine, count: int, jitter: random.Random | None) 
 
     async def chain(sample: int) -> list[Completion]:
         first = await engine.sample(
-            "reasoner", np.array([5, 6, sample + 3], np.int32), Sampling(max_new_tokens=6), key(sample)
+            "reasoner", Prompt(np.array([5, 6, sample + 3], np.int32)), Sampling(max_new_tokens=6), key(sample)
         )
         if jitter:
             with engine.outside():
                 await asyncio.sleep(jitter.random() / 100)
-        prompt = np.concatenate([[9], first.tokens]).astype(np.int32)
+        prompt = Prompt(np.concatenate([[9], first.tokens]).astype(np.int32))
         return [first, await engine.sample("actor", prompt, Sampling(max_new_tokens=9), key(sample, "b"))]
 
     order = list(range(count))
@@ -96,7 +96,7 @@ def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_pat
 def test_the_text_leaves_out_the_end_of_turn_and_what_follows_a_stop_string(random_model: Path) -> None:
     with Stage(settings(random_model)) as stage:
         engine = stage.engine
-        prompt = np.array([5, 6, 7], np.int32)
+        prompt = Prompt(np.array([5, 6, 7], np.int32))
         free = stage.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
         stop = free.text[3:5]
         cut = stage.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
@@ -115,7 +115,7 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
 
         async def ask() -> list[object]:
             calls = (
-                stage.engine.sample("actor", np.array([5], np.int32), Sampling(max_new_tokens=2), key(n))
+                stage.engine.sample("actor", Prompt(np.array([5], np.int32)), Sampling(max_new_tokens=2), key(n))
                 for n in range(3)
             )
             return list(await asyncio.gather(*calls, return_exceptions=True))

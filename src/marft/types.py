@@ -62,6 +62,51 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """What an agent is told of a tool. ``parameters`` is the JSON schema of its arguments.
+
+    >>> Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}}).name
+    'add'
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One use of a tool: what the agent asked for, and what it was answered.
+
+    ``arguments`` is JSON as the agent wrote it. A call that could not be read, or failed, has its ``error`` set, and
+    the ``output`` says why: that is what the agent is shown.
+
+    >>> ToolCall("add", '{"a": 1, "b": 2}', output="3").output
+    '3'
+    """
+
+    name: str
+    arguments: str = "{}"
+    output: str = ""
+    error: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a remote model's answer took. ``cost`` is in the currency of the recipe's prices.
+
+    >>> Usage(prompt_tokens=120, completion_tokens=30, cost=0.001).cost
+    0.001
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """An agent's role: the paper's inst^i. ``answers`` marks the agent whose text is the team's answer."""
 
@@ -69,6 +114,7 @@ class Profile:
     instructions: str = ""
     guidance: str = ""
     answers: bool = False
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +137,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered rollout observation (ô_t^i) and the number of tokens that did not fit and were cut."""
+    """A rendered rollout observation (ô_t^i): its token ids, and the number of tokens that did not fit and were cut.
+
+    ``chat`` and ``tools`` are what it was rendered from, for engines that take messages instead of tokens.
+    """
 
     ids: TokenIds  # [T]
     cut: int = 0
+    chat: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +154,7 @@ class Completion:
 
     ``tokens`` holds every sampled id, the end-of-turn token included; ``log_probs[j]`` is that of ``tokens[j]``
     at the sampling temperature (at temperature 1 for a greedy sample). ``text`` leaves out the end-of-turn token
-    and everything from a stop string on.
+    and everything from a stop string on. ``calls`` are the tools it calls, where the engine itself has read them.
     """
 
     tokens: TokenIds  # [T]
@@ -111,6 +162,8 @@ class Completion:
     text: str
     finish: Finish
     version: int = 0
+    calls: tuple[ToolCall, ...] | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +194,8 @@ class Action:
     ``sees`` holds the ids of the actions it was conditioned on: the realised dependency function D. ``state`` is
     what the critic reads when that is more than the prompt: the same rollout observation with the step's earlier
     actions that the agent did not see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that
-    are marked as its own.
+    are marked as its own. An agent that calls tools goes on after their answers, whose tokens are marked as theirs;
+    ``text`` is then what it says last, and ``asides`` what it said before.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -170,6 +224,9 @@ class Action:
     opening: int = 0  # characters of the text that a teammate wrote, which the turn begins with
     message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
     choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
+    calls: tuple[ToolCall, ...] = ()
+    asides: tuple[str, ...] = ()
+    usage: Usage | None = None
 
     @property
     def id(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from marft.game.engine import Engine
 from marft.game.rendering import Renderer
-from marft.types import ActionKey, Choice, Completion, Option, Sampling, TokenIds
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds
 
 Ask = Callable[[str, Sequence[str]], str]  # role, options (none: free text) → what the person says
 
@@ -36,7 +36,7 @@ class HumanSeats:
     ) -> None:
         self.inner, self.renderer, self.roles, self.ask, self.decode = inner, renderer, set(roles), ask, decode
 
-    async def sample(self, policy: str, prompt: TokenIds, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """See :meth:`marft.game.engine.Engine.sample`."""
         if key.agent not in self.roles:
             return await self.inner.sample(policy, prompt, sampling, key)
@@ -46,7 +46,7 @@ class HumanSeats:
         return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
 
     async def choose(
-        self, policy: str, prompt: TokenIds, options: Sequence[Option], sampling: Sampling, key: ActionKey
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, int]:
         """See :meth:`marft.game.engine.Engine.choose`."""
         if key.agent not in self.roles:

@@ -15,7 +15,7 @@ from marft import seeds
 from marft.engines.choosing import Menu, choose
 from marft.engines.decoding import Batch, Finished, Row
 from marft.models.backbone import Backbone
-from marft.types import ActionKey, Choice, Completion, Option, Sampling, TokenIds
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling
 
 QUIET_PASSES = 16  # event-loop passes without any new request that count as "nobody can advance"
 
@@ -78,22 +78,22 @@ class LocalEngine:
         self._all_back = asyncio.Event()
         self._stirred = 0  # requests and returns from outside so far
 
-    async def sample(self, policy: str, prompt: TokenIds, sampling: Sampling, key: ActionKey) -> Completion:
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """See :meth:`marft.game.engine.Engine.sample`."""
         voice = self.voices[policy]
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
-        row = Row(voice.adapter, prompt, sampling, uniforms)
+        row = Row(voice.adapter, prompt.ids, sampling, uniforms)
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._stir()
         return await request.answer
 
     async def choose(
-        self, policy: str, prompt: TokenIds, options: Sequence[Option], sampling: Sampling, key: ActionKey
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, int]:
         """See :meth:`marft.game.engine.Engine.choose`."""
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
-        menu = Menu(self.voices[policy].adapter, prompt, options, sampling.temperature, uniform)
+        menu = Menu(self.voices[policy].adapter, prompt.ids, options, sampling.temperature, uniform)
         request = _ToChoose(key, policy, menu, asyncio.get_running_loop().create_future())
         self._choosing.append(request)
         self._stir()

@@ -40,7 +40,8 @@ class ChatRenderer:
         dialect = self.dialects[policy]
         budget = dialect.context - reserve
         texts = _Texts(observation, tuple(seen))
-        ids = _ids(dialect, profile, texts)
+        chat = compose(profile, texts.observation, texts.seen)
+        ids = _ids(dialect, chat)
         whole = len(ids)
         while len(ids) > budget:
             shorter = _shorten(dialect.tokenizer, texts, len(ids) - budget, cut)
@@ -51,8 +52,9 @@ class ChatRenderer:
                     "lower max_new_tokens, raise the model's context, or allow cuts (agents.context.cut)"
                 )
             texts = shorter
-            ids = _ids(dialect, profile, texts)
-        return Prompt(ids, cut=whole - len(ids))
+            chat = compose(profile, texts.observation, texts.seen)
+            ids = _ids(dialect, chat)
+        return Prompt(ids, whole - len(ids), tuple(chat), profile.tools)
 
     def count(self, policy: str, text: str) -> int:
         """See :meth:`marft.game.rendering.Renderer.count`."""
@@ -83,8 +85,7 @@ class _Texts:
     seen: tuple[Message, ...]
 
 
-def _ids(dialect: Dialect, profile: Profile, texts: _Texts) -> TokenIds:
-    chat = compose(profile, texts.observation, texts.seen)
+def _ids(dialect: Dialect, chat: list[dict[str, str]]) -> TokenIds:
     text = dialect.tokenizer.apply_chat_template(
         chat, tokenize=False, add_generation_prompt=True, **dialect.template_options
     )

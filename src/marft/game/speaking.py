@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,8 @@ def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option
 
 async def write(engine: Engine, agent: Agent, prompt: Prompt, opening: Opening, key: ActionKey) -> Action:
     """Sample a text that goes on from the opening. Where it stands in the episode is filled in by the caller."""
-    ids = np.concatenate([prompt.ids, opening.tokens])
-    completion = await engine.sample(agent.policy, ids, agent.sampling, key)
+    begun = replace(prompt, ids=np.concatenate([prompt.ids, opening.tokens]))
+    completion = await engine.sample(agent.policy, begun, agent.sampling, key)
     return Action(
         key=key,
         policy=agent.policy,
@@ -75,7 +75,7 @@ async def choose(
     engine: Engine, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
 ) -> Action:
     """Choose one of the options. Where it stands in the episode is filled in by the caller."""
-    choice, version = await engine.choose(agent.policy, prompt.ids, options, agent.sampling, key)
+    choice, version = await engine.choose(agent.policy, prompt, options, agent.sampling, key)
     tokens = options[choice.chosen].tokens
     return Action(
         key=key,

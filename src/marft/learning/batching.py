@@ -73,8 +73,9 @@ def normaliser(action: Action, normalisation: Normalisation) -> float:
     """Z of eq. 6: 1, the number of sampled tokens, or the number of words of the agent's own text (at least 1)."""
     if normalisation == "none" or action.choice:  # a choice has been normalised option by option
         return 1.0
-    count = int(action.sampled.sum()) if normalisation == "tokens" else len(action.own_text.split())
-    return float(max(1, count))
+    if normalisation == "tokens":
+        return float(max(1, action.sampled.sum()))
+    return float(max(1, sum(len(text.split()) for text in (*action.asides, action.own_text))))
 
 
 def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:

@@ -7,6 +7,7 @@ where it is long (transitions, and the final observation of a truncated one).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marft.runs import atomic
-from marft.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, Transition
+from marft.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, ToolCall, Transition, Usage
 
 Number = TypeVar("Number", np.int32, np.float32)
 
@@ -30,6 +31,23 @@ TRANSITION = pa.struct(
     ]
 )
 OPTION = pa.struct([("tokens", pa.list_(pa.int32())), ("normaliser", pa.float64()), ("log_prob", pa.float32())])
+CALL = pa.struct(
+    [
+        ("name", pa.string()),
+        ("arguments", pa.string()),
+        ("output", pa.string()),
+        ("error", pa.bool_()),
+        ("seconds", pa.float64()),
+    ]
+)
+USAGE = pa.struct(
+    [
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("cost", pa.float64()),
+        ("retries", pa.int32()),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("stream", pa.string()),
@@ -59,6 +77,7 @@ SCHEMA = pa.schema(
         ("message_tokens", pa.list_(pa.int32())),
         ("observation", pa.string()),
         ("text", pa.string()),
+        ("asides", pa.list_(pa.string())),
         ("opening", pa.int32()),
         ("finish", pa.string()),
         ("prompt", pa.list_(pa.int32())),
@@ -68,6 +87,8 @@ SCHEMA = pa.schema(
         ("teammate_log_probs", pa.list_(pa.float32())),
         ("options", pa.list_(OPTION)),  # where the action was chosen from a list
         ("chosen", pa.int32()),
+        ("calls", pa.list_(CALL)),
+        ("usage", USAGE),  # of a remote model
         ("state", pa.list_(pa.int32())),
         ("cut", pa.int32()),
         ("reward", pa.float64()),  # of the environment step
@@ -159,6 +180,7 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "message_tokens": list(action.message_tokens),
         "observation": transition.observation.text if transition else episode.task.prompt,
         "text": action.text,
+        "asides": list(action.asides),
         "opening": action.opening,
         "finish": action.finish,
         "prompt": action.prompt,
@@ -168,6 +190,8 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "teammate_log_probs": action.teammate_log_probs,
         "options": _options(action.choice) if action.choice else None,
         "chosen": action.choice.chosen if action.choice else None,
+        "calls": [asdict(call) for call in action.calls],
+        "usage": asdict(action.usage) if action.usage else None,
         "state": action.state,
         "cut": action.cut,
         "reward": transition.reward if transition else None,
@@ -211,6 +235,7 @@ def _read_action(row: Mapping[str, Any]) -> Action:
         marks=np.array(row["marks"], np.uint8),
         log_probs=np.array(row["log_probs"], np.float32),
         text=row["text"],
+        asides=tuple(row["asides"]),
         opening=row["opening"],
         finish=row["finish"],
         version=row["version"],
@@ -218,6 +243,8 @@ def _read_action(row: Mapping[str, Any]) -> Action:
         started=row["started"],
         ended=row["ended"],
         choice=_read_choice(row["options"], row["chosen"]) if row["options"] else None,
+        calls=tuple(ToolCall(**call) for call in row["calls"]),
+        usage=Usage(**row["usage"]) if row["usage"] else None,
         state=_array(row["state"], np.int32),
         teammate_log_probs=_array(row["teammate_log_probs"], np.float32),
     )
