@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from marft.engines.tool_format import Syntax
 from marft.game.agents import Agent
 from marft.game.game import Game
 from marft.game.hosting import Host
@@ -29,6 +30,8 @@ from marft.types import (
     Step,
     Task,
     TokenIds,
+    Tool,
+    ToolCall,
 )
 
 
@@ -43,6 +46,19 @@ class FakeRenderer:
 
     def count(self, policy: str, text: str) -> int:
         return len(text)
+
+    def context(self, policy: str) -> int:
+        return 100_000
+
+    def clip(self, policy: str, text: str, tokens: int) -> str:
+        return text[:tokens]
+
+    def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
+        return Syntax("CALL", "name", "arguments").read(bytes(tokens.astype(np.uint8)).decode())
+
+    def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+        text = "".join(f"[{call.output}]" for call in calls)
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

@@ -18,6 +18,7 @@ from marft.game.team import Team
 from marft.models.pool import Models
 from marft.rewards.composing import compose
 from marft.rewards.terms import Term
+from marft.tools.toolkit import Toolkit
 from marft.types import Episode
 
 T = TypeVar("T")
@@ -63,9 +64,11 @@ class Stage:
                 for name, policy in self.models.policies.items()
             }
         )
+        self.toolkit = Toolkit(run)
         self.game = Game(
             environment=cast("Environment", run.environment),
-            team=Team.of(run),
+            team=self._team(renderer),
+            tools=self.toolkit.sources,
             engine=self.engine,
             renderer=renderer,
             host=Host(),
@@ -73,6 +76,16 @@ class Stage:
             max_steps=run.rollout.max_steps,
             timeout=run.rollout.timeout_seconds,
         )
+
+    def _team(self, renderer: ChatRenderer) -> Team:
+        team = Team.of(self.run, self.toolkit.equip)
+        for agent in team.agents:
+            if agent.profile.tools:
+                try:
+                    renderer.tool_format(agent.policy)
+                except ValueError as error:
+                    raise ValueError(f"agents.{agent.role}.tools: {error}") from error
+        return team
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = lambda _: None
@@ -94,6 +107,7 @@ class Stage:
 
     def close(self) -> None:
         self._thread.shutdown()
+        self.toolkit.close()
         self.game.host.close()
 
     def __enter__(self) -> Stage:

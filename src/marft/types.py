@@ -105,6 +105,14 @@ class Usage:
     cost: float = 0.0
     retries: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cost + other.cost,
+            self.retries + other.retries,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -61,6 +61,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "step_cost": "marft.rewards.terms:StepCost",
         "trajectory": "marft.rewards.terms:Trajectory",
     },
+    "tools": {
+        "function": "marft.tools.functions:Functions",
+        "mcp": "marft.tools.mcp:MCP",
+        "python": "marft.tools.python:Python",
+    },
     "objectives": {
         "cispo": "marft.learning.objectives.cispo:CISPO",
         "ppo": "marft.learning.objectives.ppo:PPO",
@@ -103,9 +108,9 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
         ValueError: nothing goes by that name, or what does is not a :class:`Plugin`.
     """
     if name in BUILT_IN[kind]:
-        found = _import(BUILT_IN[kind][name])
+        found = import_path(BUILT_IN[kind][name])
     elif ":" in name:
-        found = _import(name)
+        found = import_path(name)
     else:
         registered = {point.name: point for point in entry_points(group=f"marft.{kind}")}
         if name not in registered:
@@ -116,11 +121,16 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
     return found
 
 
-def _import(path: str) -> Any:
+def import_path(path: str) -> Any:
+    """What ``"package.module:name"`` names.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"cannot import {path!r}: {error}") from error
 
 
@@ -147,6 +157,7 @@ EnvironmentPlugin = Annotated[SerializeAsAny[Plugin], _resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], _resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[Plugin], _resolver("organizations")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], _resolver("rewards")]
+ToolPlugin = Annotated[SerializeAsAny[Plugin], _resolver("tools")]
 CreditPlugin = Annotated[SerializeAsAny[Plugin], _resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[Plugin], _resolver("objectives")]
 SchedulePlugin = Annotated[SerializeAsAny[Plugin], _resolver("schedules")]

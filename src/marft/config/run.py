@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -10,12 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.algorithm import AlgorithmSettings, Count, NotNegative, Positive
-from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin
+from marft.config.agents import AgentSettings, Strings
+from marft.config.algorithm import AlgorithmSettings, Count, Positive
+from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Settings, did_you_mean
-from marft.types import Profile, Sampling
-
-Strings = Annotated[tuple[str, ...], Strict(False)]
 
 
 class ModelSettings(Settings):
@@ -44,49 +41,6 @@ class PolicySettings(Settings):
     lora: LoraSettings = LoraSettings()
     adapter: str = ""  # a PEFT adapter folder to start from
     learning_rate: Positive | None = None  # in place of the algorithm's
-
-
-class SamplingSettings(Settings):
-    temperature: NotNegative = 1.0
-    max_new_tokens: Count = 512
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    stop: Strings = ()
-
-    def resolve(self) -> Sampling:
-        return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop)
-
-
-class ContextSettings(Settings):
-    """What gives way when a rollout observation does not fit the model's context. What is cut is counted."""
-
-    cut: Literal["messages", "observation", "nothing"] = "messages"
-    keep: Literal["start", "end"] = "end"
-
-
-class AgentSettings(Settings):
-    role: str
-    policy: str
-    instructions: str = ""
-    guidance: str = ""
-    answers: bool = False
-    sampling: SamplingSettings = SamplingSettings()
-    context: ContextSettings = ContextSettings()
-
-    @field_validator("role")
-    @classmethod
-    def _usable_in_code(cls, role: str) -> str:
-        if not role.isidentifier() or keyword.iskeyword(role) or role.startswith("_"):
-            raise PydanticCustomError(
-                "role",
-                "a role is a name that organizations call: letters, digits and _, not {role}",
-                {"role": repr(role)},
-            )
-        return role
-
-    @property
-    def profile(self) -> Profile:
-        return Profile(self.role, self.instructions, self.guidance, self.answers)
 
 
 class RolloutSettings(Settings):
@@ -137,6 +91,7 @@ class RunSettings(Settings):
     threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0: torch's choice
     models: dict[str, ModelSettings]
     policies: dict[str, PolicySettings]
+    tools: dict[str, ToolPlugin] = {}
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]
     team: OrganizationPlugin
     channel: ChannelPlugin
@@ -197,6 +152,13 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
             yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
         if not any(agent.policy == name for agent in run.agents):
             yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
+    for agent in run.agents:
+        for tool in agent.tools:
+            if tool not in run.tools:
+                yield f"agents.{agent.role}.tools: no tool is called {tool!r}{did_you_mean(tool, run.tools)}"
+    for name in run.tools:
+        if not any(name in agent.tools for agent in run.agents):
+            yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"
     for name in run.models:
         if not any(policy.model == name for policy in run.policies.values()):
             yield f"models.{name}: no policy uses it; give it to a policy or remove it"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from marft.engines.tool_format import ToolFormat, schema
 from marft.game.rendering import Cut, Message, PromptTooLongError, compose
-from marft.types import Action, Profile, Prompt, TokenIds
+from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ChatRenderer:
 
     def __init__(self, dialects: Mapping[str, Dialect]) -> None:
         self.dialects = dialects
+        self._tool_formats: dict[str, ToolFormat] = {}
 
     def render(
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
@@ -41,7 +43,7 @@ class ChatRenderer:
         budget = dialect.context - reserve
         texts = _Texts(observation, tuple(seen))
         chat = compose(profile, texts.observation, texts.seen)
-        ids = _ids(dialect, chat)
+        ids = _ids(dialect, chat, profile.tools)
         whole = len(ids)
         while len(ids) > budget:
             shorter = _shorten(dialect.tokenizer, texts, len(ids) - budget, cut)
@@ -53,7 +55,7 @@ class ChatRenderer:
                 )
             texts = shorter
             chat = compose(profile, texts.observation, texts.seen)
-            ids = _ids(dialect, chat)
+            ids = _ids(dialect, chat, profile.tools)
         return Prompt(ids, whole - len(ids), tuple(chat), profile.tools)
 
     def count(self, policy: str, text: str) -> int:
@@ -65,8 +67,40 @@ class ChatRenderer:
         dialect = self.dialects[policy]
         if not dialect.stop_ids:
             raise ValueError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
-        ids = dialect.tokenizer.encode(text, add_special_tokens=False)
+        ids = dialect.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return np.array([*ids, *dialect.stop_ids[:1]], np.int32)
+
+    def context(self, policy: str) -> int:
+        """See :meth:`marft.game.rendering.Renderer.context`."""
+        return self.dialects[policy].context
+
+    def clip(self, policy: str, text: str, tokens: int) -> str:
+        """See :meth:`marft.game.rendering.Renderer.clip`."""
+        tokenizer = self.dialects[policy].tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        if len(ids) <= tokens:
+            return text
+        return f"{tokenizer.decode(ids[:tokens])}\n[{len(ids) - tokens} more tokens left out]"
+
+    def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
+        """See :meth:`marft.game.rendering.Renderer.calls`."""
+        return self.tool_format(policy).read(tokens, tools)
+
+    def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+        """See :meth:`marft.game.rendering.Renderer.answer`."""
+        ended = bool(len(turn)) and int(turn[-1]) in self.dialects[policy].stop_ids
+        return self.tool_format(policy).answer(calls, ended)
+
+    def tool_format(self, policy: str) -> ToolFormat:
+        """How the model of a policy writes calls.
+
+        Raises:
+            ValueError: its chat template has no tool format.
+        """
+        if policy not in self._tool_formats:
+            dialect = self.dialects[policy]
+            self._tool_formats[policy] = ToolFormat.of(dialect.tokenizer, dialect.template_options, dialect.stop_ids)
+        return self._tool_formats[policy]
 
     def opening(self, policy: str, other: Action) -> int:
         """See :meth:`marft.game.rendering.Renderer.opening`."""
@@ -85,11 +119,13 @@ class _Texts:
     seen: tuple[Message, ...]
 
 
-def _ids(dialect: Dialect, chat: list[dict[str, str]]) -> TokenIds:
-    text = dialect.tokenizer.apply_chat_template(
-        chat, tokenize=False, add_generation_prompt=True, **dialect.template_options
-    )
-    return np.array(dialect.tokenizer.encode(text, add_special_tokens=False), np.int32)
+def _ids(dialect: Dialect, chat: list[dict[str, str]], tools: Sequence[Tool]) -> TokenIds:
+    """Only the template's own control tokens are tokens; what somebody wrote stays text."""
+    ids = dialect.tokenizer.apply_chat_template(
+        chat, tools=[schema(tool) for tool in tools] or None, add_generation_prompt=True, return_dict=False,
+        sanitize_control_tokens=True, **dialect.template_options,
+    )  # fmt: skip
+    return np.array(ids, np.int32)
 
 
 def _shorten(tokenizer: PreTrainedTokenizerBase, texts: _Texts, excess: int, cut: Cut) -> _Texts | None:

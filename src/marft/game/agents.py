@@ -8,6 +8,7 @@ from typing import Literal
 
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Cut
+from marft.game.tools import ToolUse
 from marft.types import Action, Observation, Profile, Sampling
 
 
@@ -19,6 +20,7 @@ class Agent:
     policy: str
     sampling: Sampling = Sampling()
     cut: Cut = Cut()
+    tool_use: ToolUse = ToolUse()
 
     @property
     def role(self) -> str:

@@ -11,6 +11,7 @@ from marft.game.environment import Environment
 from marft.game.hosting import Host
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
+from marft.game.tools import ToolSource
 from marft.types import Action, Observation, Status, Task, TokenIds
 
 
@@ -37,6 +38,7 @@ class Game:
     max_steps: int = 32
     timeout: float = 60.0  # seconds for each call into the environment
     watcher: Watcher | None = None
+    tools: Mapping[str, ToolSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

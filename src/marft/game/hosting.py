@@ -76,7 +76,10 @@ class Host:
 
 def _settle(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
     async def run() -> T:
-        result = function(*arguments)
-        return await result if isinstance(result, Awaitable) else result
+        try:
+            result = function(*arguments)
+            return await result if isinstance(result, Awaitable) else result
+        except (SystemExit, KeyboardInterrupt) as error:  # would end the thread's loop, and this call never
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     return run()

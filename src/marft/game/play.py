@@ -35,7 +35,10 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     except EpisodeFailedError as failure:
         status, error = failure.status, failure.reason
     finally:
-        await game.host.release(thread, suspect=status == "timed_out")
+        try:
+            await turns.belt.close()
+        finally:
+            await game.host.release(thread, suspect=status == "timed_out")
     return turns.episode(status, error)
 
 

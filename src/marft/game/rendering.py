@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from marft.types import Action, Profile, Prompt, TokenIds
+from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,18 @@ class Renderer(Protocol):
     def count(self, policy: str, text: str) -> int:
         """Tokens of a text."""
 
+    def context(self, policy: str) -> int:
+        """Tokens that prompt and action may have together."""
+
+    def clip(self, policy: str, text: str, tokens: int) -> str:
+        """The beginning of a text, where it has more than ``tokens`` tokens, and a note on how much is left out."""
+
+    def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
+        """The tools that a sampled turn calls. A call that cannot be read comes back as an error that says why."""
+
+    def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+        """What is appended to a ``turn`` that called tools: their answers, and the start of the next turn."""
+
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""
 
@@ -69,6 +82,33 @@ class Renderer(Protocol):
         Raises:
             ValueError: the two policies have different tokenizers.
         """
+
+
+def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """A turn that calls tools, and what they answered, as messages of a chat.
+
+    >>> exchange("", [ToolCall("add", '{"a": 1}', output="1")])[1]
+    {'role': 'tool', 'name': 'add', 'tool_call_id': 'call00000', 'content': '1'}
+    """
+    named = [(f"call{place:05d}", call.name or "unknown", call) for place, call in enumerate(calls)]
+    functions = [(name_id, {"name": name, "arguments": _object(call.arguments)}) for name_id, name, call in named]
+    turn = {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"type": "function", "id": name_id, "function": function} for name_id, function in functions],
+    }
+    answers = [
+        {"role": "tool", "name": name, "tool_call_id": name_id, "content": call.output} for name_id, name, call in named
+    ]
+    return [turn, *answers]
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def compose(profile: Profile, observation: str, seen: Sequence[Message]) -> list[dict[str, str]]:

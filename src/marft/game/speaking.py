@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from marft.game.agents import Agent, Request
 from marft.game.engine import Engine
-from marft.game.rendering import Renderer
-from marft.types import Action, ActionKey, LogProbs, Mark, Option, Prompt, TokenIds
+from marft.game.rendering import Renderer, exchange
+from marft.game.tools import ToolBelt
+from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Mark, Option, Prompt, TokenIds, ToolCall, Usage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,25 +51,106 @@ def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option
     return options
 
 
-async def write(engine: Engine, agent: Agent, prompt: Prompt, opening: Opening, key: ActionKey) -> Action:
-    """Sample a text that goes on from the opening. Where it stands in the episode is filled in by the caller."""
-    begun = replace(prompt, ids=np.concatenate([prompt.ids, opening.tokens]))
-    completion = await engine.sample(agent.policy, begun, agent.sampling, key)
-    return Action(
-        key=key,
-        policy=agent.policy,
-        index=0,
-        sees=(),
-        prompt=prompt.ids,
-        tokens=np.concatenate([opening.tokens, completion.tokens]),
-        marks=np.concatenate([opening.marks, np.full(len(completion.tokens), Mark.SAMPLED, np.uint8)]),
-        log_probs=completion.log_probs,
-        teammate_log_probs=opening.log_probs if len(opening.tokens) else None,
-        text=opening.text + completion.text,
-        opening=len(opening.text),
-        finish=completion.finish,
-        version=completion.version,
-    )
+async def write(
+    engine: Engine, renderer: Renderer, belt: ToolBelt, agent: Agent, prompt: Prompt, opening: Opening, key: ActionKey
+) -> Action:
+    """Sample a text that goes on from the opening, and after every use of tools from what they answered.
+
+    Where it stands in the episode is filled in by the caller.
+    """
+    draft = Draft(prompt, opening)
+    limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
+    while True:
+        sampling = replace(agent.sampling, max_new_tokens=left)
+        completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, rounds))
+        draft.say(completion)
+        calls = _calls(renderer, agent, completion)
+        if not calls:
+            return draft.action(key, agent.policy, completion.finish)
+        if rounds == limits.rounds:
+            return draft.action(key, agent.policy, "length")
+        answered = await belt.use(limits, calls)
+        answered = [replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens)) for c in answered]
+        answer = renderer.answer(agent.policy, answered, completion.tokens)
+        rounds += 1
+        left = min(
+            agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length - len(answer)
+        )
+        if left < 1:
+            draft.calls += answered
+            return draft.action(key, agent.policy, "length")
+        draft.hear(completion, answered, answer)
+
+
+def turn_key(key: ActionKey, rounds: int) -> ActionKey:
+    """The name of the random stream of an action's text after so many uses of tools."""
+    return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
+
+
+def _calls(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence[ToolCall]:
+    if not agent.profile.tools or completion.finish == "length":
+        return ()
+    if completion.calls is not None:
+        return completion.calls
+    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools)
+
+
+class Draft:
+    """An action that is being written: what was sampled, and what tools answered in between."""
+
+    def __init__(self, prompt: Prompt, opening: Opening) -> None:
+        self.prompt, self.opening = prompt, opening
+        self.chat = list(prompt.chat)
+        self.calls: list[ToolCall] = []
+        self._turns: list[Completion] = []
+        self._tokens, self._marks = [opening.tokens], [opening.marks]
+
+    @property
+    def sampled(self) -> int:
+        return sum(len(turn.tokens) for turn in self._turns)
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, the prompt's included."""
+        return len(self.prompt.ids) + sum(map(len, self._tokens))
+
+    def so_far(self) -> Prompt:
+        """What the next turn is sampled from."""
+        return replace(self.prompt, ids=np.concatenate([self.prompt.ids, *self._tokens]), chat=tuple(self.chat))
+
+    def say(self, completion: Completion) -> None:
+        self._turns.append(completion)
+        self._tokens.append(completion.tokens)
+        self._marks.append(np.full(len(completion.tokens), Mark.SAMPLED, np.uint8))
+
+    def hear(self, completion: Completion, calls: Sequence[ToolCall], answer: TokenIds) -> None:
+        """Take in what tools answered."""
+        self.calls += calls
+        self.chat += exchange(completion.text, calls)
+        self._tokens.append(answer)
+        self._marks.append(np.full(len(answer), Mark.TOOL, np.uint8))
+
+    def action(self, key: ActionKey, policy: str, finish: Finish) -> Action:
+        texts = [turn.text for turn in self._turns]
+        used = [turn.usage for turn in self._turns if turn.usage]
+        return Action(
+            key=key,
+            policy=policy,
+            index=0,
+            sees=(),
+            prompt=self.prompt.ids,
+            tokens=np.concatenate(self._tokens),
+            marks=np.concatenate(self._marks),
+            log_probs=np.concatenate([turn.log_probs for turn in self._turns]),
+            teammate_log_probs=self.opening.log_probs if len(self.opening.tokens) else None,
+            text=(self.opening.text if len(texts) == 1 else "") + texts[-1],
+            opening=len(self.opening.text) if len(texts) == 1 else 0,
+            asides=tuple(texts[:-1]),
+            calls=tuple(self.calls),
+            finish=finish,
+            version=min(turn.version for turn in self._turns),
+            usage=sum(used, Usage()) if used else None,
+        )
 
 
 async def choose(

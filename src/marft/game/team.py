@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from marft.config.agents import AgentSettings
 from marft.config.run import RunSettings
 from marft.game.agents import Agent, Agents
 from marft.game.channels.raw import Raw
 from marft.game.rendering import Channel, Cut
-from marft.types import JointAction, Observation
+from marft.game.tools import ToolUse
+from marft.types import JointAction, Observation, Profile
+
+Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
 
 
 class Organization(Protocol):
@@ -25,13 +30,18 @@ class Team:
     channel: Channel = Raw()
 
     @staticmethod
-    def of(run: RunSettings) -> Team:
-        """The team that a recipe describes."""
-        agents = tuple(
-            Agent(agent.profile, agent.policy, agent.sampling.resolve(), Cut(agent.context.cut, agent.context.keep))
-            for agent in run.agents
-        )
-        return Team(agents, cast("Organization", run.team), cast("Channel", run.channel))
+    def of(run: RunSettings, equip: Equip) -> Team:
+        """The team that a recipe describes.
+
+        Args:
+            equip: what tools and skills make of an agent's profile, and how it may use them.
+        """
+        agents = []
+        for agent in run.agents:
+            profile, tool_use = equip(agent)
+            cut = Cut(agent.context.cut, agent.context.keep)
+            agents.append(Agent(profile, agent.policy, agent.sampling.resolve(), cut, tool_use))
+        return Team(tuple(agents), cast("Organization", run.team), cast("Channel", run.channel))
 
     def agent(self, role: str) -> Agent:
         return next(agent for agent in self.agents if agent.role == role)

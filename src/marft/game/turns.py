@@ -17,6 +17,8 @@ from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.hearing import Heard, hear, listen, render, tokens_of
 from marft.game.rendering import Cut
 from marft.game.speaking import choose, opening_of, options_of, write
+from marft.game.tools import ToolBelt
+from marft.seeds import derive_seed
 from marft.types import (
     Action,
     ActionKey,
@@ -53,6 +55,9 @@ class Turns:
         self._asked = 0
         self._calls: Counter[str] = Counter()
         self._began = time.perf_counter()
+        origin = attempt.replay or attempt
+        seed = derive_seed(game.seed, "tools", origin.stream, attempt.task.id, origin.sample)
+        self.belt = ToolBelt(game.tools, game.host, game.engine, attempt.task, seed)
 
     async def act(self, observation: Observation) -> JointAction:
         """Let the organization act once; fill in the actions and the default answer."""
@@ -103,6 +108,7 @@ class Turns:
         prompt = render(self.game.renderer, agent, request.observation, heard, room)
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
+            await self._call_again(agent, served)
             self.actions[index] = replace(served, index=index)
             return self.actions[index]
         self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
@@ -113,7 +119,7 @@ class Turns:
             made = await (
                 choose(self.game.engine, agent, request, prompt, options, key)
                 if options
-                else write(self.game.engine, agent, prompt, opening, key)
+                else write(self.game.engine, self.game.renderer, self.belt, agent, prompt, opening, key)
             )
         except Exception as error:
             self._engine_failure = error
@@ -160,6 +166,14 @@ class Turns:
                 return None  # what was sampled anew has changed what this agent sees
             raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
         return recorded
+
+    async def _call_again(self, agent: Agent, served: Action) -> None:
+        """Bring tools with a state to where they were after a recorded action."""
+        made = await self.belt.repeat(agent.tool_use, served.calls) if served.calls else []
+        for call, again in zip(served.calls, made, strict=True):
+            output = self.game.renderer.clip(agent.policy, again.output, agent.tool_use.output_tokens)
+            if output != call.output:
+                raise EpisodeFailedError("failed", f"replaying {served.id}: {call.name} answers {NOT_THE_SAME}")
 
     def _with_state(self, action: Action, done: Sequence[Action]) -> Action:
         """Add what the critic reads: the prompt with the step's earlier actions that the agent did not see."""

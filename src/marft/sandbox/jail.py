@@ -8,6 +8,7 @@ capability, takes on its limits and runs the code.
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import os
@@ -138,6 +139,10 @@ def leave_old_root(root: str) -> None:
 def execute(order: dict[str, object], folder: str) -> None:
     """Take on the limits, give up all rights, and become the program."""
     os.chdir(folder)
+    for name, content in dict(order["files"]).items():  # type: ignore[call-overload]
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        with open(name, "wb") as data:
+            data.write(base64.b64decode(content))
     with open("program.py", "w", encoding="utf-8") as file:
         file.write(str(order["code"]))
     with open(".stdin", "w+", encoding="utf-8") as file:

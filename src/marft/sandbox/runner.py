@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,20 +41,34 @@ class Ran:
     seconds: float
 
 
-def run_python(code: str, settings: SandboxSettings | None = None, stdin: str = "") -> Ran:
+def run_python(
+    code: str, settings: SandboxSettings | None = None, stdin: str = "", files: Mapping[str, bytes] | None = None
+) -> Ran:
     """Run a program and wait for it.
+
+    Args:
+        files: what lies in the working folder, by relative path.
 
     Raises:
         ValueError: the machine offers no isolation, and the settings require it.
     """
     settings = settings or SandboxSettings()
+    require_isolation(settings)
+    return _run(code, settings, stdin, files or {})
+
+
+def require_isolation(settings: SandboxSettings) -> None:
+    """Refuse where code could not be run as the settings ask.
+
+    Raises:
+        ValueError: the machine offers no isolation, and the settings require it.
+    """
     if settings.isolation == "required" and (problem := isolation_problem()):
         raise ValueError(
             f"code cannot be run safely here: {problem}. Allow unprivileged user namespaces "
             "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces > 0; in Docker --security-opt "
             "seccomp=unconfined), or accept the risk with isolation = 'none'"
         )
-    return _run(code, settings, stdin)
 
 
 @functools.cache
@@ -62,18 +78,21 @@ def isolation_problem() -> str:
         return f"there are no namespaces on {sys.platform}"
     problem = ""
     for _ in range(TRIES):
-        ran = _run("print('here')", SandboxSettings(seconds=30.0), "")
+        ran = _run("print('here')", SandboxSettings(seconds=30.0), "", {})
         if ran.output.strip() == "here":
             return ""
         problem = (ran.errors.strip().splitlines() or [f"the jail did not answer: {ran.outcome}, {ran.status}"])[-1]
     return problem
 
 
-def _run(code: str, settings: SandboxSettings, stdin: str) -> Ran:
+def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> Ran:
+    outside = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
+    assert not outside, f"{outside} would lie outside the working folder"
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="marft-jail-") as root:
         Path(root).chmod(0o755)
-        order = {"root": root, "code": code, "stdin": stdin, **settings.model_dump()}
+        packed = {name: base64.b64encode(content).decode() for name, content in files.items()}
+        order = {"root": root, "code": code, "stdin": stdin, "files": packed, **settings.model_dump()}
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(JAIL)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

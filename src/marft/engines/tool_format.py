@@ -1,0 +1,206 @@
+"""How a model writes tool calls and is shown results, read off its own chat template.
+
+A template says how past calls and results look. So a probe call is rendered and looked at: what stands before and after
+its JSON is how this model calls. Tokenizers that bring a ``response_template`` are parsed by transformers with that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from marft.game.rendering import exchange
+from marft.types import TokenIds, Tool, ToolCall
+
+NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
+PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
+PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
+ASKED = {"role": "user", "content": "?"}
+REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """Calls as JSON after a marker; without one a turn either is a call or says something.
+
+    >>> Syntax("<call>", "name", "arguments").read('Let me see. <call>{"name": "add", "arguments": {}}</call>')
+    [ToolCall(name='add', arguments='{}', output='', error=False, seconds=0.0)]
+    """
+
+    opening: str
+    name: str  # key of the tool's name
+    arguments: str  # key of its arguments
+
+    def read(self, text: str) -> list[ToolCall]:
+        """The calls in what an agent wrote. One that cannot be read comes back as an error that says why."""
+        if not self.opening:
+            return self._read_one(text) if text.lstrip().startswith("{") and f'"{self.name}"' in text else []
+        return [call for part in text.split(self.opening)[1:] for call in self._read_one(part)]
+
+    def _read_one(self, text: str) -> list[ToolCall]:
+        try:
+            found, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        except (ValueError, RecursionError) as error:
+            return [unreadable(text, f"it is no valid JSON: {error}")]
+        return [self._call(one) for one in (found if isinstance(found, list) else [found])]
+
+    def _call(self, found: Any) -> ToolCall:
+        if not isinstance(found, dict) or not isinstance(found.get(self.name), str):
+            return unreadable(json.dumps(found), f'it must be an object with "{self.name}" and "{self.arguments}"')
+        return asked(found[self.name], found.get(self.arguments, {}))
+
+
+def asked(name: str, arguments: Any) -> ToolCall:
+    """A call as the agent made it; its arguments are kept as JSON."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    if not (name + text).isascii() and _half_characters(name + text):
+        return unreadable(ascii(name + text), "it holds half a character")
+    return ToolCall(name, text)
+
+
+def _half_characters(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def unreadable(text: str, why: str) -> ToolCall:
+    """A call that could not be understood, with what the agent is told about it."""
+    return ToolCall("", text, output=f"this call could not be read: {why}", error=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolFormat:
+    """The tool format of one model."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template_options: Mapping[str, Any]
+    stop_ids: tuple[int, ...]
+    syntax: Syntax | None  # None: the tokenizer's response_template says how to parse
+
+    @staticmethod
+    def of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], stop_ids: tuple[int, ...]) -> ToolFormat:
+        """Read the format off a tokenizer's chat template.
+
+        Raises:
+            ValueError: it has none, or none that can be continued after a call.
+        """
+        format_ = ToolFormat(tokenizer, options, stop_ids, None)
+        try:
+            plain = format_._text([ASKED], (), begin=True)
+            told = format_._text([ASKED], (PROBE,), begin=True)
+            called = format_._text([ASKED, exchange("", [PROBE_CALL])[0]], (PROBE,), begin=False)
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"its chat template cannot render tools ({error}); {REMEDY}") from error
+        if plain == told:
+            raise ValueError(f"its chat template has no tool format: it leaves tools out; {REMEDY}")
+        if getattr(tokenizer, "response_template", None) is None:
+            said = called[len(_common(called, told)) :]
+            format_ = replace(format_, syntax=_syntax(said))
+        format_.answer([replace(PROBE_CALL, output="1")])
+        return format_
+
+    def read(self, tokens: TokenIds, tools: Sequence[Tool]) -> list[ToolCall]:
+        """The calls in a turn's sampled tokens."""
+        ids = [int(token) for token in tokens]
+        text = str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids))
+        if self.syntax:
+            return self.syntax.read(text)
+        try:
+            message = self.tokenizer.parse_response(text, prefix="", tools=_schemas(tools))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return [unreadable(text, str(error))]
+        return [_parsed(call) for call in message.get("tool_calls") or ()]
+
+    def answer(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds:
+        """The ids that come after a turn which made ``calls``: what the tools answered, and the start of a new turn.
+
+        Args:
+            ended: whether the turn's last token was an end of turn; else it is added.
+
+        Raises:
+            ValueError: the template rewrites what came before, so that nothing can be appended.
+        """
+        turn, *answers = exchange("", calls)
+        try:
+            return self._appended(turn, answers, ended)
+        except TemplateError:  # templates that allow for one call a turn
+            return self._appended({**turn, "tool_calls": turn["tool_calls"][:1]}, answers, ended)
+
+    def _appended(self, turn: dict[str, Any], answers: Sequence[dict[str, Any]], ended: bool) -> TokenIds:
+        before = self._ids([ASKED, turn], begin=False)
+        after = self._ids([ASKED, turn, *answers], begin=True)
+        ends = [place for place, token in enumerate(before) if token in self.stop_ids]
+        if not ends or after[: ends[-1] + 1] != before[: ends[-1] + 1]:
+            raise ValueError(f"its chat template rewrites a turn once tools have answered; {REMEDY}")
+        return np.array(after[ends[-1] + bool(ended) :], np.int32)
+
+    def _ids(self, chat: list[dict[str, Any]], begin: bool) -> list[int]:
+        ids = self.tokenizer.apply_chat_template(
+            chat, tools=_schemas((PROBE,)), add_generation_prompt=begin, return_dict=False,
+            sanitize_control_tokens=True, **self.template_options,
+        )  # fmt: skip
+        return list(ids)
+
+    def _text(self, chat: list[dict[str, Any]], tools: Sequence[Tool], begin: bool) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat,
+                tools=_schemas(tools) or None,
+                tokenize=False,
+                add_generation_prompt=begin,
+                **self.template_options,
+            )
+        )
+
+
+def _schemas(tools: Sequence[Tool]) -> list[Any]:
+    return [schema(tool) for tool in tools]
+
+
+def schema(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates and chat endpoints take it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _parsed(call: Any) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return unreadable(repr(call), "it names no tool")
+    return asked(function["name"], function.get("arguments", {}))
+
+
+def _common(one: str, other: str) -> str:
+    """What two texts begin with."""
+    size = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:size]
+
+
+def _syntax(said: str) -> Syntax:
+    """The syntax of a turn that makes the probe call.
+
+    Raises:
+        ValueError: the call is not written as JSON.
+    """
+    decoder = json.JSONDecoder()
+    for start, character in enumerate(said):
+        if character not in "[{":
+            continue
+        try:
+            found, _ = decoder.raw_decode(said, start)
+        except ValueError:
+            continue
+        call = found[0] if isinstance(found, list) and found else found
+        if not isinstance(call, dict):
+            continue
+        call = call.get("function", call)
+        names = [key for key, value in call.items() if value == NAME]
+        arguments = [key for key, value in call.items() if ARGUMENT in str(value)]
+        if names and arguments:
+            return Syntax(said[:start].strip(), names[0], arguments[0])
+    raise ValueError(f"its chat template does not write calls as JSON, and it has no response_template; {REMEDY}")

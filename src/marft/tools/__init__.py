@@ -1,0 +1,1 @@
+"""Where tools come from: functions, MCP servers, the sandbox, skills."""

@@ -1,0 +1,155 @@
+"""Python functions as tools: what an agent is told of them comes from their signature and docstring."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+
+from marft.config.plugins import Plugin, import_path
+from marft.game.tools import ToolSource
+from marft.types import Task, Tool
+
+TEXT = str | int | float | bool | None
+
+
+class Functions(Plugin):
+    """A function, or a class whose public methods are tools; ``call`` is its import path.
+
+    An object of the class is made for every episode, from its task and a seed: it may keep what one episode does.
+
+    ::
+
+        [tools.search]
+        name = "function"
+        call = "my_package.tools:search"
+    """
+
+    call: str
+
+    @field_validator("call")
+    @classmethod
+    def _is_callable(cls, call: str) -> str:
+        found = import_path(call)
+        if not callable(found):
+            raise ValueError(f"{call!r} is neither a function nor a class")
+        _functions(found)
+        return call
+
+    def connect(self) -> FunctionSource:
+        """What the run uses."""
+        return FunctionSource(import_path(self.call))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A function and the model that its arguments must fit."""
+
+    tool: Tool
+    arguments: type[BaseModel]
+    parameters: Sequence[str]
+
+    @staticmethod
+    def of(function: Callable[..., Any], method: bool = False) -> Function:
+        """Read the signature.
+
+        Raises:
+            ValueError: an argument has no type hint, or takes any number of values.
+        """
+        name = function.__name__
+        hints = get_type_hints(function, include_extras=True)
+        fields: dict[str, Any] = {}
+        for parameter in list(inspect.signature(function).parameters.values())[int(method) :]:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise ValueError(f"tool {name!r}: every argument needs a name; {parameter} has none")
+            if parameter.name not in hints:
+                raise ValueError(f"tool {name!r}: its argument {parameter.name!r} needs a type hint")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # whatever an argument is called, it must shadow nothing of pydantic's
+            fields[f"argument_{parameter.name}"] = (hints[parameter.name], Field(default, alias=parameter.name))
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        parameters = model.model_json_schema(by_alias=True)
+        parameters.pop("title", None)
+        tool = Tool(name, inspect.getdoc(function) or "", {"type": "object", "properties": {}, **parameters})
+        return Function(tool, model, tuple(fields))
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments as the function takes them.
+
+        Raises:
+            ValueError: they do not fit, said in words for the agent.
+        """
+        try:
+            bound = self.arguments.model_validate(dict(arguments))
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'arguments'}: {p['msg']}" for p in error.errors())
+            raise ValueError(problems) from None
+        return {name.removeprefix("argument_"): getattr(bound, name) for name in self.parameters}
+
+
+@dataclass(eq=False)
+class FunctionSource(ToolSource):
+    """A function, or a class, that was looked at."""
+
+    found: Callable[..., Any]
+    functions: dict[str, Function] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.functions = _functions(self.found)
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """See :class:`marft.game.tools.ToolSource`."""
+        return [function.tool for function in self.functions.values()]
+
+    @property
+    def stateful(self) -> bool:
+        """See :class:`marft.game.tools.ToolSource`."""
+        return isinstance(self.found, type)
+
+    def open(self, task: Task, seed: int) -> FunctionSession:
+        """See :class:`marft.game.tools.ToolSource`."""
+        if not isinstance(self.found, type):
+            return FunctionSession(self.functions, {self.found.__name__: self.found})
+        made = self.found(task, seed)
+        return FunctionSession(self.functions, {name: getattr(made, name) for name in self.functions}, made)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionSession:
+    """Functions as one episode calls them."""
+
+    functions: Mapping[str, Function]
+    bodies: Mapping[str, Callable[..., Any]]
+    owner: Any = None
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """See :class:`marft.game.tools.ToolSession`."""
+        result = self.bodies[tool](**self.functions[tool].bind(arguments))
+        if isinstance(result, Awaitable):
+            result = await result
+        return str(result) if isinstance(result, TEXT) else json.dumps(result, ensure_ascii=False, default=str)
+
+    async def end(self) -> None:
+        """End what the episode's object holds, if it has a ``close``."""
+        close = getattr(self.owner, "close", None)
+        done = close() if callable(close) else None
+        if isinstance(done, Awaitable):
+            await done
+
+
+def _functions(found: Callable[..., Any]) -> dict[str, Function]:
+    if not isinstance(found, type):
+        return {found.__name__: Function.of(found)}
+    methods = [method for name, method in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)]
+    if not methods:
+        raise ValueError(f"{found.__name__} has no public methods that could be tools")
+    return {method.__name__: Function.of(method, method=True) for method in methods}
+
+
+def _is_tool(name: str) -> bool:
+    return not name.startswith("_") and name != "close"
