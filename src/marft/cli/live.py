@@ -40,6 +40,9 @@ class Screen:
             self.console.print(Text(f"  {role} reads from {message.role}: {message.text}", style="dim"))
 
     def acted(self, action: Action) -> None:
+        for call in action.calls:
+            style = "red" if call.error else "dim"
+            self.console.print(Text(f"  {action.agent} uses {call.name} {call.arguments} → {call.output}", style=style))
         self._show(action.text, f"{action.id}, {action.ended - action.started:.1f} s")
 
     def ask(self, role: str, options: Sequence[str]) -> str:

@@ -59,6 +59,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "outcome": "marft.rewards.terms:Outcome",
         "progress": "marft.rewards.terms:Progress",
         "step_cost": "marft.rewards.terms:StepCost",
+        "tool_errors": "marft.rewards.terms:ToolErrors",
         "trajectory": "marft.rewards.terms:Trajectory",
     },
     "tools": {

@@ -59,6 +59,8 @@ class Syntax:
 def asked(name: str, arguments: Any) -> ToolCall:
     """A call as the agent made it; its arguments are kept as JSON."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    if not name:
+        return unreadable(text, "it names no tool")
     if not (name + text).isascii() and _half_characters(name + text):
         return unreadable(ascii(name + text), "it holds half a character")
     return ToolCall(name, text)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from marft.evaluation.intervals import wilson
 from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.showing import shown
 from marft.game.environment import Split
 from marft.game.game import Attempt
 from marft.game.team import Team
@@ -123,7 +124,7 @@ def _example(episode: Episode) -> dict[str, Any]:
     return {
         "task": episode.task.id,
         "observation": episode.transitions[0].observation.text,
-        "actions": [{"agent": action.agent, "step": action.step, "text": action.text} for action in episode.actions],
+        "actions": [shown(action) for action in episode.actions],
         "reward": episode.total_reward,
         "success": episode.success,
     }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft.types import Action, Episode
+from marft.types import Action, Episode, Mark
 
 
 def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: int) -> dict[str, float]:
@@ -73,7 +73,21 @@ def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]
         "truncation_rate": _mean([action.finish == "length" for action in actions]),
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
         "prompt_tokens_cut": float(sum(action.cut for action in actions)),
+        **_tool_metrics(actions),
         "policy_lag": _mean([version - action.version for action in actions]),
+    }
+
+
+def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
+    """What was asked of tools, where anything was."""
+    calls = [call for action in actions for call in action.calls]
+    if not calls:
+        return {}
+    return {
+        "tool_calls": float(len(calls)),
+        "tool_errors": float(sum(call.error for call in calls)),
+        "tool_tokens": float(sum((action.marks == Mark.TOOL).sum() for action in actions)),
+        "tool_seconds": _mean([call.seconds for call in calls]),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from marft.evaluation.compare import gains_of, percent, percent_range, point_range, points
+from marft.evaluation.showing import shown
 from marft.runs import atomic
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
@@ -91,7 +92,7 @@ def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]
     shown = [
         {
             "observation": episode.task.prompt,
-            "actions": [{"agent": action.agent, "text": action.text} for action in episode.actions],
+            "actions": [shown(action) for action in episode.actions],
             "success": episode.success,
         }
         for episode in read_episodes(files[-1])[:EXAMPLES]

@@ -93,6 +93,19 @@ class StepCost(Term):
         return [Earned(-1.0) for _ in episode.transitions]
 
 
+class ToolErrors(Term):
+    """−1 to an agent for every call of a tool that could not be read, or failed."""
+
+    def score(self, episode: Episode) -> list[Earned]:
+        """See :class:`Term`."""
+        given: list[dict[str, float]] = [{} for _ in episode.transitions]
+        for action in episode.actions:
+            errors = sum(call.error for call in action.calls)
+            if errors and action.step < len(given):
+                given[action.step][action.agent] = given[action.step].get(action.agent, 0.0) - errors
+        return [Earned(agents=costs) for costs in given]
+
+
 class MessageTokens(Term):
     """−1 for every token that others read of an agent's messages, to the agent that wrote them."""
 

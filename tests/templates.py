@@ -1,0 +1,61 @@
+"""Chat templates with a tool format, in the ways that models have them, over the bundled tokenizer's markers."""
+
+HERMES = r"""
+{%- if tools -%}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools><|im_end|>
+{% elif messages[0].role == 'system' -%}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif -%}
+{%- for m in messages -%}
+{%- if m.role == 'assistant' -%}<|im_start|>assistant
+{{ m.content }}{% for call in m.tool_calls or [] %}{% if m.content or not loop.first %}
+{% endif %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% elif m.role == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}<|im_start|>user{% endif %}
+<tool_response>
+{{ m.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}<|im_end|>
+{% endif -%}
+{%- elif m.role == 'user' -%}<|im_start|>user
+{{ m.content }}<|im_end|>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+BARE = r"""
+{%- for m in messages -%}
+{%- if m.tool_calls -%}
+{%- if m.tool_calls | length != 1 -%}{{ raise_exception('one call at a time') }}{%- endif -%}<|im_start|>assistant
+{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}<|im_end|>
+{% elif m.role == 'tool' -%}<|im_start|>ipython
+{{ m.content }}<|im_end|>
+{% else -%}<|im_start|>{{ m.role }}
+{% if tools and loop.first %}{{ tools | tojson }}
+{% endif %}{{ m.content }}<|im_end|>
+{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+LIST = r"""
+{%- for m in messages -%}
+{%- if m.tool_calls -%}
+[TOOL_CALLS] [{% for call in m.tool_calls %}{{ call.function | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}]<|im_end|>
+{%- elif m.role == 'tool' -%}
+[TOOL_RESULTS] {"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]
+{%- elif m.role == 'assistant' -%}{{ m.content }}<|im_end|>
+{%- else -%}{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}[INST]{{ m.content }}[/INST]{%- endif -%}
+{%- endfor -%}
+"""
+REWRITES = HERMES.replace("{{ m.content }}{% for call", "{{ messages | length }}{{ m.content }}{% for call")
+TAGS = HERMES.replace(
+    """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}""",
+    """<function={{ call.function.name }}>{% for k, v in call.function.arguments.items() %}<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function>""",
+)
