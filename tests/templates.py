@@ -16,8 +16,7 @@ HERMES = r"""
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% elif m.role == 'tool' -%}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}<|im_start|>user{% endif %}
-<tool_response>
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}<|im_start|>user{% endif %}{{ '\n' }}<tool_response>
 {{ m.content }}
 </tool_response>
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}<|im_end|>

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -135,10 +137,16 @@ def main() -> None:
     """
     from marft.cli.errors import friendly
 
+    signal.signal(signal.SIGTERM, _terminated)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     with friendly():
         app()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Let go of everything that was started; what was saved is whole."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

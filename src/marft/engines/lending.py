@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
+GRACE_SECONDS = 10.0  # for episodes that are called off to close their sessions
 
 
 class LentThread(Executor):
@@ -32,6 +35,7 @@ class LentThread(Executor):
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._called_off = False
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="marft-game", daemon=True)
         self._thread.start()
@@ -41,6 +45,8 @@ class LentThread(Executor):
         future: Future[T] = Future()
 
         def job() -> None:
+            if self._called_off:
+                future.cancel()
             if not future.set_running_or_notify_cancel():
                 return
             try:
@@ -52,16 +58,34 @@ class LentThread(Executor):
         return future
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run ``coroutine`` to its end, doing what is submitted → its result."""
-        outcome = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        outcome.add_done_callback(lambda _: self._jobs.put(None))
+        """Run ``coroutine`` to its end, doing what is submitted → its result.
+
+        An interrupt calls it off: it has some seconds to let go of what it holds, and nothing is computed any more.
+        """
+
+        async def to_the_end() -> T:
+            try:
+                return await coroutine
+            finally:
+                self._jobs.put(None)
+
+        outcome = asyncio.run_coroutine_threadsafe(to_the_end(), self._loop)
         try:
-            while (job := self._jobs.get()) is not None:
-                job()
-        except BaseException:  # an interrupt: nobody will serve the episodes any more
+            self._serve()
+        except BaseException:
+            self._called_off = True
             outcome.cancel()
+            self._serve(GRACE_SECONDS)
             raise
+        finally:
+            self._called_off = False
         return outcome.result()
+
+    def _serve(self, seconds: float | None = None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        with suppress(queue.Empty):
+            while (job := self._jobs.get(timeout=deadline and max(0.0, deadline - time.monotonic()))) is not None:
+                job()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Stop the event loop."""

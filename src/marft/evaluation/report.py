@@ -89,7 +89,7 @@ def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]
     files = folder.recorded_steps()
     if not files:
         return []
-    shown = [
+    played = [
         {
             "observation": episode.task.prompt,
             "actions": [shown(action) for action in episode.actions],
@@ -97,4 +97,4 @@ def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]
         }
         for episode in read_episodes(files[-1])[:EXAMPLES]
     ]
-    return [(f"training, {files[-1].stem}", shown)]
+    return [(f"training, {files[-1].stem}", played)]
