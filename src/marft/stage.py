@@ -18,6 +18,7 @@ from marft.game.team import Team
 from marft.models.pool import Models
 from marft.rewards.composing import compose
 from marft.rewards.terms import Term
+from marft.sandbox.runner import end_all
 from marft.tools.toolkit import Toolkit
 from marft.types import Episode
 
@@ -41,7 +42,7 @@ class Stage:
                     f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
                     f"for a prompt in a context of {context} tokens"
                 )
-        self._thread = LentThread()
+        self._thread = LentThread(end_all)
         admission = run.engine.admission
         self.engine = LocalEngine(
             {

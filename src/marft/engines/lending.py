@@ -25,6 +25,9 @@ GRACE_SECONDS = 10.0  # for episodes that are called off to close their sessions
 class LentThread(Executor):
     """Runs coroutines on an event loop in the background; what is submitted meanwhile runs on the waiting thread.
 
+    Args:
+        call_off: ends what coroutines may wait for on other threads, when an interrupt calls them off.
+
     >>> lent = LentThread()
     >>> async def twice() -> int:
     ...     return await asyncio.get_running_loop().run_in_executor(lent, lambda: 2 * 21)
@@ -33,7 +36,8 @@ class LentThread(Executor):
     >>> lent.shutdown()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call_off: Callable[[], None] = lambda: None) -> None:
+        self._call_off = call_off
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._called_off = False
         self._loop = asyncio.new_event_loop()
@@ -75,6 +79,7 @@ class LentThread(Executor):
         except BaseException:
             self._called_off = True
             outcome.cancel()
+            self._call_off()
             self._serve(GRACE_SECONDS)
             raise
         finally:

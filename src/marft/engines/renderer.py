@@ -51,7 +51,8 @@ class ChatRenderer:
                 raise PromptTooLongError(
                     f"agent {profile.role!r}: its rollout observation has {len(ids)} tokens, but the context of "
                     f"{dialect.context} leaves {budget} beside max_new_tokens = {reserve}; shorten the instructions, "
-                    "lower max_new_tokens, raise the model's context, or allow cuts (agents.context.cut)"
+                    "give it fewer tools, lower max_new_tokens, raise the model's context, or allow cuts "
+                    "(agents.context.cut)"
                 )
             texts = shorter
             chat = compose(profile, texts.observation, texts.seen)
