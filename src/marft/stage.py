@@ -16,7 +16,7 @@ from marft.game.hosting import Host
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.models.pool import Models
-from marft.rewards.composing import compose
+from marft.rewards.composing import Composer
 from marft.rewards.terms import Term
 from marft.types import Episode
 
@@ -32,6 +32,8 @@ class Stage:
 
     def __init__(self, run: RunSettings) -> None:
         self.run = run
+        answering = [agent.role for agent in run.agents if agent.answers]
+        self._terms = [term.opened(answering) for term in cast("Sequence[Term]", run.rewards)]
         self.models = Models(run)
         for agent in run.agents:
             context = self.models.policies[agent.policy].reference.context
@@ -73,6 +75,7 @@ class Stage:
             max_steps=run.rollout.max_steps,
             timeout=run.rollout.timeout_seconds,
         )
+        self._compose = Composer(self._terms, self.game.host, run.rollout.timeout_seconds)
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = lambda _: None
@@ -83,8 +86,7 @@ class Stage:
 
     async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
         try:
-            played = await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done)
-            return [compose(episode, cast("Sequence[Term]", self.run.rewards)) for episode in played]
+            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done, self._compose)
         finally:
             await self.engine.settle()
 
@@ -93,6 +95,8 @@ class Stage:
         return self._thread.wait_for(coroutine)
 
     def close(self) -> None:
+        for term in self._terms:
+            term.close()
         self._thread.shutdown()
         self.game.host.close()
 

@@ -96,7 +96,7 @@ class RolloutSettings(Settings):
     samples_per_task: Count = 4
     max_live_episodes: Count = 256
     max_steps: Count = 32  # environment steps; an episode that reaches it is truncated
-    timeout_seconds: Positive = 60.0  # for each reset and each step of the environment
+    timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
 
 
 class EngineSettings(Settings):
@@ -208,9 +208,10 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
-    check = getattr(run.team, "problems", None)
-    if check is not None:
-        yield from check([agent.role for agent in run.agents])
+    for part in (run.team, *run.rewards):
+        check = getattr(part, "problems", None)
+        if check is not None:
+            yield from check([agent.role for agent in run.agents])
 
 
 def _group_problems(run: RunSettings) -> Iterable[str]:
