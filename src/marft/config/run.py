@@ -11,6 +11,7 @@ from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.algorithm import AlgorithmSettings, Count, NotNegative, Positive
+from marft.config.endpoint import TeammateEndpoint, endpoint_problems, readers
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin
 from marft.config.settings import Settings, did_you_mean
 from marft.types import Profile, Sampling
@@ -19,12 +20,15 @@ Strings = Annotated[tuple[str, ...], Strict(False)]
 
 
 class ModelSettings(Settings):
-    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id."""
+    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
 
-    path: str
+    path: str  # of a remote model: its name there
+    endpoint: TeammateEndpoint | None = None
     revision: str = "main"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
-    context: Annotated[int, Field(ge=0)] = 0  # tokens, prompt and action together; 0: what the model was made for
+    context: Annotated[int, Field(ge=0)] = (
+        0  # tokens, prompt and action together; 0: what it (or its reader) is made for
+    )
     chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
     template_options: dict[str, Any] = {}  # passed to the chat template, e.g. enable_thinking = false
     gradient_checkpointing: bool = False
@@ -173,7 +177,7 @@ class RunSettings(Settings):
     def _check_references(self) -> RunSettings:
         problems = [
             *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
-            *_length_problems(self),
+            *_length_problems(self), *endpoint_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -197,8 +201,9 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
             yield f"policies.{name}: no model is called {policy.model!r}{did_you_mean(policy.model, run.models)}"
         if not any(agent.policy == name for agent in run.agents):
             yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
+    reading = readers(run)
     for name in run.models:
-        if not any(policy.model == name for policy in run.policies.values()):
+        if name not in reading and not any(policy.model == name for policy in run.policies.values()):
             yield f"models.{name}: no policy uses it; give it to a policy or remove it"
 
 

@@ -15,12 +15,16 @@ from marft.types import Action, Profile, Prompt, TokenIds
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model is spoken to: its tokenizer, its template's options, and its context in tokens."""
+    """How one model is spoken to: its tokenizer, its template's options, and its context in tokens.
+
+    A ``remote`` one is spoken to in messages; the tokenizer is its reader's.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     context: int
     template_options: Mapping[str, Any]
     stop_ids: tuple[int, ...] = ()
+    remote: bool = False
 
 
 class ChatRenderer:
@@ -71,6 +75,11 @@ class ChatRenderer:
     def opening(self, policy: str, other: Action) -> int:
         """See :meth:`marft.game.rendering.Renderer.opening`."""
         mine, theirs = self.dialects[policy], self.dialects[other.policy]
+        if mine.remote:
+            raise ValueError(
+                f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: it is remote, and "
+                "endpoints take whole messages alone; pass it on as a message (sees=[…])"
+            )
         if mine.tokenizer is not theirs.tokenizer and mine.tokenizer.get_vocab() != theirs.tokenizer.get_vocab():
             raise ValueError(
                 f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: their tokenizers differ; "

@@ -68,6 +68,7 @@ async def write(engine: Engine, agent: Agent, prompt: Prompt, opening: Opening, 
         opening=len(opening.text),
         finish=completion.finish,
         version=completion.version,
+        usage=completion.usage,
     )
 
 
@@ -90,4 +91,5 @@ async def choose(
         finish="stop",
         version=version,
         choice=choice,
+        usage=choice.usage,
     )
