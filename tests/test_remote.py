@@ -148,7 +148,11 @@ def test_what_is_not_remote_goes_to_the_other_engine() -> None:
 def test_tools_are_offered_and_calls_of_them_read() -> None:
     add = Tool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})
     prompt = Prompt(np.arange(3, dtype=np.int32), chat=({"role": "user", "content": "?"},), tools=(add,))
-    calls = [{"name": "add", "arguments": '{"a": 1}'}, {"name": "add", "arguments": {"a": 2}}, {"name": "gone"}]
+    calls = [
+        {"name": "add", "arguments": '{"a": 1}'},
+        {"name": "add", "arguments": {"a": 2}},
+        {"name": "gone", "arguments": None},
+    ]
     with serving(lambda body, n: says(None, calls=calls, finish="tool_calls")) as server, asking(server) as endpoint:
         done = ask(teammates(endpoint), prompt)
         with pytest.raises(EpisodeFailedError, match="offered no tools"):

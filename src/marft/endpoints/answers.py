@@ -30,7 +30,7 @@ class _Table(BaseModel):
 
 class _Function(_Table):
     name: Annotated[str, Field(min_length=1)]
-    arguments: str | dict[str, Any] = "{}"  # some servers have read it already
+    arguments: str | dict[str, Any] | None = None  # some servers have read it already, or leave out what is empty
 
 
 class _Call(_Table):
@@ -90,4 +90,4 @@ def read_answer(body: bytes, settings: EndpointSettings, retries: int = 0) -> An
 
 
 def _as_json(function: _Function) -> str:
-    return function.arguments if isinstance(function.arguments, str) else json.dumps(function.arguments)
+    return function.arguments if isinstance(function.arguments, str) else json.dumps(function.arguments or {})
