@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,11 @@ def recipe(model: Path | str = "tiny", output: Path | str = "runs", **changes: A
 
 def settings(model: Path | str = "tiny", output: Path | str = "runs", *overrides: str, **changes: Any) -> RunSettings:
     return parse_recipe(recipe(model, output, **changes), overrides)
+
+
+def shown_in_docs(page: str, holds: str) -> dict[str, Any]:
+    """The one TOML example of a page that holds these words."""
+    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
+    examples = [block.split("```")[0] for block in text.split("```toml\n")[1:]]
+    (example,) = (block for block in examples if holds in block)
+    return tomllib.loads(example)

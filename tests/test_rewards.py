@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 
 from marft.config import parse_recipe
 from marft.evaluation.metrics import episode_metrics
-from marft.rewards.composing import compose
-from marft.rewards.terms import Format, Function, MessageTokens, Outcome, Progress, StepCost, Term, Trajectory
+from marft.game.game import Attempt
+from marft.game.hosting import Host
+from marft.rewards.composing import Composer
+from marft.rewards.terms import Earned, Format, Function, MessageTokens, Outcome, Progress, StepCost, Term, Trajectory
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.stage import Stage
 from marft.training import train
 from marft.types import Episode, Observation, Task, Transition
 from tests.episodes import make_action
@@ -32,6 +37,10 @@ def episode(*rewards: float, success: bool | None = True) -> Episode:
         )
     transitions = tuple(Transition(Observation("o"), reward, {"b": 0.5}) for reward in rewards)
     return Episode(Task("t", "o"), "s", 0, tuple(actions), "terminated", transitions, success=success)
+
+
+def compose(of: Episode, terms: Sequence[Term], timeout: float = 5.0) -> Episode:
+    return asyncio.run(Composer(terms, Host(), timeout)(of))
 
 
 def composed(*terms: Term, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
@@ -81,11 +90,58 @@ def test_functions_of_ones_own() -> None:
     assert composed(Function(call="tests.test_rewards:by_agent", weight=3.0))[-1] == (0.0, {"a": 3.0})
 
 
-@pytest.mark.parametrize(("name", "reason"), [("broken", "raised KeyError: 'boom'"), ("nan", "not finite")])
+def words(episode: Episode) -> dict[str, str]:
+    return {"a": "much"}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("broken", "raised KeyError: 'boom'"), ("nan", "not finite"), ("words", "raised TypeError")],
+)
 def test_a_term_that_fails_fails_the_episode_and_is_never_a_reward_of_zero(name: str, reason: str) -> None:
     made = compose(episode(1.0), (Function(call=f"tests.test_rewards:{name}"),))
     assert (made.status, made.scored) == ("failed", False)
     assert reason in made.error
+
+
+class Short(Term):
+    def score(self, episode: Episode) -> list[Earned]:
+        return [Earned(1.0)]
+
+
+class Awaited(Term):
+    async def score(self, episode: Episode) -> list[Earned]:
+        await asyncio.sleep(0.01)
+        return [Earned(2.0) for _ in episode.transitions]
+
+
+def test_a_term_gives_one_entry_a_step_and_may_be_awaited() -> None:
+    made = compose(episode(1.0, 1.0), (Short(),))
+    assert (made.status, made.error) == ("failed", "reward term 'Short' gave 1 entries for 2 steps")
+    assert composed(Awaited()) == [(2.0, {})] * 3
+
+
+def hangs(episode: Episode) -> float:
+    if episode.task.id == "flaky/1":
+        time.sleep(3.0)
+    return 1.0
+
+
+def test_a_term_that_hangs_loses_its_own_episode_alone_and_holds_up_nobody(tmp_path: Path) -> None:
+    terms = "[{ name = 'function', call = 'tests.test_rewards:hangs' }]"
+    environment = {"name": "tests.plugins:Flaky"}
+    run = settings("tiny", tmp_path, "--rewards", terms, "--rollout.timeout_seconds", "0.3", environment=environment)
+    done: list[Episode] = []
+    with Stage(run) as stage:
+        stage.engine.publish(0)
+        attempts = [Attempt(task, "s") for task in run.environment.tasks("test")[:3]]  # type: ignore[attr-defined]
+        played = stage.play(attempts, on_done=done.append)
+        assert stage.game.host.given_up == 1
+    assert [episode.status for episode in played] == ["terminated", "timed_out", "terminated"]
+    assert played[1].error == "reward term 'function' took over 0.3 s"
+    assert played[0].transitions[0].terms == {"function": 1.0}
+    assert done[-1] is played[1]  # as soon as each is composed
+    assert {id(episode) for episode in done} == {id(episode) for episode in played}
 
 
 def test_without_terms_and_without_a_score_nothing_changes() -> None:
@@ -113,6 +169,7 @@ def test_a_run_with_composed_rewards(tmp_path: Path) -> None:
         ("[{ name = 'outcom' }]", "did you mean 'outcome'?"),
         ("[{ name = 'format', pattern = '(' }]", "no regular expression"),
         ("[{ name = 'function', call = 'tests.test_rewards:gone' }]", "cannot import"),
+        ("[{ name = 'format', pattern = 'x', agents = ['actr'] }]", "did you mean 'actor'?"),
         ("[{ name = 'outcome', wieght = 2.0 }]", "did you mean 'weight'?"),
     ],
 )

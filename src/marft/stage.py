@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from marft.config.run import RunSettings
+from marft.endpoints.client import Endpoint
 from marft.engines.lending import LentThread
 from marft.engines.local import LocalEngine, Voice
+from marft.engines.remote import RemotePolicy, RemoteTeammates
 from marft.engines.renderer import ChatRenderer, Dialect
 from marft.game.environment import Environment
 from marft.game.game import Attempt, Game
@@ -16,11 +19,11 @@ from marft.game.hosting import Host
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.models.pool import Models
-from marft.rewards.composing import compose
+from marft.rewards.composing import Composer
 from marft.rewards.terms import Term
 from marft.sandbox.runner import end_all
 from marft.tools.toolkit import Toolkit
-from marft.types import Episode
+from marft.types import Episode, TokenIds
 
 T = TypeVar("T")
 
@@ -29,59 +32,85 @@ class Stage:
     """Loads what a recipe names and plays episodes on it. Close it, or use it as a context manager.
 
     Raises:
-        ValueError: a model cannot be loaded, or an agent's ``max_new_tokens`` fills its model's context.
+        ValueError: a model cannot be loaded, an endpoint's key is not there, or an agent's ``max_new_tokens`` fills its
+            model's context.
     """
 
     def __init__(self, run: RunSettings) -> None:
+        with ExitStack() as started:  # what has been started ends, should the rest fail
+            self._begin(run, started)
+            self._started = started.pop_all()
+
+    def _begin(self, run: RunSettings, started: ExitStack) -> None:
         self.run = run
+        self._endpoints: dict[str, Endpoint] = {}
+        for name, model in run.models.items():
+            if model.endpoint:
+                self._endpoints[name] = Endpoint(name, model.endpoint, model.path)
+                started.callback(self._endpoints[name].close)
+        answering = [agent.role for agent in run.agents if agent.answers]
+        self._terms = [term.opened(answering) for term in cast("Sequence[Term]", run.rewards)]
+        for term in self._terms:
+            started.callback(term.close)
         self.models = Models(run)
-        for agent in run.agents:
-            context = self.models.policies[agent.policy].reference.context
-            if agent.sampling.max_new_tokens >= context:
-                raise ValueError(
-                    f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
-                    f"for a prompt in a context of {context} tokens"
-                )
+        _check_room(run, self.models)
         self._thread = LentThread(end_all)
+        started.callback(self._thread.shutdown)
         admission = run.engine.admission
+        remote = {
+            name: RemotePolicy(self._endpoints[policy.settings.model], policy.context)
+            for name, policy in self.models.policies.items()
+            if policy.settings.model in self._endpoints
+        }
         self.engine = LocalEngine(
             {
                 name: Voice(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
                 for name, policy in self.models.policies.items()
+                if name not in remote
             },
             self._thread,
             seed=run.seed,
             max_rows=run.engine.max_rows,
             in_order=admission == "in_order" or (admission == "auto" and self.models.device.type == "cpu"),
         )
-        renderer = ChatRenderer(
-            {
-                name: Dialect(
-                    policy.tokenizer,
-                    policy.reference.context,
-                    run.models[policy.settings.model].template_options,
-                    policy.stop_ids,
-                )
-                for name, policy in self.models.policies.items()
-            }
-        )
+        renderer = _renderer(run, self.models, remote)
         self.toolkit = Toolkit(run)
+        started.callback(self.toolkit.close)
         self.game = Game(
             environment=cast("Environment", run.environment),
             team=self._team(renderer),
             tools=self.toolkit.sources,
-            engine=self.engine,
+            engine=self._with_teammates(remote, renderer) if remote else self.engine,
             renderer=renderer,
             host=Host(),
             seed=run.seed,
             max_steps=run.rollout.max_steps,
             timeout=run.rollout.timeout_seconds,
         )
+        started.callback(self.game.host.close)
+        self._compose = Composer(self._terms, self.game.host, run.rollout.timeout_seconds)
+
+    def decode(self, policy: str, ids: TokenIds) -> str:
+        """The text of token ids of a policy."""
+        return str(self.models.policies[policy].tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    def _with_teammates(self, remote: Mapping[str, RemotePolicy], renderer: ChatRenderer) -> RemoteTeammates:
+        return RemoteTeammates(
+            self.engine, renderer, remote, decode=self.decode, version=lambda: self.engine.version, seed=self.run.seed
+        )
+
+    def counts_of_rewards(self) -> dict[str, float]:
+        """What scoring has taken so far, by the name of a metric."""
+        counts: dict[str, float] = {}
+        for term in self._terms:
+            for name, count in term.counts().items():
+                counts[name] = counts.get(name, 0.0) + count
+        return counts
 
     def _team(self, renderer: ChatRenderer) -> Team:
         team = Team.of(self.run, self.toolkit.equip)
         for agent in team.agents:
-            if agent.profile.tools:
+            if agent.profile.tools and not renderer.dialects[agent.policy].remote:
                 try:
                     renderer.tool_format(agent.policy)
                 except ValueError as error:
@@ -97,8 +126,7 @@ class Stage:
 
     async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
         try:
-            played = await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done)
-            return [compose(episode, cast("Sequence[Term]", self.run.rewards)) for episode in played]
+            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done, self._compose)
         finally:
             await self.engine.settle()
 
@@ -107,12 +135,29 @@ class Stage:
         return self._thread.wait_for(coroutine)
 
     def close(self) -> None:
-        self._thread.shutdown()
-        self.toolkit.close()
-        self.game.host.close()
+        """End whatever was started."""
+        self._started.close()
 
     def __enter__(self) -> Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_room(run: RunSettings, models: Models) -> None:
+    for agent in run.agents:
+        context = models.policies[agent.policy].context
+        if agent.sampling.max_new_tokens >= context:
+            raise ValueError(
+                f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
+                f"for a prompt in a context of {context} tokens"
+            )
+
+
+def _renderer(run: RunSettings, models: Models, remote: Collection[str]) -> ChatRenderer:
+    dialects = {}
+    for name, policy in models.policies.items():
+        options = run.models[policy.base].template_options
+        dialects[name] = Dialect(policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote)
+    return ChatRenderer(dialects)

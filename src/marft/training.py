@@ -19,7 +19,7 @@ from typing import Protocol
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.gathering import gather, training_tasks
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
@@ -118,6 +118,7 @@ def _step(
     stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
 ) -> tuple[State, dict[str, float]]:
     run, watch, before = stage.run, _Watch(), stage.engine.sampled_tokens
+    counted = stage.counts_of_rewards()
     with watch("sampling"):
         experience = gather(stage, tasks, state.step, state.tasks_drawn, observer.episode)
     episodes = experience.played
@@ -128,6 +129,8 @@ def _step(
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
     metrics |= experience.metrics
+    metrics |= remote_metrics(experience.recorded, [agent.role for agent in run.agents])
+    metrics |= {name: count - counted[name] for name, count in stage.counts_of_rewards().items()}
     sampled_actions = {action.key for episode in experience.recorded for action in episode.actions}
     metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
     with watch("learning"):

@@ -96,8 +96,8 @@ class ToolCall:
 class Usage:
     """What a remote model's answer took. ``cost`` is in the currency of the recipe's prices.
 
-    >>> Usage(prompt_tokens=120, completion_tokens=30, cost=0.001).cost
-    0.001
+    >>> Usage(prompt_tokens=120, completion_tokens=30, cost=0.001) + Usage(prompt_tokens=80, retries=1)
+    Usage(prompt_tokens=200, completion_tokens=30, cost=0.001, retries=1)
     """
 
     prompt_tokens: int = 0
@@ -193,6 +193,7 @@ class Choice:
     options: tuple[Option, ...]  # [A]
     chosen: int
     log_probs: LogProbs  # [A]
+    usage: Usage | None = None  # what it took a remote model to choose
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,6 +31,8 @@ TEAM = (
     ("episodes_dropped", "dropped", ".0f"),
     ("prompt_tokens_cut", "tokens cut", ".0f"),
     ("skipped_updates", "skipped updates", ".2f"),
+    ("remote_cost", "cost", ".4f"),
+    ("judge/cost", "judge's cost", ".4f"),
     ("episodes_per_second", "episodes/s", ".0f"),
     ("seconds", "s", ".1f"),
 )
@@ -47,7 +49,7 @@ AGENT = (
 )
 SHOW_ONLY_IF_NOT_ZERO = {
     "kl_stops", "episodes_dropped", "prompt_tokens_cut", "skipped_updates", "truncation_rate", "policy_lag",
-    "zero_advantage_fraction",
+    "zero_advantage_fraction", "remote_cost", "judge/cost",
 }  # fmt: skip
 
 

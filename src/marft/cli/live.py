@@ -22,7 +22,7 @@ from marft.game.rendering import Message
 from marft.runs.checkpoints import load_policies
 from marft.runs.folder import RunFolder
 from marft.stage import Stage
-from marft.types import Action, Episode, Observation, TokenIds
+from marft.types import Action, Episode, Observation
 
 
 class Screen:
@@ -95,11 +95,7 @@ def play_live(
         if path is not None:
             load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
         stage.engine.publish(0)
-
-        def decode(policy: str, ids: TokenIds) -> str:
-            return str(stage.models.policies[policy].tokenizer.decode(ids.tolist(), skip_special_tokens=True))
-
-        seats = HumanSeats(stage.engine, stage.game.renderer, humans, screen.ask, decode)
+        seats = HumanSeats(stage.game.engine, stage.game.renderer, humans, screen.ask, stage.decode)
         game = replace(stage.game, engine=seats, watcher=screen)
         episode = stage.wait_for(play(game, Attempt(tasks[task], "play")))
     screen.ended(episode)

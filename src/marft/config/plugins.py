@@ -55,6 +55,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "rewards": {
         "format": "marft.rewards.terms:Format",
         "function": "marft.rewards.terms:Function",
+        "judge": "marft.rewards.judge:Judge",
         "message_tokens": "marft.rewards.terms:MessageTokens",
         "outcome": "marft.rewards.terms:Outcome",
         "progress": "marft.rewards.terms:Progress",

@@ -11,17 +11,21 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings, Strings
 from marft.config.algorithm import AlgorithmSettings, Count, Positive
+from marft.config.endpoint import TeammateEndpoint, endpoint_problems, readers
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Settings, did_you_mean
 
 
 class ModelSettings(Settings):
-    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id."""
+    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
 
-    path: str
+    path: str  # of a remote model: its name there
+    endpoint: TeammateEndpoint | None = None
     revision: str = "main"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
-    context: Annotated[int, Field(ge=0)] = 0  # tokens, prompt and action together; 0: what the model was made for
+    context: Annotated[int, Field(ge=0)] = (
+        0  # tokens, prompt and action together; 0: what it (or its reader) is made for
+    )
     chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
     template_options: dict[str, Any] = {}  # passed to the chat template, e.g. enable_thinking = false
     gradient_checkpointing: bool = False
@@ -50,7 +54,7 @@ class RolloutSettings(Settings):
     samples_per_task: Count = 4
     max_live_episodes: Count = 256
     max_steps: Count = 32  # environment steps; an episode that reaches it is truncated
-    timeout_seconds: Positive = 60.0  # for each reset and each step of the environment
+    timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
 
 
 class EngineSettings(Settings):
@@ -128,7 +132,7 @@ class RunSettings(Settings):
     def _check_references(self) -> RunSettings:
         problems = [
             *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
-            *_length_problems(self),
+            *_length_problems(self), *endpoint_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -159,8 +163,9 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
     for name in run.tools:
         if not any(name in agent.tools for agent in run.agents):
             yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"
+    reading = readers(run)
     for name in run.models:
-        if not any(policy.model == name for policy in run.policies.values()):
+        if name not in reading and not any(policy.model == name for policy in run.policies.values()):
             yield f"models.{name}: no policy uses it; give it to a policy or remove it"
 
 
@@ -170,9 +175,10 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
-    check = getattr(run.team, "problems", None)
-    if check is not None:
-        yield from check([agent.role for agent in run.agents])
+    for part in (run.team, *run.rewards):
+        check = getattr(part, "problems", None)
+        if check is not None:
+            yield from check([agent.role for agent in run.agents])
 
 
 def _group_problems(run: RunSettings) -> Iterable[str]:

@@ -16,12 +16,16 @@ from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one model is spoken to: its tokenizer, its template's options, and its context in tokens."""
+    """How one model is spoken to: its tokenizer, its template's options, and its context in tokens.
+
+    A ``remote`` one is spoken to in messages; the tokenizer is its reader's.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     context: int
     template_options: Mapping[str, Any]
     stop_ids: tuple[int, ...] = ()
+    remote: bool = False
 
 
 class ChatRenderer:
@@ -89,7 +93,12 @@ class ChatRenderer:
 
     def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
         """See :meth:`marft.game.rendering.Renderer.answer`."""
-        ended = bool(len(turn)) and int(turn[-1]) in self.dialects[policy].stop_ids
+        dialect = self.dialects[policy]
+        if dialect.remote:  # for the record alone: the endpoint is sent messages
+            text = "\n".join(call.output for call in calls)
+            ids = dialect.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            return np.array(ids, np.int32)
+        ended = bool(len(turn)) and int(turn[-1]) in dialect.stop_ids
         return self.tool_format(policy).answer(calls, ended)
 
     def tool_format(self, policy: str) -> ToolFormat:
@@ -106,6 +115,11 @@ class ChatRenderer:
     def opening(self, policy: str, other: Action) -> int:
         """See :meth:`marft.game.rendering.Renderer.opening`."""
         mine, theirs = self.dialects[policy], self.dialects[other.policy]
+        if mine.remote:
+            raise ValueError(
+                f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: it is remote, and "
+                "endpoints take whole messages alone; pass it on as a message (sees=[…])"
+            )
         if mine.tokenizer is not theirs.tokenizer and mine.tokenizer.get_vocab() != theirs.tokenizer.get_vocab():
             raise ValueError(
                 f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: their tokenizers differ; "

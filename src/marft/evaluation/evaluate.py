@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from marft.evaluation.intervals import wilson
-from marft.evaluation.metrics import episode_metrics
+from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.showing import shown
 from marft.game.environment import Split
 from marft.game.game import Attempt
@@ -17,6 +17,10 @@ from marft.stage import Stage
 from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
+OF_AGENTS = (
+    "action_length", "truncation_rate", "remote_prompt_tokens", "remote_completion_tokens", "remote_cost",
+    "remote_retries",
+)  # fmt: skip
 
 
 class Advance(Protocol):
@@ -75,10 +79,11 @@ def evaluate(
     episodes = stage.play(attempts, team, on_done)
     scored = [episode for episode in episodes if episode.scored]
     outcomes = {episode.task.id: bool(episode.success) for episode in scored}
-    metrics = episode_metrics(episodes, [agent.role for agent in team.agents], stage.engine.version)
+    roles = [agent.role for agent in team.agents]
+    metrics = episode_metrics(episodes, roles, stage.engine.version) | remote_metrics(episodes, roles)
     agents = {
-        agent.role: {name: metrics[f"agents/{agent.role}/{name}"] for name in ("action_length", "truncation_rate")}
-        for agent in team.agents
+        role: {name: metrics[key] for name in OF_AGENTS if (key := f"agents/{role}/{name}") in metrics}
+        for role in roles
     }
     wins = sum(outcomes.values())
     evaluation = Evaluation(

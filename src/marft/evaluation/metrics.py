@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft.types import Action, Episode, Mark
+from marft.types import Action, Episode, Mark, Usage
 
 
 def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: int) -> dict[str, float]:
@@ -41,6 +41,28 @@ def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: 
         metrics[f"agents/{role}/own_reward"] = _mean(rewards_of_role)
         metrics[f"agents/{role}/message_tokens"] = sent.get(role, 0.0) / len(scored) if scored else math.nan
     return metrics
+
+
+def remote_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
+    """What remote models took, in all, for the team and for each agent that is one; of failed episodes too: it has been
+    paid. An action that was replayed in other episodes counts once."""
+    actions = {action.key: action for episode in episodes for action in episode.actions if action.usage}.values()
+    metrics = _remote(list(actions), "")
+    for role in roles:
+        metrics |= _remote([action for action in actions if action.agent == role], f"agents/{role}/")
+    return metrics
+
+
+def _remote(actions: Sequence[Action], prefix: str) -> dict[str, float]:
+    if not actions:
+        return {}
+    used = sum((action.usage for action in actions if action.usage), Usage())
+    return {
+        f"{prefix}remote_prompt_tokens": float(used.prompt_tokens),
+        f"{prefix}remote_completion_tokens": float(used.completion_tokens),
+        f"{prefix}remote_cost": used.cost,
+        f"{prefix}remote_retries": float(used.retries),
+    }
 
 
 def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:

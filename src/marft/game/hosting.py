@@ -28,8 +28,11 @@ class HostThread:
         self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.loop.close()
 
-    async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float) -> T:
+    async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float | None) -> T:
         """Run ``function(*arguments)`` on this thread, awaiting what it returns if that is awaitable.
+
+        Args:
+            timeout: seconds; None for what keeps to a limit of its own.
 
         Raises:
             TimeoutError: it took longer than ``timeout`` seconds.

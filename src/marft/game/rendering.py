@@ -80,7 +80,7 @@ class Renderer(Protocol):
         """How many of the first tokens of ``other`` a turn of ``policy`` can begin with: all but the end of the turn.
 
         Raises:
-            ValueError: the two policies have different tokenizers.
+            ValueError: the two policies have different tokenizers, or ``policy`` is remote.
         """
 
 

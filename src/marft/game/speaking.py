@@ -172,4 +172,5 @@ async def choose(
         finish="stop",
         version=version,
         choice=choice,
+        usage=choice.usage,
     )

@@ -75,11 +75,13 @@ class Turns:
         except EpisodeFailedError:
             raise
         except Exception as error:
-            if error is self._engine_failure:
-                raise  # ours, not the organization's
+            if self._engine_failure:
+                raise self._engine_failure from error  # ours, however the organization has wrapped it
             raise EpisodeFailedError("failed", f"the organization raised {describe(error)}") from error
         finally:
             self._acting = None
+        if self._engine_failure:
+            raise self._engine_failure  # an organization cannot go on without an action that it asked for
         if not isinstance(joint, JointAction):
             name = type(joint).__name__
             raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
@@ -122,7 +124,8 @@ class Turns:
                 else write(self.game.engine, self.game.renderer, self.belt, agent, prompt, opening, key)
             )
         except Exception as error:
-            self._engine_failure = error
+            if step == self._acting:
+                self._engine_failure = error
             raise
         self._check_acting(step, agent)
         whole = made.choice.log_probs if made.choice else made.log_probs

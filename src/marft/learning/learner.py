@@ -87,7 +87,7 @@ class Learner:
                 run.algorithm.critic,
                 run.algorithm.level,
                 self.base_packing.backbones,
-                {name: policy.settings.model for name, policy in models.policies.items()},
+                {name: policy.base for name, policy in models.policies.items()},
                 [(agent.role, agent.policy) for agent in run.agents],
                 seed=run.seed,
                 tokens_per_batch=run.training.tokens_per_micro_batch,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from marft.config.endpoint import local_model
 from marft.config.run import LoraSettings, PolicySettings, RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
@@ -21,7 +22,8 @@ from marft.models.memory import keep_freed_memory
 class Policy:
     """π_θ by name: a backbone and, for LoRA, the adapter on it.
 
-    ``reference`` is the untuned base: what the critic reads with and KL to the base is measured against.
+    ``reference`` is the untuned base: what the critic reads with and KL to the base is measured against. A policy on a
+    remote model has its reader's backbone and tokenizer; nothing is ever sampled from them in its name.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Policy:
     reference: Backbone
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
+    base: str  # name of the local model that ``reference`` and ``tokenizer`` are of
+    context: int  # tokens of prompt and action together
 
     @property
     def trained(self) -> bool:
@@ -64,15 +68,17 @@ class Models:
             keep_freed_memory()
         self.bases: dict[str, Backbone] = {}
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
-        for name, model in run.models.items():
+        local = {name: model for name, model in run.models.items() if model.endpoint is None}
+        for name, model in local.items():
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = load_backbone(model, self.device, dtype)
             self.tokenizers[name] = load_tokenizer(model)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
-        self.base_paths = {name: model.path for name, model in run.models.items()}
+        self.base_paths = {name: model.path for name, model in local.items()}
 
     def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
-        base, tokenizer = self.bases[settings.model], self.tokenizers[settings.model]
+        base_name = local_model(run, settings.model)
+        base, tokenizer = self.bases[base_name], self.tokenizers[base_name]
         backbone, adapter, lora = base, None, settings.lora
         if settings.train == "full":
             backbone = load_backbone(run.models[settings.model], self.device, torch.float32)
@@ -84,7 +90,9 @@ class Models:
             base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
             if settings.adapter:
                 load_adapter(base, name, Path(settings.adapter))
-        return Policy(name, settings, backbone, adapter, lora, base, tokenizer, _stop_ids(tokenizer, base))
+        context = _context(run, settings.model, base)
+        stop_ids = _stop_ids(tokenizer, base)
+        return Policy(name, settings, backbone, adapter, lora, base, tokenizer, stop_ids, base_name, context)
 
     def save_policy(self, name: str, folder: Path) -> None:
         """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""
@@ -117,6 +125,19 @@ class Models:
                     adapter.b.zero_()
             elif policy.trained:
                 policy.backbone.model.load_state_dict(policy.reference.base_weights())
+
+
+def _context(run: RunSettings, model: str, base: Backbone) -> int:
+    """Tokens of prompt and action together: the base's own, or what the recipe gives a remote model."""
+    wanted = run.models[model].context
+    if run.models[model].endpoint is None or not wanted:
+        return base.context
+    if wanted > base.context and run.algorithm.critic.kind != "none":
+        raise ValueError(
+            f"models.{model}.context: {wanted} tokens are more than the {base.context} that its reader "
+            f"{local_model(run, model)!r} can read for the critic; lower it, raise the reader's, or name another reader"
+        )
+    return wanted
 
 
 def _load_full(backbone: Backbone, folder: Path) -> None:

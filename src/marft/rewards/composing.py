@@ -2,32 +2,91 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from marft.game.game import EpisodeFailedError
+from marft.game.hosting import Host
 from marft.rewards.terms import Earned, Term
 from marft.types import Episode, Transition
 
+MOST_THREADS = 64  # episodes whose terms run at once, however many are over
 
-def compose(episode: Episode, terms: Sequence[Term]) -> Episode:
-    """The episode with composed rewards. Without terms, and where it could not be scored, it stays as it is.
 
-    A term that raises, or gives no finite number, fails the episode: it is never a reward of 0.
+class Composer:
+    """Gives episodes the rewards that the terms say. Without terms, and where it could not be scored, an episode stays
+    as it is.
+
+    A term that raises, hangs, or gives no finite number, fails the episode: it is never a reward of 0.
+
+    Args:
+        host: lends the threads on which terms run.
+        timeout: seconds that a term may take, where it does not keep time itself.
     """
-    if not terms or not episode.scored:
-        return episode
-    try:
-        scores = [(term, list(term.score(episode))) for term in terms]
-    except Exception as error:  # noqa: BLE001  somebody else's code; the reason is recorded
-        return _failed(episode, f"a reward term raised {type(error).__name__}: {error}")
+
+    def __init__(self, terms: Sequence[Term], host: Host, timeout: float) -> None:
+        self.terms, self.host, self.timeout = terms, host, timeout
+        self._gate = asyncio.Semaphore(MOST_THREADS)
+
+    async def __call__(self, episode: Episode) -> Episode:
+        if not self.terms or not episode.scored:
+            return episode
+        try:
+            scores = await self._on_a_thread(episode, [term for term in self.terms if not term.keeps_time])
+            for term in self.terms:
+                if term.keeps_time:
+                    scores[id(term)] = await _score(term, episode)
+            return compose(episode, [(term, scores[id(term)]) for term in self.terms])
+        except EpisodeFailedError as failure:
+            return replace(episode, status=failure.status, error=failure.reason)
+        except Exception as error:  # noqa: BLE001  somebody else's code; the reason is recorded
+            return replace(episode, status="failed", error=f"a reward term raised {type(error).__name__}: {error}")
+
+    async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[Earned]]:
+        """What each term gives, by its identity."""
+        scores: dict[int, Sequence[Earned]] = {}
+        if not terms:
+            return scores
+        async with self._gate:
+            thread, late = self.host.acquire(), ""
+            try:
+                for term in terms:
+                    late = term.name
+                    scores[id(term)] = await thread.call(_score, term, episode, timeout=self.timeout)
+                late = ""
+            except TimeoutError as error:
+                reason = f"reward term {late!r} took over {self.timeout:g} s"
+                raise EpisodeFailedError("timed_out", reason) from error
+            finally:
+                await self.host.release(thread, suspect=bool(late))
+        return scores
+
+
+def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[Earned]]]) -> Episode:
+    """The episode with the rewards that its terms have given.
+
+    Raises:
+        EpisodeFailedError: a reward is not finite.
+    """
     transitions = list(episode.transitions)
     for place, transition in enumerate(transitions):
         transitions[place] = _composed(transition, [(term, earned[place]) for term, earned in scores])
         numbers = [transitions[place].reward, *transitions[place].agent_rewards.values()]
         if not all(map(math.isfinite, numbers)):
-            return _failed(episode, f"a reward term gave {transitions[place].terms}, which is not finite")
+            raise EpisodeFailedError("failed", f"a reward term gave {transitions[place].terms}, which is not finite")
     return replace(episode, transitions=tuple(transitions))
+
+
+async def _score(term: Term, episode: Episode) -> Sequence[Earned]:
+    scored = term.score(episode)
+    earned = list(await scored if inspect.isawaitable(scored) else scored)
+    if len(earned) != len(episode.transitions):
+        reason = f"reward term {term.name!r} gave {len(earned)} entries for {len(episode.transitions)} steps"
+        raise EpisodeFailedError("failed", reason)
+    return earned
 
 
 def _composed(transition: Transition, earned: Sequence[tuple[Term, Earned]]) -> Transition:
@@ -41,7 +100,3 @@ def _composed(transition: Transition, earned: Sequence[tuple[Term, Earned]]) -> 
             own[agent] = own.get(agent, 0.0) + share
             parts[f"{term.name}/{agent}"] = parts.get(f"{term.name}/{agent}", 0.0) + share
     return replace(transition, reward=team, agent_rewards=own, terms=parts)
-
-
-def _failed(episode: Episode, reason: str) -> Episode:
-    return replace(episode, status="failed", error=reason)

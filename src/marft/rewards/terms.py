@@ -21,14 +21,15 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
 from marft.types import Episode
 
 Roles = Annotated[tuple[str, ...], Strict(False)]
@@ -43,14 +44,38 @@ class Earned:
 
 
 class Term(Plugin, ABC):
-    """Base of all terms. What a term gives is clipped, then weighed."""
+    """Base of all terms. What a term gives is clipped, then weighed.
 
+    ``score`` runs on a thread of its own, where it may take as long as a call into the environment. A term that
+    ``keeps_time`` awaits what it needs, on the event loop, and sees to it that this comes to an end.
+    """
+
+    keeps_time: ClassVar[bool] = False
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None
 
     @abstractmethod
-    def score(self, episode: Episode) -> Sequence[Earned]:
+    def score(self, episode: Episode) -> Sequence[Earned] | Awaitable[Sequence[Earned]]:
         """One entry for each environment step of the episode."""
+
+    def opened(self, answering: Sequence[str]) -> Term:
+        """The term with the connections that it needs, for whoever plays episodes and closes it.
+
+        Args:
+            answering: roles of the agents whose text is the team's answer.
+
+        Raises:
+            ValueError: something that it needs is missing.
+        """
+        del answering
+        return self
+
+    def counts(self) -> Mapping[str, float]:
+        """What scoring has taken since the term was opened, by the name of a metric."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of the connections."""
 
     def weighed(self, value: float) -> float:
         low, high = self.clip or (value, value)
@@ -70,7 +95,7 @@ class Trajectory(Term):
 
     def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""
-        return _at_the_end(episode, float(bool(episode.success)))
+        return at_the_end(episode, float(bool(episode.success)))
 
 
 class Progress(Term):
@@ -129,11 +154,11 @@ class Format(Term):
     @field_validator("pattern")
     @classmethod
     def _is_an_expression(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise PydanticCustomError("pattern", "no regular expression: {error}", {"error": str(error)}) from error
-        return pattern
+        return is_an_expression(pattern)
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """What is wrong with it in a team of these roles."""
+        yield from unknown_roles(self.agents, roles)
 
     def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""
@@ -160,7 +185,7 @@ class Function(Term):
     def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""
         said = _import(self.call)(episode)
-        return _at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else _at_the_end(episode, float(said))
+        return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, float(said))
 
 
 def _import(path: str) -> Any:
@@ -173,6 +198,23 @@ def _import(path: str) -> Any:
         ) from error
 
 
-def _at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[Earned]:
+def is_an_expression(pattern: str) -> str:
+    """The pattern, where it is a regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise PydanticCustomError("pattern", "no regular expression: {error}", {"error": str(error)}) from error
+    return pattern
+
+
+def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:
+    """What is wrong with a term for ``agents`` in a team of ``roles``."""
+    for agent in agents:
+        if agent not in roles:
+            yield f"rewards: no agent is called {agent!r}{did_you_mean(agent, roles)}"
+
+
+def at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[Earned]:
+    """What the whole episode earns, with its last step."""
     nothing = [Earned() for _ in episode.transitions[1:]]
     return [*nothing, Earned(team, agents or {})] if episode.transitions else []

@@ -1,0 +1,52 @@
+"""From what goes wrong between here and an endpoint to a failed episode whose reason says what to check."""
+
+from __future__ import annotations
+
+from marft.config.endpoint import EndpointSettings
+from marft.game.game import EpisodeFailedError
+
+LONGEST = 300  # characters of what a server says about an error
+
+
+def as_failure(error: Exception, name: str, settings: EndpointSettings, model: str, key: str) -> EpisodeFailedError:
+    """The failure of an episode.
+
+    Args:
+        error: what was raised while the endpoint was asked.
+        name: of the endpoint, for people.
+        key: the API key, which no message may hold.
+    """
+    import openai
+
+    who = f"endpoint {name!r} ({settings.url})"
+    if isinstance(error, TimeoutError | openai.APITimeoutError):
+        limit = f"{settings.timeout_seconds:g} s"
+        return EpisodeFailedError("timed_out", f"{who} gave no whole answer in {limit}, retries included")
+    if isinstance(error, openai.APIStatusError):
+        said = _clean(error.message, key)
+        reason = f"{who} answered {error.status_code}{_remedy(error.status_code, settings, model)}. It said: {said}"
+    elif isinstance(error, openai.APIConnectionError):
+        cause = _clean(str(error.__cause__ or error), key)
+        reason = f"{who} cannot be reached, after {settings.retries} retries: {cause}; check its url and that it runs"
+    else:
+        reason = f"{who} cannot be used: {type(error).__name__}: {_clean(str(error), key)}"
+    return EpisodeFailedError("failed", reason)
+
+
+def _remedy(status: int, settings: EndpointSettings, model: str) -> str:
+    if status in (401, 403):
+        variable = settings.api_key_variable
+        where = f"the key in ${variable}" if variable else "whether it needs a key (api_key_variable)"
+        return f"; check {where} and what it may do"
+    if status == 404:
+        return f"; check the url and that it has a model called {model!r}"
+    if status in (400, 422):
+        return '; a field that it does not take can be left out with omit = ["…"]'
+    if status == 429 or status >= 500:
+        return f", after {settings.retries} retries"
+    return ""
+
+
+def _clean(text: str, key: str) -> str:
+    text = " ".join((text.replace(key, "***") if key else text).split())
+    return text if len(text) <= LONGEST else text[:LONGEST] + " …"

@@ -1,0 +1,173 @@
+"""Teammates behind endpoints: what is asked of their policies goes there, everything else to another engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from marft.endpoints.answers import Answer
+from marft.endpoints.client import Endpoint
+from marft.engines.tool_format import schema
+from marft.game.engine import Engine
+from marft.game.game import EpisodeFailedError
+from marft.game.rendering import Renderer
+from marft.seeds import derive_seed
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Usage
+
+TRIES = 3  # for an answer that is one of the options
+LARGEST_SEED = 2**31 - 1  # what every server takes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemotePolicy:
+    """A policy behind an endpoint, and how many tokens of prompt and action its reader holds."""
+
+    endpoint: Endpoint
+    context: int
+
+
+class RemoteTeammates:
+    """An engine that asks endpoints for the actions of some policies and hands everything else on to another engine.
+
+    What an endpoint says comes as text. It is recorded in the tokens of the policy's reader, for those that read it
+    here; it has no log-probs (they are 0), and nothing of it may be trained.
+
+    Args:
+        policies: those that are remote, by name.
+        decode: from token ids to text, to offer options by their words.
+        version: of the policies in training, which remote actions are recorded under.
+        seed: of the run; with the action's key it makes the seed that is sent along.
+    """
+
+    def __init__(
+        self,
+        inner: Engine,
+        renderer: Renderer,
+        policies: Mapping[str, RemotePolicy],
+        *,
+        decode: Callable[[str, TokenIds], str],
+        version: Callable[[], int],
+        seed: int,
+    ) -> None:
+        self.inner, self.renderer, self.policies = inner, renderer, policies
+        self.decode, self.version, self.seed = decode, version, seed
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        """See :meth:`marft.game.engine.Engine.sample`.
+
+        Raises:
+            EpisodeFailedError: the endpoint gives no answer.
+        """
+        remote = self.policies.get(policy)
+        if remote is None:
+            return await self.inner.sample(policy, prompt, sampling, key)
+        fields = _fields(sampling, self._seed(key))
+        if prompt.tools:
+            fields["tools"] = [schema(tool) for tool in prompt.tools]
+        answer = await self._ask(remote, [_as_sent(message) for message in prompt.chat], fields)
+        if answer.calls and not prompt.tools:
+            said = f"endpoint {remote.endpoint.name!r} calls {answer.calls[0].name!r}, but was offered no tools"
+            raise EpisodeFailedError("failed", said)
+        text = _until(answer.text, sampling.stop)
+        tokens = self._recorded(policy, text, answer, remote.context - len(prompt.ids))
+        return Completion(
+            tokens,
+            np.zeros(len(tokens), np.float32),
+            text,
+            answer.finish,
+            self.version(),
+            answer.calls or (),
+            answer.usage,
+        )
+
+    async def choose(
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, int]:
+        """See :meth:`marft.game.engine.Engine.choose`. The model is asked to answer with one of the options.
+
+        Raises:
+            EpisodeFailedError: the endpoint gives no answer, or time and again another one.
+        """
+        remote = self.policies.get(policy)
+        if remote is None:
+            return await self.inner.choose(policy, prompt, options, sampling, key)
+        texts = [self.decode(policy, option.tokens).strip() for option in options]
+        chat, usage = _with_options(prompt.chat, texts), Usage()
+        for number in range(TRIES):
+            answer = await self._ask(remote, chat, _fields(sampling, self._seed(key, number)))
+            usage += answer.usage
+            said = answer.text.strip()
+            if said in texts:
+                choice = Choice(tuple(options), texts.index(said), np.zeros(len(options), np.float32), usage)
+                return choice, self.version()
+        raise EpisodeFailedError(
+            "failed",
+            f"endpoint {remote.endpoint.name!r} was to choose from {texts} and said none of them in {TRIES} answers; "
+            f"its last one was {said[:100]!r}",
+        )
+
+    def outside(self) -> AbstractContextManager[None]:
+        """See :meth:`marft.game.engine.Engine.outside`."""
+        return self.inner.outside()
+
+    async def _ask(self, remote: RemotePolicy, chat: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Answer:
+        assert chat, "the renderer gives engines the messages"
+        assert chat[-1]["role"] != "assistant", "endpoints take no beginning of an answer"
+        with self.inner.outside():
+            return await remote.endpoint.ask(remote.endpoint.body(chat, fields))
+
+    def _recorded(self, policy: str, text: str, answer: Answer, room: int) -> TokenIds:
+        """The turn in the reader's tokens, as many as it has room for, with its end where the model came to it."""
+        tokens = self.renderer.option(policy, text)
+        if answer.finish == "length" and len(tokens) > 1:
+            tokens = tokens[:-1]
+        return tokens[: max(1, room)]
+
+    def _seed(self, key: ActionKey, number: int = 0) -> int:
+        return derive_seed(self.seed, "remote", *key, number) % LARGEST_SEED
+
+
+def _fields(sampling: Sampling, seed: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_new_tokens,
+        "seed": seed,
+    }
+    if sampling.top_k:
+        fields["top_k"] = sampling.top_k
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    return fields
+
+
+def _as_sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as endpoints take it: the arguments of calls are text."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _with_options(chat: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The chat with the options at its end: in its last message where that is a user's, as many templates want users
+    and assistants to take turns."""
+    listed = "\n".join(texts)
+    ask = f"Choose one of the following lines and answer with exactly that line, nothing else:\n{listed}"
+    if chat and chat[-1]["role"] == "user":
+        return [*chat[:-1], {**chat[-1], "content": f"{chat[-1]['content']}\n\n{ask}"}]
+    return [*chat, {"role": "user", "content": ask}]
+
+
+def _until(text: str, stops: Sequence[str]) -> str:
+    """The text up to a stop string, for servers that do not stop there."""
+    cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(cuts)] if cuts else text

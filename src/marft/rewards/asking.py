@@ -1,0 +1,114 @@
+"""Questions to an endpoint whose answers are kept: the same one is never paid for twice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marft.endpoints.client import Endpoint
+from marft.game.game import EpisodeFailedError
+from marft.runs import atomic
+from marft.types import Usage
+
+MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
+
+
+class Asking:
+    """Asks for scores and remembers the answers, in memory and in a folder. Equal questions at a time are asked once.
+
+    Args:
+        folder: where answers are kept, one JSON file each; None keeps them in memory alone.
+        read: from an answer to its score; None where it has none: such an answer is not kept.
+    """
+
+    def __init__(self, endpoint: Endpoint, folder: Path | None, read: Callable[[str], float | None]) -> None:
+        self.endpoint, self.folder, self.read = endpoint, folder, read
+        self.counts: Counter[str] = Counter()
+        self.used = Usage()
+        self._known: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[float]] = {}
+
+    async def ask(self, wordings: Sequence[Mapping[str, Any]]) -> float:
+        """The score that a question is answered with. May be awaited on any event loop.
+
+        Args:
+            wordings: request bodies: the question, and how it is put again where the answer has no score.
+
+        Raises:
+            EpisodeFailedError: the endpoint fails, or no answer has a score.
+        """
+        return await self.endpoint.run(self._ask, wordings)
+
+    async def _ask(self, wordings: Sequence[Mapping[str, Any]]) -> float:
+        self.counts["questions"] += 1
+        name = digest(self.endpoint.settings.url, wordings[0])
+        known = self._remembered(name)
+        asking = self._asking.get(name)
+        if known is not None or asking is not None:
+            self.counts["cache_hits"] += 1
+        if known is not None:
+            return known
+        if asking is None:
+            asking = self._asking[name] = asyncio.create_task(self._find_out(name, wordings))
+            asking.add_done_callback(lambda task: self._asked(name, task))
+        return await asyncio.shield(asking)  # whoever is called off leaves it to the others that wait
+
+    def _asked(self, name: str, asking: asyncio.Task[float]) -> None:
+        del self._asking[name]
+        if not asking.cancelled():
+            asking.exception()  # has been heard, also where everybody who waited was called off
+
+    async def _find_out(self, name: str, wordings: Sequence[Mapping[str, Any]]) -> float:
+        for body in wordings:
+            answer = await self.endpoint.ask_here(body)
+            self.counts["requests"] += 1
+            self.used += answer.usage
+            score = self.read(answer.text)
+            if score is not None:
+                self._keep(name, score, answer.text)
+                return score
+        raise EpisodeFailedError(
+            "failed",
+            f"{self.endpoint.name!r} gave no score in {len(wordings)} answers, the last: {answer.text[:200]!r}",
+        )
+
+    def _remembered(self, name: str) -> float | None:
+        if name in self._known:
+            return self._known[name]
+        if self.folder is None:
+            return None
+        try:
+            reply = json.loads(_file(self.folder, name).read_text(encoding="utf-8"))["reply"]
+            score = self.read(reply)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):  # damaged: asked again, and written anew
+            return None
+        if score is not None:
+            self._remember(name, score)
+        return score
+
+    def _keep(self, name: str, score: float, reply: str) -> None:
+        self._remember(name, score)
+        if self.folder is not None:
+            table = {"url": self.endpoint.settings.url, "model": self.endpoint.model, "reply": reply}
+            atomic.write_file(_file(self.folder, name), json.dumps(table))
+
+    def _remember(self, name: str, score: float) -> None:
+        self._known[name] = score
+        if len(self._known) > MOST_IN_MEMORY:
+            del self._known[next(iter(self._known))]
+
+
+def digest(url: str, body: Mapping[str, Any]) -> str:
+    """The name of a question: the same for the same request to the same endpoint alone."""
+    return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / name[:2] / f"{name}.json"

@@ -1,0 +1,79 @@
+"""Recipes with remote models: what is refused, and what must be there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marft.config import parse_recipe
+from marft.config.endpoint import EndpointSettings
+from marft.endpoints.client import Endpoint
+from marft.stage import Stage
+from tests.endpoint import says, serving
+from tests.helpers import recipe, shown_in_docs
+from tests.remotely import ENDPOINT, team
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"policies.reasoner.train": "lora"}, "set train = 'frozen'"),
+        ({"policies.reasoner.adapter": "x"}, "takes no adapter"),
+        ({"models.teacher.endpoint.reader": "bas"}, "did you mean 'base'?"),
+        ({"models.teacher.endpoint.reader": "teacher"}, "is remote too"),
+        ({"models.teacher.dtype": "float32"}, "a local model alone"),
+        ({"models.teacher.endpoint.url": "localhost:8000"}, "must look like https://host/v1"),
+        ({"models.teacher.endpoint.url": "http://me:secret@host/v1"}, "must look like https://host/v1"),
+        ({"models.teacher.endpoint.retrys": "3"}, "did you mean 'retries'?"),
+        ({"algorithm.teammate_text.coefficient": "0.5"}, "an endpoint (policies.reasoner) does not say"),
+    ],
+)
+def test_recipes_that_cannot_work_are_refused(changes: dict[str, str], complaint: str) -> None:
+    table = recipe()
+    table["models"]["teacher"] = {"path": "gpt-x", "endpoint": ENDPOINT}
+    table["policies"]["reasoner"] = {"model": "teacher", "train": "frozen"}
+    words = [word for key, value in changes.items() for word in (f"--{key}", value)]
+    with pytest.raises(ValueError, match="recipe:") as caught:
+        parse_recipe(table, words)
+    assert complaint in str(caught.value)
+
+
+def test_the_example_of_the_docs_can_be_read() -> None:
+    run = parse_recipe({"name": "shown", **shown_in_docs("docs/recipes.md", "[models.teacher]")})
+    assert run.trained_policies == ("actor",)
+    assert set(type(run.models["teacher"].endpoint).model_fields) == run.models["teacher"].endpoint.model_fields_set  # type: ignore[union-attr]
+
+
+def test_a_reader_is_needed_and_counts_as_used() -> None:
+    table = recipe()
+    table["models"] = {"teacher": {"path": "gpt-x", "endpoint": ENDPOINT}}
+    table["policies"] = {name: {"model": "teacher", "train": "frozen"} for name in ("reasoner", "actor")}
+    with pytest.raises(ValueError, match=r"add one: \[models.reader\] path = 'tiny'"):
+        parse_recipe(table)
+    table["models"]["reader"] = {"path": "tiny"}
+    parse_recipe(table)
+    table["models"]["other"] = {"path": "tiny"}
+    with pytest.raises(ValueError, match=r"models.other: no policy uses it"):
+        parse_recipe(table)
+
+
+def test_a_key_that_is_not_there_and_a_context_that_nobody_reads_are_refused(tmp_path: Path) -> None:
+    with serving(lambda body, n: says("x")) as server:
+        with pytest.raises(ValueError, match=r"export NOT_THERE="):
+            Stage(team(server, tmp_path, api_key_variable="NOT_THERE"))
+        with pytest.raises(ValueError, match=r"models.teacher.context: 99999 tokens are more than"):
+            Stage(team(server, tmp_path, "--models.teacher.context", "99999"))
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.endpoints.client.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'marft\[remote\]'"):
+        Endpoint("teacher", EndpointSettings(**ENDPOINT), "gpt-x")
+
+
+def test_nothing_imports_the_client_before_it_is_needed() -> None:
+    code = "import marft.engines.remote, marft.rewards.judge, marft.cli.main, sys; assert 'openai' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
