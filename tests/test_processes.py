@@ -115,7 +115,7 @@ def test_nothing_is_left_of_a_cancelled_run(how: str, tmp_path: Path) -> None:
     while time.monotonic() < deadline and any(map(alive, started)):
         time.sleep(0.1)
     left = {pid: line for pid, line in started.items() if alive(pid)}
-    assert not left
+    assert not left, log.read_text()
 
 
 def alive(pid: int) -> bool:

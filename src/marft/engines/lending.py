@@ -12,13 +12,13 @@ import queue
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
+POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0  # for episodes that are called off to close their sessions
 
 
@@ -38,7 +38,7 @@ class LentThread(Executor):
 
     def __init__(self, call_off: Callable[[], None] = lambda: None) -> None:
         self._call_off = call_off
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._called_off = False
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="marft-game", daemon=True)
@@ -67,30 +67,37 @@ class LentThread(Executor):
         An interrupt calls it off: it has some seconds to let go of what it holds, and nothing is computed any more.
         """
 
+        def ended() -> None:
+            """The last job of this call."""
+
         async def to_the_end() -> T:
             try:
                 return await coroutine
             finally:
-                self._jobs.put(None)
+                self._jobs.put(ended)
 
         outcome = asyncio.run_coroutine_threadsafe(to_the_end(), self._loop)
         try:
-            self._serve()
+            self._serve(ended, None)
         except BaseException:
             self._called_off = True
             outcome.cancel()
-            self._call_off()
-            self._serve(GRACE_SECONDS)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while time.monotonic() < deadline and not self._serve(ended, POLL_SECONDS):
+                self._call_off()  # again and again: something may have been about to begin
             raise
         finally:
             self._called_off = False
         return outcome.result()
 
-    def _serve(self, seconds: float | None = None) -> None:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        with suppress(queue.Empty):
-            while (job := self._jobs.get(timeout=deadline and max(0.0, deadline - time.monotonic()))) is not None:
+    def _serve(self, last: Job, patience: float | None) -> bool:
+        """Do what is submitted, up to the last job; False: for so many seconds there was nothing to do."""
+        try:
+            while (job := self._jobs.get(timeout=patience)) is not last:
                 job()
+        except queue.Empty:
+            return False
+        return True
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Stop the event loop."""

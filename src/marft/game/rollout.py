@@ -42,5 +42,6 @@ async def play_all(
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # once: a second time would reach it while it closes its session
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # until every session is closed
