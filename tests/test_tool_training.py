@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from marft.config import RunSettings
+from marft.config import RunSettings, parse_recipe
+from marft.config.load import to_toml
 from marft.engines.local import LocalEngine
 from marft.models.backbone import PackedRows
 from marft.models.log_probs import token_scores
@@ -20,7 +22,7 @@ from marft.stage import Stage
 from marft.training import train
 from marft.types import ActionKey, Completion, Mark, Prompt, Sampling
 from tests import templates
-from tests.helpers import recipe, settings
+from tests.helpers import recipe, settings, shown_in_docs
 
 CALL = 'Hm. <tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -130,6 +132,17 @@ def test_mistakes_in_the_recipe_are_named(tmp_path: Path, overrides: list[str], 
     with pytest.raises(ValueError, match="tools") as error:
         with_tools(tmp_path, *overrides)
     assert why in str(error.value)
+
+
+def test_the_example_of_the_docs_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "weather.py").write_text("from tests.tools import add as look_up\n")
+    (package / "notes.py").write_text("from tests.tools import Counter as Notebook\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = parse_recipe({"name": "shown", **shown_in_docs("docs/recipes.md", "[tools.weather]")})
+    assert sorted(run.tools) == ["files", "notebook", "python", "search", "weather"]
+    assert parse_recipe(tomllib.loads(to_toml(run))) == run
 
 
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
