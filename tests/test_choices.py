@@ -34,7 +34,7 @@ from marft.models.pool import _stop_ids
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Choice, Episode, JointAction, Observation, Option, Sample, Task, Transition
+from marft.types import Choice, Episode, JointAction, Observation, Option, Sample, Sampling, Task, Transition
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe
@@ -117,15 +117,18 @@ class TestTheEngine:
         expected = self.scores(double, adapter)
         edges = np.cumsum(np.exp(expected))
         for uniform in (0.0, 0.3, 0.6, 0.999):
-            choice = choose(double, [Menu(adapter, prompt, self.options, 1.0, uniform)])[0]
+            choice = choose(double, [Menu(adapter, prompt, self.options, Sampling(), uniform)])[0]
             np.testing.assert_allclose(choice.log_probs, expected, atol=1e-5)
             assert choice.chosen == int(np.searchsorted(edges, uniform, side="right"))
-        greedy = choose(double, [Menu(adapter, prompt, self.options, 0.0, 0.5)])[0]
+        greedy = choose(double, [Menu(adapter, prompt, self.options, Sampling(temperature=0.0), 0.5)])[0]
         assert greedy.chosen == int(np.argmax(expected))
+        for limited in (Sampling(top_k=1), Sampling(top_p=1e-6)):  # only frozen agents may
+            chosen = {choose(double, [Menu(adapter, prompt, self.options, limited, u)])[0].chosen for u in (0.0, 0.99)}
+            assert chosen == {greedy.chosen}
 
     def test_many_requests_are_answered_in_their_order(self, double: Backbone) -> None:
         menus = [
-            Menu(adapter, np.array(prompt, np.int32), self.options[:count], 0.7, 0.4)
+            Menu(adapter, np.array(prompt, np.int32), self.options[:count], Sampling(temperature=0.7), 0.4)
             for adapter, prompt, count in (("two", [5, 6], 3), (None, [5], 1), ("one", [4, 4, 4], 2))
         ]
         together = choose(double, menus)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from marft.engines.decoding import PREFILL_TOKENS
-from marft.engines.sampling import inverse
+from marft.engines.sampling import allowed_tokens, inverse
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
 from marft.models.choices import Menus
 from marft.models.log_probs import token_scores
-from marft.types import Choice, Option, TokenIds
+from marft.types import Choice, Option, Sampling, TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +25,13 @@ class Menu:
     adapter: str | None
     prompt: TokenIds  # [P]
     options: Sequence[Option]
-    temperature: float  # 0 takes the likeliest
+    sampling: Sampling  # temperature 0 takes the likeliest; top-p and top-k count options
     uniform: float
+
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by."""
+        return self.sampling.temperature or 1.0
 
     @property
     def tokens(self) -> int:
@@ -39,7 +44,8 @@ def choose(backbone: Backbone, menus: Sequence[Menu]) -> list[Choice]:
     same: dict[tuple[object, ...], list[Menu]] = {}
     for menu in sorted(menus, key=lambda menu: menu.adapter or ""):
         words = tuple((option.tokens.tobytes(), option.normaliser) for option in menu.options)
-        same.setdefault((menu.adapter, menu.prompt.tobytes(), words, menu.temperature or 1.0), []).append(menu)
+        limits = menu.temperature, menu.sampling.top_p, menu.sampling.top_k
+        same.setdefault((menu.adapter, menu.prompt.tobytes(), words, *limits), []).append(menu)
     chosen: dict[int, Choice] = {}
     for group in in_batches(list(same.values()), lambda alike: alike[0].tokens, PREFILL_TOKENS):
         table = _score(backbone, [alike[0] for alike in group])
@@ -47,10 +53,12 @@ def choose(backbone: Backbone, menus: Sequence[Menu]) -> list[Choice]:
             options = tuple(alike[0].options)
             logs = log_probs[: len(options)].float()
             uniforms = torch.tensor([menu.uniform for menu in alike], device=logs.device)
-            drawn = inverse(logs.exp().expand(len(alike), -1), uniforms).tolist()
+            allowed = allowed_tokens(logs[None], [alike[0].sampling])
+            weights = logs.exp()[None] if allowed is None else logs.exp() * allowed
+            drawn = inverse(weights.expand(len(alike), -1), uniforms).tolist()
             best = int(logs.argmax())
             for menu, index in zip(alike, drawn, strict=True):
-                chosen[id(menu)] = Choice(options, index if menu.temperature else best, logs.cpu().numpy())
+                chosen[id(menu)] = Choice(options, index if menu.sampling.temperature else best, logs.cpu().numpy())
     return [chosen[id(menu)] for menu in menus]
 
 
@@ -70,7 +78,7 @@ def _score(backbone: Backbone, menus: Sequence[Menu]) -> Tensor:
         ]
     )
     targets = np.concatenate([option.tokens for _, option in pairs]).astype(np.int64)
-    temperatures = np.repeat(np.array([menu.temperature or 1.0 for menu, _ in pairs], np.float32), sizes)
+    temperatures = np.repeat(np.array([menu.temperature for menu, _ in pairs], np.float32), sizes)
     at, wanted, scales = (torch.from_numpy(array).to(backbone.device) for array in (positions, targets, temperatures))
     head = backbone.head
     scores = token_scores(backbone.hidden_states(packed)[at], head.weight, head.bias, wanted, scales)

@@ -93,7 +93,7 @@ class LocalEngine:
     ) -> tuple[Choice, int]:
         """See :meth:`marft.game.engine.Engine.choose`."""
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
-        menu = Menu(self.voices[policy].adapter, prompt.ids, options, sampling.temperature, uniform)
+        menu = Menu(self.voices[policy].adapter, prompt.ids, options, sampling, uniform)
         request = _ToChoose(key, policy, menu, asyncio.get_running_loop().create_future())
         self._choosing.append(request)
         self._stir()
