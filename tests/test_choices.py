@@ -294,7 +294,7 @@ class TestOrchestrated:
 
 def test_options_end_as_a_turn_does_and_need_to() -> None:
     class Words:
-        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        def encode(self, text: str, add_special_tokens: bool, split_special_tokens: bool) -> list[int]:
             return [ord(c) for c in text]
 
     renderer = ChatRenderer({"p": Dialect(Words(), 99, {}, stop_ids=(9, 3)), "q": Dialect(Words(), 99, {})})  # type: ignore[arg-type]

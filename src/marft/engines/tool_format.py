@@ -125,13 +125,17 @@ class ToolFormat:
             ended: whether the turn's last token was an end of turn; else it is added.
 
         Raises:
-            ValueError: the template rewrites what came before, so that nothing can be appended.
+            ValueError: the template cannot show it, or rewrites what came before, so that nothing can be appended.
         """
         turn, *answers = exchange("", calls)
         try:
             return self._appended(turn, answers, ended)
-        except TemplateError:  # templates that allow for one call a turn
-            return self._appended({**turn, "tool_calls": turn["tool_calls"][:1]}, answers, ended)
+        except TemplateError:  # some templates allow for one call a turn
+            alone = {**turn, "tool_calls": turn["tool_calls"][:1]}
+        try:
+            return self._appended(alone, answers, ended)
+        except TemplateError as error:
+            raise ValueError(f"its chat template cannot show what tools answered ({error}); {REMEDY}") from error
 
     def _appended(self, turn: dict[str, Any], answers: Sequence[dict[str, Any]], ended: bool) -> TokenIds:
         before = self._ids([ASKED, turn], begin=False)

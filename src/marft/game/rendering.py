@@ -71,7 +71,11 @@ class Renderer(Protocol):
         """The tools that a sampled turn calls. A call that cannot be read comes back as an error that says why."""
 
     def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
-        """What is appended to a ``turn`` that called tools: their answers, and the start of the next turn."""
+        """What is appended to a ``turn`` that called tools: their answers, and the start of the next turn.
+
+        Raises:
+            ValueError: the model's chat template cannot show them.
+        """
 
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""

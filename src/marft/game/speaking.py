@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from marft.game.agents import Agent, Request
 from marft.game.engine import Engine
+from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer, exchange
 from marft.game.tools import ToolBelt
 from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Mark, Option, Prompt, TokenIds, ToolCall, Usage
@@ -71,7 +72,7 @@ async def write(
             return draft.action(key, agent.policy, "length")
         answered = await belt.use(limits, calls)
         answered = [replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens)) for c in answered]
-        answer = renderer.answer(agent.policy, answered, completion.tokens)
+        answer = _answer(renderer, agent, answered, completion.tokens)
         rounds += 1
         left = min(
             agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length - len(answer)
@@ -93,6 +94,13 @@ def _calls(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence
     if completion.calls is not None:
         return completion.calls
     return renderer.calls(agent.policy, completion.tokens, agent.profile.tools)
+
+
+def _answer(renderer: Renderer, agent: Agent, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+    try:
+        return renderer.answer(agent.policy, calls, turn)
+    except ValueError as error:
+        raise EpisodeFailedError("failed", f"{agent.role}: {error}") from error
 
 
 class Draft:

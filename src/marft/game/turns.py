@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections import Counter
@@ -150,6 +151,9 @@ class Turns:
 
     def _check_acting(self, step: int, agent: Agent) -> None:
         if step != self._acting:
+            branch = asyncio.current_task()
+            if branch is not None:  # nobody waits for it any more, and asyncio would complain to the terminal
+                branch.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise EpisodeFailedError("failed", f"{agent.role} acts after act() has ended; await all that it starts")
 
     def _check_replayed(self, observation: Observation) -> None:
