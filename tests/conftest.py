@@ -14,7 +14,7 @@ from hypothesis import settings
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
-from marft.config.run import ModelSettings
+from marft.config.models import ModelSettings
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone, load_tokenizer
 

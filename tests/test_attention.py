@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from marft.config.run import ModelSettings
+from marft.config.models import ModelSettings
 from marft.models.attention import _groups
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.loading import load_backbone

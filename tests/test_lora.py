@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from transformers import AutoModelForCausalLM
 
-from marft.config.run import LoraSettings, ModelSettings
+from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone, PackedRows

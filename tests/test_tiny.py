@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from marft.config import load_recipe
-from marft.config.run import ModelSettings
+from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.evaluation.evaluate import evaluate
 from marft.models.loading import load_backbone, resolve_path

@@ -15,7 +15,7 @@ import torch
 from demonstrations import INSTRUCTIONS, QUESTION, Demonstration, Expression, act, reason, solve
 from train import encode
 
-from marft.config.run import ModelSettings
+from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.game.rendering import Message, compose
 from marft.models.backbone import Backbone, PackedRows

@@ -18,7 +18,7 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from marft.config.run import LoraSettings, ModelSettings
+from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapters import save_adapter
 from marft.models.backbone import PackedRows
 from marft.models.loading import load_backbone, load_tokenizer, resolve_path

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.algorithm import Count, NotNegative, Positive
-from marft.config.settings import Settings, did_you_mean
-
-if TYPE_CHECKING:
-    from marft.config.run import ModelSettings, RunSettings
+from marft.config.settings import Settings
 
 
 class EndpointSettings(Settings):
@@ -49,55 +45,3 @@ class TeammateEndpoint(EndpointSettings):
     """An endpoint whose model acts in a team. Its text is tokenised for the critic alone."""
 
     reader: str = ""  # a local model: counts tokens, and reads for the critic; "": the recipe's first one
-
-
-def local_model(run: RunSettings, model: str) -> str:
-    """The local model that stands for ``model`` here: itself, or the reader of a remote one; "" when there is none."""
-    endpoint = run.models[model].endpoint
-    if endpoint is None:
-        return model
-    return endpoint.reader or next((name for name, other in run.models.items() if other.endpoint is None), "")
-
-
-def readers(run: RunSettings) -> set[str]:
-    """The local models that read for remote ones."""
-    return {local_model(run, name) for name, model in run.models.items() if model.endpoint is not None}
-
-
-def endpoint_problems(run: RunSettings) -> Iterable[str]:
-    """What is wrong with the remote models of a recipe and the policies on them."""
-    for name, model in run.models.items():
-        if model.endpoint is not None:
-            yield from _reader_problems(run, name)
-            yield from _key_problems(name, model)
-    for name, policy in run.policies.items():
-        if policy.model not in run.models or run.models[policy.model].endpoint is None:
-            continue
-        if policy.train != "frozen":
-            yield f"policies.{name}: model {policy.model!r} is remote and cannot be trained here; set train = 'frozen'"
-        if policy.adapter:
-            yield f"policies.{name}.adapter: model {policy.model!r} is remote and takes no adapter; remove it"
-        if run.algorithm.teammate_text.coefficient:
-            yield (
-                f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "
-                f"(policies.{name}) does not say; set coefficient = 0"
-            )
-
-
-def _reader_problems(run: RunSettings, name: str) -> Iterable[str]:
-    reader = local_model(run, name)
-    if not reader:
-        yield (
-            f"models.{name}.endpoint: no local model reads what it says; add one: [models.reader] path = 'tiny', or "
-            "any other whose tokenizer counts as you like"
-        )
-    elif reader not in run.models:
-        yield f"models.{name}.endpoint.reader: no model is called {reader!r}{did_you_mean(reader, run.models)}"
-    elif run.models[reader].endpoint is not None:
-        yield f"models.{name}.endpoint.reader: {reader!r} is remote too; name a local model"
-
-
-def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:
-    for key in ("revision", "dtype", "chat_template", "template_options", "gradient_checkpointing"):
-        if getattr(model, key) != type(model).model_fields[key].default:
-            yield f"models.{name}.{key}: means something for a local model alone; remove it, the endpoint decides"

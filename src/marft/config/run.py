@@ -9,42 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.agents import AgentSettings, Strings
+from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings, Count, Positive
-from marft.config.endpoint import TeammateEndpoint, endpoint_problems, readers
+from marft.config.models import ModelSettings, PolicySettings, readers, remote_problems
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Settings, did_you_mean
-
-
-class ModelSettings(Settings):
-    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
-
-    path: str  # of a remote model: its name there
-    endpoint: TeammateEndpoint | None = None
-    revision: str = "main"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
-    context: Annotated[int, Field(ge=0)] = (
-        0  # tokens, prompt and action together; 0: what it (or its reader) is made for
-    )
-    chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
-    template_options: dict[str, Any] = {}  # passed to the chat template, e.g. enable_thinking = false
-    gradient_checkpointing: bool = False
-
-
-class LoraSettings(Settings):
-    rank: Count = 8
-    alpha: Positive = 16.0
-    targets: Strings = ("q_proj", "v_proj")
-
-
-class PolicySettings(Settings):
-    """Weights by name. Agents that name the same policy share it."""
-
-    model: str
-    train: Literal["lora", "full", "frozen"] = "lora"
-    lora: LoraSettings = LoraSettings()
-    adapter: str = ""  # a PEFT adapter folder to start from
-    learning_rate: Positive | None = None  # in place of the algorithm's
 
 
 class RolloutSettings(Settings):
@@ -132,7 +101,7 @@ class RunSettings(Settings):
     def _check_references(self) -> RunSettings:
         problems = [
             *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
-            *_length_problems(self), *endpoint_problems(self),
+            *_length_problems(self), *remote_problems(self.models, self.policies), *_teammate_text_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -141,6 +110,9 @@ class RunSettings(Settings):
     @property
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if policy.train != "frozen")
+
+    def is_remote(self, model: str) -> bool:
+        return model in self.models and self.models[model].endpoint is not None
 
     def learning_rate(self, policy: str) -> float:
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
@@ -163,7 +135,7 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
     for name in run.tools:
         if not any(name in agent.tools for agent in run.agents):
             yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"
-    reading = readers(run)
+    reading = readers(run.models)
     for name in run.models:
         if name not in reading and not any(policy.model == name for policy in run.policies.values()):
             yield f"models.{name}: no policy uses it; give it to a policy or remove it"
@@ -199,6 +171,15 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
         yield (
             f"training.steps: all {run.training.steps} would go to the critic's warm-up "
             f"(algorithm.critic.warmup_steps = {critic.warmup_steps}) and no policy would ever step; train longer"
+        )
+
+
+def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
+    remote = [name for name, policy in run.policies.items() if run.is_remote(policy.model)]
+    if run.algorithm.teammate_text.coefficient and remote:
+        yield (
+            f"algorithm.teammate_text: it asks how likely a teammate's text was to its author, and an endpoint "
+            f"(policies.{remote[0]}) does not say; set coefficient = 0"
         )
 
 

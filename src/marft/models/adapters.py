@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from marft.config.run import LoraSettings
+from marft.config.models import LoraSettings
 from marft.models.backbone import Backbone
 from marft.models.lora import Adapter
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from marft.config.run import ModelSettings
+from marft.config.models import ModelSettings
 from marft.models import attention
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.log_probs import scaled_logits

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from marft.config.endpoint import local_model
-from marft.config.run import LoraSettings, PolicySettings, RunSettings
+from marft.config.models import LoraSettings, PolicySettings, local_model
+from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone, load_tokenizer, pick_device, pick_dtype, resolve_path
@@ -77,7 +77,7 @@ class Models:
         self.base_paths = {name: model.path for name, model in local.items()}
 
     def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
-        base_name = local_model(run, settings.model)
+        base_name = local_model(run.models, settings.model)
         base, tokenizer = self.bases[base_name], self.tokenizers[base_name]
         backbone, adapter, lora = base, None, settings.lora
         if settings.train == "full":
@@ -135,7 +135,8 @@ def _context(run: RunSettings, model: str, base: Backbone) -> int:
     if wanted > base.context and run.algorithm.critic.kind != "none":
         raise ValueError(
             f"models.{model}.context: {wanted} tokens are more than the {base.context} that its reader "
-            f"{local_model(run, model)!r} can read for the critic; lower it, raise the reader's, or name another reader"
+            f"{local_model(run.models, model)!r} can read for the critic; lower it, raise the reader's, or name "
+            "another reader"
         )
     return wanted
 

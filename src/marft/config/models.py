@@ -1,0 +1,94 @@
+"""Base models, local and remote, and the policies on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from marft.config.agents import Strings
+from marft.config.algorithm import Count, Positive
+from marft.config.endpoint import TeammateEndpoint
+from marft.config.settings import Settings, did_you_mean
+
+
+class ModelSettings(Settings):
+    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
+
+    path: str  # of a remote model: its name there
+    endpoint: TeammateEndpoint | None = None
+    revision: str = "main"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
+    context: Annotated[int, Field(ge=0)] = (
+        0  # tokens, prompt and action together; 0: what it, or its reader, is made for
+    )
+    chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
+    template_options: dict[str, Any] = {}  # passed to the chat template, e.g. enable_thinking = false
+    gradient_checkpointing: bool = False
+
+
+class LoraSettings(Settings):
+    rank: Count = 8
+    alpha: Positive = 16.0
+    targets: Strings = ("q_proj", "v_proj")
+
+
+class PolicySettings(Settings):
+    """Weights by name. Agents that name the same policy share it."""
+
+    model: str
+    train: Literal["lora", "full", "frozen"] = "lora"
+    lora: LoraSettings = LoraSettings()
+    adapter: str = ""  # a PEFT adapter folder to start from
+    learning_rate: Positive | None = None  # in place of the algorithm's
+
+
+Models = Mapping[str, ModelSettings]
+
+
+def local_model(models: Models, model: str) -> str:
+    """The local model that stands for ``model`` here: itself, or the reader of a remote one; "" when there is none."""
+    endpoint = models[model].endpoint
+    if endpoint is None:
+        return model
+    return endpoint.reader or next((name for name, other in models.items() if other.endpoint is None), "")
+
+
+def readers(models: Models) -> set[str]:
+    """The local models that read for remote ones."""
+    return {local_model(models, name) for name, model in models.items() if model.endpoint is not None}
+
+
+def remote_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Iterable[str]:
+    """What is wrong with the remote models of a recipe and the policies on them."""
+    for name, model in models.items():
+        if model.endpoint is not None:
+            yield from _reader_problems(models, name)
+            yield from _key_problems(name, model)
+    for name, policy in policies.items():
+        if policy.model not in models or models[policy.model].endpoint is None:
+            continue
+        if policy.train != "frozen":
+            yield f"policies.{name}: model {policy.model!r} is remote and cannot be trained here; set train = 'frozen'"
+        if policy.adapter:
+            yield f"policies.{name}.adapter: model {policy.model!r} is remote and takes no adapter; remove it"
+
+
+def _reader_problems(models: Models, name: str) -> Iterable[str]:
+    reader = local_model(models, name)
+    if not reader:
+        yield (
+            f"models.{name}.endpoint: no local model reads what it says; add one: [models.reader] path = 'tiny', or "
+            "any other whose tokenizer counts as you like"
+        )
+    elif reader not in models:
+        yield f"models.{name}.endpoint.reader: no model is called {reader!r}{did_you_mean(reader, models)}"
+    elif models[reader].endpoint is not None:
+        yield f"models.{name}.endpoint.reader: {reader!r} is remote too; name a local model"
+
+
+def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:
+    for key in ("revision", "dtype", "chat_template", "template_options", "gradient_checkpointing"):
+        if getattr(model, key) != type(model).model_fields[key].default:
+            yield f"models.{name}.{key}: means something for a local model alone; remove it, the endpoint decides"
