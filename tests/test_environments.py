@@ -13,8 +13,8 @@ import pytest
 from marft.envs.math import Math
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.envs.splits import split_of
+from marft.game.answers import find_answer, last_boxed
 from marft.game.environment import Environment
-from marft.rewards.answers import find_answer, last_boxed
 from marft.rewards.grader import Grader, GradingError
 from marft.rewards.math_answers import equal
 from marft.types import JointAction, Step, Task

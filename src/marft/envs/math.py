@@ -15,8 +15,8 @@ from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
+from marft.game.answers import last_boxed
 from marft.game.environment import Split
-from marft.rewards.answers import last_boxed
 from marft.rewards.grader import Grader
 from marft.types import Task
 

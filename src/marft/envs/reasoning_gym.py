@@ -14,8 +14,8 @@ from marft.config.plugins import Plugin
 from marft.config.settings import did_you_mean
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
+from marft.game.answers import find_answer
 from marft.game.environment import Split
-from marft.rewards.answers import find_answer
 from marft.types import Task
 
 PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted

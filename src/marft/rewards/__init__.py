@@ -1,1 +1,1 @@
-"""Verifiers: from what an agent wrote to whether it is right."""
+"""Rewards: verifiers of answers, the terms that a recipe composes, judges."""

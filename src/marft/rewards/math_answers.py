@@ -11,7 +11,7 @@ from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from marft.rewards.answers import find_answer
+from marft.game.answers import find_answer
 
 _STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)

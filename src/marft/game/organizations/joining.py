@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 
 from marft.game.agents import Agents, Seat
-from marft.rewards.answers import find_answer
+from marft.game.answers import find_answer
 from marft.types import Action
 
 
