@@ -145,6 +145,18 @@ def test_the_example_of_the_docs_can_be_read(tmp_path: Path, monkeypatch: pytest
     assert parse_recipe(tomllib.loads(to_toml(run))) == run
 
 
+def test_tools_that_the_environment_brings(tmp_path: Path) -> None:
+    run = with_tools(
+        tmp_path, "--environment", "{ name = 'tests.tools:Lamp' }", "--agents.actor.tools", "['environment']"
+    )
+    with Stage(run) as stage:
+        assert [tool.name for tool in stage.game.team.agent("actor").profile.tools] == ["switch"]
+    with pytest.raises(ValueError, match="brings no tools; give its class"):
+        Stage(with_tools(tmp_path, "--agents.actor.tools", "['environment']"))
+    with pytest.raises(ValueError, match="that name stands for"):
+        with_tools(tmp_path, "--tools.environment", "{ name = 'function', call = 'tests.tools:add' }")
+
+
 def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
     run = with_tools(
         tmp_path, "--tools.more", "{ name = 'function', call = 'tests.tools:add' }", "--agents.reasoner.tools",

@@ -26,7 +26,7 @@ from marft.game.team import Team
 from marft.game.tools import ToolSource, ToolUse
 from marft.rewards.terms import ToolErrors
 from marft.sandbox.runner import isolation_problem
-from marft.tools.functions import Functions, FunctionSource
+from marft.tools.functions import Functions, FunctionSource, SessionSource
 from marft.tools.python import Python
 from marft.tools.skills import SkillSource, read_skill
 from marft.types import ActionKey, Episode, Mark, Profile, Step, Task
@@ -273,6 +273,19 @@ class TestTheStateOfAnEpisode:
         other = replace(first.actions[0], calls=(replace(first.actions[0].calls[0], output="whatever it was"),))
         again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, {other.id: other}))
         assert again.actions[0].calls[0].output == "whatever it was"
+
+    def test_the_environments_own_session_may_bring_tools(self) -> None:
+        source = SessionSource(offered.LampSession)
+        assert [tool.name for tool in source.tools] == ["switch"]
+        for on in (True, False):
+            g = with_tools(says(call("switch", on=on), "done"), source, offered.add)
+            episode = run(replace(g, environment=offered.Lamp()))
+            assert episode.actions[0].calls[0].output == f"the lamp is {'on' if on else 'off'}"
+            assert (episode.status, episode.total_reward) == ("terminated", float(on))
+            served = {action.id: action for action in episode.actions}
+            fork = Replay(episode.name, episode.stream, episode.sample, served)
+            again = run(replace(g, environment=offered.Lamp()), stream="fork", replay=fork)
+            assert (again.status, again.total_reward) == ("terminated", float(on))
 
     def test_no_threads_stay(self) -> None:
         def threads() -> int:

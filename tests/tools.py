@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.types import Task
+from marft.config.plugins import Plugin
+from marft.game.environment import tool
+from marft.types import JointAction, Observation, Step, Task
 
 
 def add(a: int, b: int = 1) -> int:
@@ -95,3 +97,40 @@ class Counter:
 
     def close(self) -> None:
         Counter.ended.append(self.task.id)
+
+
+class LampSession:
+    """A lamp that the agents' tools switch, and that is looked at when the episode ends."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    async def reset(self) -> Observation:
+        return Observation("Switch the lamp on.")
+
+    async def step(self, actions: JointAction) -> Step:
+        return Step(Observation(""), float(self.on), terminated=True, success=self.on)
+
+    async def close(self) -> None:
+        return None
+
+    @tool
+    def switch(self, on: bool) -> str:
+        """Switch the lamp."""
+        self.on = on
+        return f"the lamp is {'on' if on else 'off'}"
+
+    def not_offered(self) -> None:
+        return None
+
+
+class Lamp(Plugin):
+    """An environment that brings tools."""
+
+    session: ClassVar[type] = LampSession
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"{split}/{number}", "Switch the lamp on.") for number in range(8)]
+
+    def start(self, task: Task, seed: int) -> LampSession:
+        return LampSession()

@@ -15,6 +15,8 @@ from marft.config.models import ModelSettings, PolicySettings, readers, remote_p
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Settings, did_you_mean
 
+ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
+
 
 class RolloutSettings(Settings):
     """How much experience a training step gathers, and when an environment counts as hanging."""
@@ -130,8 +132,10 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
             yield f"policies.{name}: no agent uses it; give it to an agent or remove it"
     for agent in run.agents:
         for tool in agent.tools:
-            if tool not in run.tools:
+            if tool not in run.tools and tool != ENVIRONMENT:
                 yield f"agents.{agent.role}.tools: no tool is called {tool!r}{did_you_mean(tool, run.tools)}"
+    if ENVIRONMENT in run.tools:
+        yield f"tools.{ENVIRONMENT}: that name stands for the tools that the environment itself brings; take another"
     for name in run.tools:
         if not any(name in agent.tools for agent in run.agents):
             yield f"tools.{name}: no agent has it; name it in an agent's tools or remove it"

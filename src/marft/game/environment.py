@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 from marft.types import JointAction, Observation, Step, Task
 
 Split = Literal["train", "validation", "test"]
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+OFFERED = "__marft_tool__"
+
+
+def tool(method: Method) -> Method:
+    """Marks a method of a session as a tool for the agents whose ``tools`` name ``"environment"``.
+
+    The environment names the class: ``session: ClassVar[type] = MySession``. What the tools do and what the session's
+    steps see is one state, and one thread.
+    """
+    setattr(method, OFFERED, True)
+    return method
 
 
 class Session(Protocol):

@@ -50,6 +50,7 @@ async def _run(game: Game, attempt: Attempt, turns: Turns, thread: HostThread) -
     )
     try:
         observation = await _outside(game, thread, session.reset)
+        turns.belt.join(session, thread)
         while True:
             joint = await turns.act(observation)
             step = await _outside(game, thread, session.step, joint)

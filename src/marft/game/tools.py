@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from marft.config.settings import did_you_mean
 from marft.game.engine import Engine
+from marft.game.environment import Session
 from marft.game.hosting import Host, HostThread
 from marft.types import Task, Tool, ToolCall
 
@@ -47,6 +49,10 @@ class ToolSource(ABC):
     @abstractmethod
     def open(self, task: Task, seed: int) -> ToolSession:
         """The tools as one episode uses them."""
+
+    def joined(self, session: Session) -> ToolSession | None:  # noqa: ARG002
+        """The tools that an environment's own session brings, which live and end with it; None for all others."""
+        return None
 
     def close(self) -> None:
         """The run is over."""
@@ -98,6 +104,13 @@ class ToolBelt:
         self.task, self.seed = task, seed
         self._open: dict[str, _Opened] = {}
 
+    def join(self, session: Session, thread: HostThread) -> None:
+        """Take in the tools that the environment's session brings: calls of them take turns with its steps."""
+        for name, source in self.sources.items():
+            joined = source.joined(session)
+            if joined is not None:
+                self._open[name] = _Opened(source, self, thread, joined)
+
     async def use(self, limits: ToolUse, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """Make the calls, all at once but for those to a source with a state → the calls with their answers."""
         with self.engine.outside():
@@ -133,10 +146,10 @@ class ToolBelt:
             return _failed(call, "the arguments must be a JSON object", began)
         try:
             output = await self._call(source, call.name, arguments, limits.seconds)
-        except TimeoutError:
-            return _failed(call, f"{call.name} took over {limits.seconds:g} s", began)
         except Exception as error:  # noqa: BLE001  somebody else's code; the agent is told
-            return _failed(call, f"{type(error).__name__}: {error}", began)
+            late = isinstance(error, TimeoutError) and time.perf_counter() - began >= limits.seconds
+            why = f"{call.name} took over {limits.seconds:g} s" if late else _told(error)
+            return _failed(call, why, began)
         return replace(call, output=_clean(output), seconds=time.perf_counter() - began)
 
     async def _call(self, name: str, tool: str, arguments: Mapping[str, Any], seconds: float) -> str:
@@ -153,12 +166,15 @@ class ToolBelt:
 
 
 class _Opened:
-    """A session and the thread that it lives on; one call at a time."""
+    """A session and the thread that it lives on, its own or the environment's; one call at a time."""
 
-    def __init__(self, source: ToolSource, belt: ToolBelt) -> None:
+    def __init__(
+        self, source: ToolSource, belt: ToolBelt, thread: HostThread | None = None, session: ToolSession | None = None
+    ) -> None:
         self.source, self.belt = source, belt
-        self.thread: HostThread = belt.host.acquire()
-        self.session: ToolSession | None = None
+        self.thread = thread or belt.host.acquire()
+        self.own = thread is None
+        self.session = session
         self.turn = asyncio.Lock()
         self.hangs = False
 
@@ -177,6 +193,8 @@ class _Opened:
                 raise
 
     async def close(self) -> None:
+        if not self.own:
+            return
         if self.session is not None and not self.hangs:
             try:
                 end: Any = self.session.end
@@ -192,6 +210,11 @@ def _failed(call: ToolCall, why: str, began: float) -> ToolCall:
     return replace(call, output=_clean(why), error=True, seconds=time.perf_counter() - began)
 
 
-def _clean(text: Any) -> str:
-    """A text that can be stored: tools may return half characters, or no text at all."""
-    return str(text).encode("utf-8", "replace").decode()
+def _told(error: Exception) -> str:
+    """What was raised, in words, also where the error cannot say it."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _clean(text: str) -> str:
+    """A text that can be stored: tools may return half characters."""
+    return text.encode("utf-8", "replace").decode()

@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
 from marft.config.plugins import Plugin, import_path
-from marft.game.tools import ToolSource
+from marft.game.environment import OFFERED, Session
+from marft.game.tools import ToolSession, ToolSource
 from marft.types import Task, Tool
 
 TEXT = str | int | float | bool | None
@@ -140,6 +141,33 @@ class FunctionSession:
         done = close() if callable(close) else None
         if isinstance(done, Awaitable):
             await done
+
+
+class SessionSource(ToolSource):
+    """The tools that the sessions of an environment bring: those of its methods that are marked as tools.
+
+    Raises:
+        ValueError: none is.
+    """
+
+    def __init__(self, session: type) -> None:
+        marked = [m for _, m in inspect.getmembers(session, inspect.isfunction) if hasattr(m, OFFERED)]
+        if not marked:
+            raise ValueError(f"{session.__name__} has no methods that are marked with @tool")
+        self.functions = {method.__name__: Function.of(method, method=True) for method in marked}
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """See :class:`marft.game.tools.ToolSource`."""
+        return [function.tool for function in self.functions.values()]
+
+    def open(self, task: Task, seed: int) -> ToolSession:
+        """They come with the environment's session; see :meth:`joined`."""
+        raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
+
+    def joined(self, session: Session) -> ToolSession:
+        """See :class:`marft.game.tools.ToolSource`."""
+        return FunctionSession(self.functions, {name: getattr(session, name) for name in self.functions})
 
 
 def _functions(found: Callable[..., Any]) -> dict[str, Function]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Protocol, cast
 
 from marft.config.agents import AgentSettings
-from marft.config.run import RunSettings
+from marft.config.run import ENVIRONMENT, RunSettings
 from marft.game.tools import ToolSource, ToolUse
+from marft.tools.functions import SessionSource
 from marft.tools.skills import Skill, SkillSource, read_skill
 from marft.types import Profile, Tool
 
@@ -34,6 +35,8 @@ class Toolkit:
         try:
             for name, plugin in run.tools.items():
                 self._add(name, _connect(name, cast("ToolPlugin", plugin)))
+            if any(ENVIRONMENT in agent.tools for agent in run.agents):
+                self._add(ENVIRONMENT, _sessions_of(run))
             for folder in dict.fromkeys(folder for agent in run.agents for folder in agent.skills):
                 self.skills[folder] = read_skill(folder)
                 self._add(_skill(folder), SkillSource(self.skills[folder]))
@@ -66,6 +69,16 @@ class Toolkit:
     def close(self) -> None:
         """Let go of every source."""
         self._closing.close()
+
+
+def _sessions_of(run: RunSettings) -> SessionSource:
+    session = getattr(run.environment, "session", None)
+    if session is None:
+        raise ValueError(
+            f"agents.….tools: environment {run.environment.name!r} brings no tools; give its class "
+            "session: ClassVar[type] = … and mark methods of that one with @tool (marft.game.environment)"
+        )
+    return SessionSource(session)
 
 
 def _skill(folder: str) -> str:
