@@ -91,7 +91,7 @@ def _tokens_sent(episodes: Sequence[Episode]) -> dict[str, float]:
 def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]:
     return {
         "actions": float(len(actions)),
-        "action_length": _mean([len(action.tokens) for action in actions]),
+        "action_length": _mean([int(action.sampled.sum()) for action in actions]),
         "truncation_rate": _mean([action.finish == "length" for action in actions]),
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
         "prompt_tokens_cut": float(sum(action.cut for action in actions)),
