@@ -1,10 +1,11 @@
-"""What a benchmark ran on: processor, cores, and the float32 matrix rate that floors are counted against."""
+"""What a benchmark ran on (processor, cores, the float32 matrix rate that floors are counted against) and took."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,36 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+class Watch(threading.Thread):
+    """The most memory, threads and open files that this process had (Linux)."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most, self.done = footprint(), threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.02):
+            self.most = {what: max(value, self.most[what]) for what, value in footprint().items()}
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.join()
+
+
+def footprint() -> dict[str, int]:
+    """Resident memory, threads and open files of this process now (Linux)."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "memory_mb": int(status["VmRSS"].split()[0]) // 1024,
+        "threads": int(status["Threads"]),
+        "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
     }
 
 

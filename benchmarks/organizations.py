@@ -5,7 +5,8 @@
 
 *router*: two workers are good at different things (each solves nine in ten tasks of its own kind and one in ten of the
 other); an orchestrated team whose router alone is trained. *records*: the demo team, whose reasoner passes on prose as
-it is, or a record of the state that it left. Writes results/organizations_<study>.json, .md and .svg.
+it is, a record of the state that it left, or that record in words that the actor was made with: a sentence, or the end
+of the reasoner's own. Writes results/organizations_<study>.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from marft.types import JointAction, Observation, Step, Task
 KINDS = ("red", "blue")
 GOOD, BAD = 0.9, 0.1  # how often a worker solves a task of its own kind, and of the other
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
-CHANNELS = {"prose": "{ name = 'raw' }", "record": r"{ name = 'record', fields = { state = 'leaving (.+)\.' } }"}
+STATE = r"name = 'record', fields = { state = 'leaving (.+)\.' }"
+CHANNELS = {
+    "prose": "{ name = 'raw' }",
+    "record": f"{{ {STATE} }}",
+    "sentence": f"{{ {STATE}, template = 'The problem is {{state}}.' }}",
+    "clause": f"{{ {STATE}, template = ', leaving {{state}}.' }}",
+}
 
 
 class Boxes(Plugin):

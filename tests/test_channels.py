@@ -47,6 +47,19 @@ def test_a_record_replaces_prose() -> None:
     assert episode.actions[0].text.startswith("I add them")  # the action itself is untouched
 
 
+def test_a_record_reads_as_its_template_says() -> None:
+    record = Record(fields={"state": r"leaving (.+)\.", "result": r"= (-?\d+)"}, template="{{{result}}}: do {state}.")
+    _, prompts = played(record, "I add them: 23 + 45 = 68, leaving 68 - 12.", "done")
+    assert "Message from a:\\n{68}: do 68 - 12." in prompts[1]
+    _, prompts = played(record, "23 + 45 = 68.", "done")  # it leaves nothing to do: no record
+    assert "Message from a:\\n23 + 45 = 68." in prompts[1]
+
+
+def test_what_a_model_writes_is_never_a_template() -> None:
+    record = Record(fields={"x": r"x = (.+)"}, template="<{x}>")
+    assert record.carry([Message("a", "x = {x!r:>9} {0}")]) == [Message("a", "<{x!r:>9} {0}>")]
+
+
 def test_text_without_any_field_goes_on_raw_or_not_at_all() -> None:
     _, prompts = played(STEP, "no idea", "done")
     assert "no idea" in prompts[1]
@@ -72,7 +85,12 @@ def test_long_messages_are_cut(keep: Any, expected: str) -> None:
 @given(texts=st.lists(st.text(max_size=40), max_size=4))
 def test_channels_take_anything_that_models_write(texts: list[str]) -> None:
     messages = [Message("a", text) for text in texts]
-    for channel in (STEP, Last(), Truncated(words=3), Record(fields={"x": "(a)|b"}, otherwise="nothing")):
+    for channel in (
+        STEP,
+        Last(),
+        Truncated(words=3),
+        Record(fields={"x": "(a)|b"}, otherwise="nothing", template="{x}"),
+    ):
         carried = channel.carry(messages)
         assert len(carried) == len(messages)
         assert all(message is None or message.role == "a" for message in carried)
@@ -104,6 +122,11 @@ def test_a_team_trains_over_a_channel_with_a_price(tmp_path: Path) -> None:
         ("{ name = 'recrod' }", "did you mean 'record'?"),
         ("{ name = 'record', fields = { } }", "needs at least one field"),
         ("{ name = 'record', fields = { x = '(' } }", "is no regular expression"),
+        ("{ name = 'record', fields = { state = 'a' }, template = '{stat}' }", "did you mean 'state'?"),
+        ("{ name = 'record', fields = { x = 'a', y = 'b' }, template = '{x}' }", "leaves out the field 'y'"),
+        ("{ name = 'record', fields = { x = 'a' }, template = 'x' }", "leaves out the field 'x'"),
+        ("{ name = 'record', fields = { x = 'a' }, template = '{x:>3}' }", "a field is named alone"),
+        ("{ name = 'record', fields = { x = 'a' }, template = '{x' }", "template: expected '}' before end of string"),
     ],
 )
 def test_channels_that_cannot_work_are_refused(channel: str, complaint: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 import time
 from typing import Any
 
 import pytest
 
+from marft.game import hosting
 from marft.game.agents import Agents
 from marft.game.game import Attempt, Game
 from marft.game.organizations.chain import Chain
@@ -198,6 +200,25 @@ class TestFailures:
         g = game(Waiting([]), timeout=0.2)
         assert run(g).status == "timed_out"
         assert g.host.given_up == 0
+
+    def test_more_sessions_than_the_system_allows_are_an_error_that_says_so(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse() -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(hosting, "HostThread", refuse)
+        with pytest.raises(ValueError, match=r"Too many open files.*lower rollout.max_live_episodes"):
+            run(game(Script([ends()])))
+
+    def test_a_low_limit_on_open_files_is_raised_as_far_as_the_system_lets_it(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        try:
+            hosting.Host()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def test_a_close_that_raises_does_not_undo_the_episode(self) -> None:
         def boom() -> None:

@@ -77,8 +77,8 @@ def table(rows: Sequence[Row]) -> str:
     columns = [(factor, value) for factor, values in FACTORS.items() for value in values if values[value]]
     titles = [f"{factor} {value}" for factor, value in columns]
     lines = [
-        f"| agents | held-out tasks | untuned | as shipped | {' | '.join(titles)} | ms an action |",
-        f"| ---: | ---: | ---: | --- | {' | '.join('---' for _ in titles)} | ---: |",
+        f"| agents | held-out tasks | untuned | as shipped | {' | '.join(titles)} | ms an action | s an episode |",
+        f"| ---: | ---: | ---: | --- | {' | '.join('---' for _ in titles)} | ---: | ---: |",
     ]
     for size in SIZES:
         mine = [row for row in rows if row["size"] == size]
@@ -89,6 +89,7 @@ def table(rows: Sequence[Row]) -> str:
         cells = [cell(rows_of(mine, factor, value, FACTORS)) for factor, value in columns]
         pace = float(np.mean([1000 * row["seconds"] / (sum(row["episodes"]) * size) for row in shipped]))
         figures = [f"{size}", f"{shipped[0]['tasks']}", f"{before:.1%}", cell(shipped), *cells, f"{pace:.1f}"]
+        figures.append(f"{pace * size / 1000:.3f}")  # played and learned from
         lines.append(f"| {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 

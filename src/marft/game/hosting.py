@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
+OPEN_FILES = 65536  # what is asked of the system: every thread's event loop keeps three open
 
 
 class HostThread:
@@ -57,11 +60,25 @@ class Host:
     """A pool of host threads. A thread that does not come back from a call is given up and counted."""
 
     def __init__(self) -> None:
+        allow_open_files()
         self._idle: list[HostThread] = []
         self.given_up = 0
 
     def acquire(self) -> HostThread:
-        return self._idle.pop() if self._idle else HostThread()
+        """A thread that nobody uses.
+
+        Raises:
+            ValueError: the system allows no more of them.
+        """
+        if self._idle:
+            return self._idle.pop()
+        try:
+            return HostThread()
+        except (OSError, RuntimeError) as error:
+            raise ValueError(
+                f"the system allows no more sessions at a time ({error}): lower rollout.max_live_episodes, or allow "
+                "more open files (ulimit -n) and threads (ulimit -u)"
+            ) from error
 
     async def release(self, thread: HostThread, suspect: bool) -> None:
         """Take a thread back; a ``suspect`` one (its session timed out) only if it still answers."""
@@ -75,6 +92,19 @@ class Host:
         for thread in self._idle:
             thread.stop()
         self._idle.clear()
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit on open files, which is often 1,024, towards the hard one."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # a system may allow less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _settle(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> Coroutine[Any, Any, T]:

@@ -68,8 +68,8 @@ class MultiLoraLinear(nn.Module):
         self.base = base
         self.routing = routing
         self._adapters = nn.ModuleDict()
-        self._mask_of: Sequence[str | None] | None = None
-        self._mask: Tensor | None = None
+        self._stack_of: Sequence[str | None] | None = None
+        self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
         self._adapters[policy] = Adapter(self.base, rank, alpha, generator)
@@ -96,16 +96,21 @@ class MultiLoraLinear(nn.Module):
         return _add_product(result, linear(x[:, start:stop].to(adapter.a.dtype), adapter.a), adapter.b, adapter.scale)
 
     def _add_by_row(self, x: Tensor, out: Tensor, rows: Sequence[str | None]) -> Tensor:
+        if self._stack_of is not rows:  # a running batch has the same list until a row comes or goes
+            self._stack_of, self._stack = rows, self._stacked(rows, x.device)
+        if self._stack is None:
+            return out
+        a, b, mask = self._stack
+        return _add_product(out, linear(x.to(a.dtype), a) * mask, b, 1.0)
+
+    def _stacked(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The adapters of all rows as one: A [Σr, in], B [out, Σr], and the mask [N, Σr]; None where no row has any."""
         present = [(policy, found) for policy in dict.fromkeys(rows) if (found := self.adapter(policy)) is not None]
         if not present:
-            return out
-        if self._mask_of is not rows:
-            self._mask_of = rows
-            self._mask = _scale_mask(rows, present, x.device)
-        assert self._mask is not None
-        a = torch.cat([adapter.a for _, adapter in present])  # [Σr, in]
-        b = torch.cat([adapter.b for _, adapter in present], dim=1)  # [out, Σr]
-        return _add_product(out, linear(x.to(a.dtype), a) * self._mask, b, 1.0)
+            return None
+        a = torch.cat([adapter.a for _, adapter in present])
+        b = torch.cat([adapter.b for _, adapter in present], dim=1)
+        return a, b, _scale_mask(rows, present, device)
 
 
 def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:

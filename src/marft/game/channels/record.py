@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from string import Formatter
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
+from marft.config.settings import did_you_mean
 from marft.game.rendering import Message
 
 
 class Record(Plugin):
-    r"""Every message becomes ``field: value`` pairs, before anybody else reads it.
+    r"""Every message becomes a record, before anybody else reads it: ``field: value`` pairs, or words of your own.
 
     ``fields`` is the record's schema: for each field a regular expression, whose first group (or whole match) is the
     value; the last match in the text counts. A field that is not found is left out; a text in which nothing is found is
@@ -24,9 +26,17 @@ class Record(Plugin):
     >>> record = Record(fields={"result": r"= (-?\d+)", "state": r"leaving (.+)\."})
     >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
     'result: 68; state: 68 - 12'
+
+    ``template`` says how a record reads, for a model that was made with sentences; ``{{`` and ``}}`` are braces. A text
+    that lacks one of its fields counts as one in which nothing is found.
+
+    >>> record = Record(fields={"state": r"leaving (.+)\."}, template="The problem is {state}.")
+    >>> record.carry([Message("reasoner", "I add: 23 + 45 = 68, leaving 68 - 12.")])[0].text
+    'The problem is 68 - 12.'
     """
 
     fields: dict[str, str]
+    template: str = ""
     otherwise: Literal["raw", "nothing"] = "raw"
 
     @field_validator("fields")
@@ -44,6 +54,29 @@ class Record(Plugin):
                 ) from error  # fmt: skip
         return fields
 
+    @model_validator(mode="after")
+    def _template_names_the_fields(self) -> Record:
+        if not self.template:
+            return self
+        try:
+            parts = list(Formatter().parse(self.template))
+        except ValueError as error:
+            raise PydanticCustomError(
+                "template", "template: {error}; a brace of its own is written twice", {"error": str(error)}
+            ) from error
+        named = [name for _, name, _, _ in parts if name is not None]
+        if any(form or conversion for _, _, form, conversion in parts):
+            raise PydanticCustomError("template", "template: a field is named alone, such as {{state}}")
+        for name in [*named, *self.fields]:
+            if name not in self.fields:
+                raise PydanticCustomError(
+                    "template", "template: no field is called {name}{hint}",
+                    {"name": repr(name), "hint": did_you_mean(name, self.fields)},
+                )  # fmt: skip
+            if name not in named:
+                raise PydanticCustomError("template", "template: leaves out the field {name}", {"name": repr(name)})
+        return self
+
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """See :class:`marft.game.rendering.Channel`."""
         return [self._record(message) for message in messages]
@@ -53,7 +86,14 @@ class Record(Plugin):
         for name, pattern in self.fields.items():
             matches = list(re.finditer(pattern, message.text))
             if matches:
-                found[name] = (matches[-1].group(1) if matches[-1].re.groups else matches[-1].group()) or ""
-        if not found:
+                value = matches[-1].group(1) if matches[-1].re.groups else matches[-1].group()
+                found[name] = (value or "").strip()
+        if not found or (self.template and len(found) < len(self.fields)):
             return message if self.otherwise == "raw" else None
-        return replace(message, text="; ".join(f"{name}: {value.strip()}" for name, value in found.items()))
+        return replace(message, text=self._words(found))
+
+    def _words(self, found: Mapping[str, str]) -> str:
+        if not self.template:
+            return "; ".join(f"{name}: {value}" for name, value in found.items())
+        parts = Formatter().parse(self.template)
+        return "".join(words + (found[name] if name is not None else "") for words, name, _, _ in parts)
