@@ -18,6 +18,7 @@ from marft.game.game import Attempt
 from marft.game.organizations.orchestrated import Orchestrated
 from marft.game.play import play
 from marft.types import Task
+from tests.episodes import make_action
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.helpers import settings
 
@@ -67,6 +68,16 @@ def test_a_person_may_choose_from_a_list() -> None:
     assert episode.status == "terminated", episode.error
     assert screen.offered == [("router", ["a", "b"]), ("router", ["a", "b", "stop"])]
     assert [a.id for a in episode.actions] == ["0/router/0", "0/b/0", "0/router/1"]
+
+
+def test_nothing_that_others_write_is_obeyed_by_the_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True)
+    Screen(console).acted(replace(make_action(text="\x1b]0;title\x07 \x1b[2J \x9b done"), ended=1.0))
+    written = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "done" in written
+    assert "\x1b]0" not in written
+    assert "\x1b[2J" not in written
+    assert "\x9b" not in written
 
 
 def test_seats_and_tasks_that_are_not_there(tmp_path: Path) -> None:

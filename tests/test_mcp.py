@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from marft.game.tools import ToolSource
+from marft.game.tool_sources import ToolSource
 from marft.tools.mcp import MCP
 from marft.types import Task
 from tests.test_tools import call, run, says, with_tools

@@ -31,6 +31,12 @@ def run(g: Game, **changes: Any) -> Episode:
 
 
 class TestEpisodes:
+    @pytest.mark.parametrize("text", ["half \ud83d", 7])
+    def test_what_cannot_be_stored_is_no_observation(self, text: Any) -> None:
+        episode = run(game(Script([ends()], reset=lambda: Observation(text))))
+        assert episode.status == "failed"
+        assert "no text that can be stored" in episode.error
+
     def test_a_chain_records_who_saw_whom(self) -> None:
         episode = run(game(Script([ends(1.0, success=True)]), "planner", "coder", "tester"))
         assert [a.id for a in episode.actions] == ["0/planner/0", "0/coder/0", "0/tester/0"]

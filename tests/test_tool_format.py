@@ -136,6 +136,29 @@ def test_a_tokenizer_with_a_response_template_is_parsed_by_it(tiny_tokenizer: Pr
     assert "could not be read" in broken.output
 
 
+def test_a_marker_inside_the_arguments_is_part_of_them() -> None:
+    inner = '{"name": "python", "arguments": {"code": "print(\'<tool_call>{}\')"}}'
+    assert [c.name for c in Syntax("<tool_call>", "name", "arguments").read(f"<tool_call>{inner} then")] == ["python"]
+
+
+def test_an_answer_that_is_json_is_no_call() -> None:
+    assert Syntax("", "name", "parameters").read('{"name": "Ann", "age": 3}') == []
+
+
+@pytest.mark.parametrize("inside", ['"\\ud800"', "[" * 300 + "]" * 300, "[" * 900 + "]" * 900, '"\\u0000"', "NaN"])
+@pytest.mark.parametrize("template", [templates.HERMES, templates.BARE, templates.LIST])
+def test_whatever_the_arguments_hold_an_answer_can_be_appended(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str, inside: str
+) -> None:
+    found = format_of(tiny_tokenizer, template)
+    assert found.syntax is not None
+    said = f'{found.syntax.opening}{{"name": "add", "{found.syntax.arguments}": {{"a": {inside}}}}}'
+    calls = found.syntax.read(said)
+    assert len(calls) == 1
+    (calls[0].arguments + calls[0].output).encode()
+    assert len(found.answer(calls)) > 0
+
+
 WORDS = st.sampled_from(
     ["<tool_call>", "</tool_call>", '{"name": ', '"add"', ', "arguments": ', "{", "}", "[", "]", '"', "\\ud800", "\\",
      "null", "NaN", "1e999", "9" * 5000, "[" * 3000, "🦆", "\x00", "<|im_end|>", "true", ":", ","]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,20 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from marft.config.plugins import Plugin
 from marft.evaluation.metrics import episode_metrics
-from marft.game.agents import Agent
+from marft.game.agents import Agent, Agents
 from marft.game.game import Attempt, Game, Replay
 from marft.game.play import play
 from marft.game.rollout import play_all
 from marft.game.team import Team
-from marft.game.tools import ToolSource, ToolUse
+from marft.game.tool_sources import StatelessSource, ToolSource, ToolUse
 from marft.rewards.terms import ToolErrors
 from marft.sandbox.runner import isolation_problem
 from marft.tools.functions import Functions, FunctionSource, SessionSource
 from marft.tools.python import Python
 from marft.tools.skills import SkillSource, read_skill
-from marft.types import ActionKey, Episode, Mark, Profile, Step, Task
+from marft.types import ActionKey, Episode, JointAction, Mark, Observation, Profile, Step, Task, Tool
 from tests import tools as offered
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 
@@ -86,11 +89,21 @@ class TestWhatAgentsAreTold:
             ("tests.tools:any_number", "every argument needs a name"),
             ("tests.tools:nothing", "cannot import"),
             ("tests.tools:Task", "no public methods"),
+            ("tests.tools:unresolved", "tool 'unresolved': its type hints"),
+            ("tests.tools:opaque", "tool 'opaque': its type hints"),
+            ("tests.tools:NoPlan", r"NoPlan\(task, seed\) is how"),
+            ("tests.test_tools:PARTIAL", "neither a function nor a class"),
         ],
     )
     def test_what_cannot_be_a_tool_is_refused(self, path: str, why: str) -> None:
         with pytest.raises(ValueError, match=why):
             Functions(call=path)
+
+    def test_a_static_method_has_all_its_arguments(self) -> None:
+        (tool,) = FunctionSource(offered.Static).tools
+        assert sorted(tool.parameters["properties"]) == ["a", "b"]
+        (action,) = run(with_tools(says(call("add", a=1, b=2), "ok"), offered.Static)).actions
+        assert action.calls[0].output == "3"
 
 
 class TestCalls:
@@ -153,6 +166,15 @@ class TestCalls:
         assert action.finish == "length"
         assert len(action.calls) == 150 // len(call("add", a=1)) + 1
 
+    def test_only_so_many_calls_are_made_in_one_turn(self) -> None:
+        before = threading.active_count()
+        g = with_tools(says(call("add", a=1) * 200, "ok"), offered.add, calls=10)
+        (action,) = run(g).actions
+        assert [c.error for c in action.calls] == [False] * 10 + [True] * 190
+        assert "too many calls in one turn" in action.calls[-1].output
+        assert threading.active_count() - before <= 12
+        g.host.close()
+
     def test_long_answers_are_cut(self) -> None:
         (action,) = run(with_tools(says(call("shouts", words=100), "ok"), offered.shouts, output_tokens=20)).actions
         assert action.calls[0].output == ("word " * 4)
@@ -171,10 +193,14 @@ class TestWhatGoesWrong:
             ('CALL{"name": "add", "arguments": "[1"}', "no valid JSON"),
             ('CALL{"name": "add", "arguments": [1]}', "must be a JSON object"),
             (call("broken"), "half ? character"),
+            (call("calls_off"), "RuntimeError: asyncio.exceptions.CancelledError"),
+            (call("panics"), "RuntimeError: tests.tools.PanicError: boom"),
         ],
     )
     def test_it_is_told_to_the_agent_that_goes_on(self, turn: str, told: str) -> None:
-        found = (offered.raises, offered.blocks, offered.later, offered.add, offered.broken)
+        found = (
+            offered.raises, offered.blocks, offered.later, offered.add, offered.broken, offered.calls_off, offered.panics,
+        )  # fmt: skip
         episode = run(with_tools(says(turn, "I see."), *found, seconds=0.3))
         assert (episode.status, episode.total_reward) == ("terminated", 1.0)
         (action,) = episode.actions
@@ -197,6 +223,33 @@ class TestWhatGoesWrong:
         assert done[-1][0] == 0
         assert all(seconds < 0.5 for _, seconds in done[:-1])
         assert g.host.given_up == 1
+
+    def test_a_source_that_answers_no_text_is_read_all_the_same(self) -> None:
+        class Odd(StatelessSource):
+            tools = (Tool("odd", "Odd."),)
+
+            async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+                return None  # type: ignore[return-value]
+
+        (action,) = run(with_tools(says(call("odd"), "ok"), Odd())).actions
+        assert action.calls[0].output == "None"
+
+    def test_a_call_that_will_not_be_called_off_keeps_its_thread_to_itself(self) -> None:
+        g = with_tools(says(call("stubborn"), "ok"), offered.stubborn, seconds=0.2)
+        assert run(g).actions[0].calls[0].error
+        assert g.host.given_up == 1
+
+    def test_environments_that_raise_what_is_no_exception_lose_only_their_episode(self) -> None:
+        def off(_: Any) -> Step:
+            raise asyncio.CancelledError
+
+        def panic(_: Any) -> Step:
+            raise offered.PanicError("boom \ud83d")
+
+        for step in (off, panic):
+            episode = run(game(Script([step])))
+            assert episode.status == "failed"
+            episode.error.encode()
 
     def test_errors_are_counted_and_may_be_priced(self) -> None:
         episode = run(with_tools(says("CALL{", call("add", a=1), "ok"), offered.add))
@@ -267,6 +320,71 @@ class TestTheStateOfAnEpisode:
         assert failed.status == "failed"
         assert "count_up answers something else than recorded" in failed.error
 
+    def test_calls_that_failed_are_made_again_too(self) -> None:
+        g = with_tools(says(call("bump"), "ok"), offered.Moody, script=Script([goes_on(), goes_on(), ends()]))
+        first = run(g)
+        assert [a.calls[0].output for a in first.actions] == ["OSError: disk full", "2", "3"]
+        served = {first.actions[0].id: first.actions[0]}
+        again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, served))
+        assert [a.calls[0].output for a in again.actions] == ["OSError: disk full", "2", "3"], again.error
+
+    def test_turns_that_agents_took_with_one_object_are_not_played_again_in_another_order(self) -> None:
+        class Both(Plugin):
+            async def act(self, observation: Observation, agents: Agents) -> JointAction:
+                done = await asyncio.gather(agents["a"](observation), agents["b"](observation))
+                return JointAction(answer=done[1])
+
+        g = with_tools(
+            says(call("count_up"), call("count_up"), "ok"), offered.Counter, script=Script([goes_on(), ends()])
+        )
+        (one,) = g.team.agents
+        other = replace(one, profile=replace(one.profile, role="b"))
+        g = replace(g, team=replace(g.team, agents=(one, other), organization=Both()))
+        first = run(g)
+        assert sorted(c.place for a in first.actions[:2] for c in a.calls) == [1, 2, 3, 4]
+        served = {a.id: a for a in first.actions[:2]}
+        again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, served))
+        assert again.status == "failed"
+        assert "agents used '0' in turns" in again.error
+
+    def test_an_object_that_begins_late_ends_with_its_episode_all_the_same(self) -> None:
+        offered.SlowToOpen.made.clear()
+        g = with_tools(says(call("ping"), call("ping"), "ok"), offered.SlowToOpen, seconds=0.1)
+        (action,) = run(g).actions
+        assert [c.output for c in action.calls] == ["pong", "pong"]  # opening has a limit of its own
+        assert offered.SlowToOpen.made == offered.SlowToOpen.ended == [0]
+
+        async def called_off() -> None:
+            task = asyncio.ensure_future(play(g, Attempt(Task("t1", "begin"), "train/0")))
+            await asyncio.sleep(0.15)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(called_off())
+        time.sleep(0.6)
+        assert offered.SlowToOpen.made == offered.SlowToOpen.ended == [0, 1]
+
+    def test_engines_know_that_an_episode_which_ends_makes_room_for_another(self) -> None:
+        """Else what is computed together would depend on how long its tools take to end."""
+
+        class Counts(FakeEngine):
+            depth = 0
+
+            @contextmanager
+            def outside(self) -> Iterator[None]:
+                self.depth += 1
+                yield
+                self.depth -= 1
+
+        engine, depths = Counts(says(call("ping"), "ok").say), list[int]()
+
+        class Watched(offered.SlowToOpen):
+            def close(self) -> None:
+                depths.append(engine.depth)
+
+        run(with_tools(engine, Watched))
+        assert depths == [1]
+
     def test_functions_are_not_called_again(self) -> None:
         g = with_tools(says(call("add", a=1), "ok"), offered.add, script=Script([goes_on(), ends()]))
         first = run(g)
@@ -317,6 +435,7 @@ class TestTheSandboxAsATool:
         assert "[stopped: it ran over" in action.calls[0].output
 
 
+PARTIAL = functools.partial(offered.add, 1)
 SKILL = Path(__file__).parent / "skill_example"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -134,3 +136,85 @@ class Lamp(Plugin):
 
     def start(self, task: Task, seed: int) -> LampSession:
         return LampSession()
+
+
+class Moody:
+    """Fails the first time, and remembers that it was asked."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.count = 0
+
+    def bump(self) -> int:
+        """Count, but fail at first."""
+        self.count += 1
+        if self.count == 1:
+            raise OSError("disk full")
+        return self.count
+
+
+class SlowToOpen:
+    """Takes its time to begin."""
+
+    made: list[int] = []
+    ended: list[int] = []
+
+    def __init__(self, task: Task, seed: int) -> None:
+        time.sleep(0.4)
+        self.number = len(SlowToOpen.made)
+        SlowToOpen.made.append(self.number)
+
+    def ping(self) -> str:
+        """Say something."""
+        return "pong"
+
+    def close(self) -> None:
+        SlowToOpen.ended.append(self.number)
+
+
+async def stubborn() -> str:
+    """Does not let itself be called off."""
+    for _ in range(40):
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.1)
+    return "at last"
+
+
+def calls_off() -> str:
+    """Raises what is ours to raise."""
+    raise asyncio.CancelledError
+
+
+class PanicError(BaseException):
+    """As libraries that are not written in Python raise."""
+
+
+def panics() -> str:
+    """Raises what is no Exception."""
+    raise PanicError("boom")
+
+
+def unresolved(a: NoSuchType) -> str:  # type: ignore[name-defined]  # noqa: F821
+    return str(a)
+
+
+def opaque(a: threading.Thread) -> str:
+    return str(a)
+
+
+class NoPlan:
+    """Cannot be made from a task and a seed."""
+
+    def ping(self) -> str:
+        """Say something."""
+        return "pong"
+
+
+class Static:
+    """A method of the class itself."""
+
+    def __init__(self, task: Task, seed: int) -> None: ...
+
+    @staticmethod
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b

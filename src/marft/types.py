@@ -90,6 +90,12 @@ class ToolCall:
     output: str = ""
     error: bool = False
     seconds: float = 0.0
+    place: int = 0  # among the calls of its episode
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the agent wrote something that names no tool."""
+        return not self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
+from marft.texts import visible
 from marft.types import Episode
 
 TEAM = (
@@ -98,7 +99,7 @@ class Terminal:
             self.console.print(f"  [dim]{role:>12}  {line(mine, AGENT)}[/]", soft_wrap=True)
 
     def note(self, text: str) -> None:
-        self.console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+        self.console.print(f"[yellow]{escape(visible(text))}[/]", soft_wrap=True)
 
     def wants_stop(self) -> bool:
         return self._stop

@@ -22,6 +22,7 @@ from marft.game.rendering import Message
 from marft.runs.checkpoints import load_policies
 from marft.runs.folder import RunFolder
 from marft.stage import Stage
+from marft.texts import visible
 from marft.types import Action, Episode, Observation
 
 
@@ -37,12 +38,13 @@ class Screen:
     def asked(self, role: str, read: Sequence[Message]) -> None:
         """An agent's turn has come, and this is what it reads of others."""
         for message in read:
-            self.console.print(Text(f"  {role} reads from {message.role}: {message.text}", style="dim"))
+            self.console.print(Text(visible(f"  {role} reads from {message.role}: {message.text}"), style="dim"))
 
     def acted(self, action: Action) -> None:
         for call in action.calls:
             style = "red" if call.error else "dim"
-            self.console.print(Text(f"  {action.agent} uses {call.name} {call.arguments} → {call.output}", style=style))
+            used = f"  {action.agent} uses {call.name} {call.arguments} → {call.output}"
+            self.console.print(Text(visible(used), style=style))
         self._show(action.text, f"{action.id}, {action.ended - action.started:.1f} s")
 
     def ask(self, role: str, options: Sequence[str]) -> str:
@@ -50,13 +52,13 @@ class Screen:
         if not options:
             return Prompt.ask(f"[bold]you are {role}[/]", console=self.console)
         for number, option in enumerate(options, 1):
-            self.console.print(Text(f"  {number}  {option}"))
+            self.console.print(Text(visible(f"  {number}  {option}")))
         numbers = [str(number) for number in range(1, len(options) + 1)]
         chosen = IntPrompt.ask(f"[bold]you are {role}[/]: which one?", console=self.console, choices=numbers)
         return options[chosen - 1]
 
     def _show(self, text: str, title: str) -> None:
-        self.console.print(Panel(Text(text), title=escape(title), title_align="left", expand=False))
+        self.console.print(Panel(Text(visible(text)), title=escape(title), title_align="left", expand=False))
 
     def ended(self, episode: Episode) -> None:
         outcome = {True: "[green]solved[/]", False: "[red]not solved[/]", None: ""}[episode.success]
@@ -67,7 +69,7 @@ class Screen:
         rewards = "".join(f", {role} {reward:g}" for role, reward in own.items())
         self.console.print(f"{episode.status}: reward {episode.total_reward:g}{escape(rewards)} {outcome}")
         if episode.error:
-            self.console.print(Text(episode.error, style="red"))
+            self.console.print(Text(visible(episode.error), style="red"))
 
 
 def play_live(

@@ -37,6 +37,7 @@ class ToolUseSettings(Settings):
     """How an agent may use its tools."""
 
     rounds: Count = 8  # how often in one action it may call tools and go on
+    calls: Count = 16  # at most in one turn
     timeout_seconds: Positive = 30.0  # for one call
     output_tokens: Count = 512  # of one answer; more is cut
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from marft.endpoints.answers import Answer
 from marft.endpoints.client import Endpoint
+from marft.engines.renderer import MOST_CHARACTERS
 from marft.engines.tool_format import schema
 from marft.game.engine import Engine
 from marft.game.game import EpisodeFailedError
@@ -123,7 +124,7 @@ class RemoteTeammates:
 
     def _recorded(self, policy: str, text: str, answer: Answer, room: int) -> TokenIds:
         """The turn in the reader's tokens, as many as it has room for, with its end where the model came to it."""
-        tokens = self.renderer.option(policy, text)
+        tokens = self.renderer.option(policy, text[: MOST_CHARACTERS * max(1, room)])
         if answer.finish == "length" and len(tokens) > 1:
             tokens = tokens[:-1]
         return tokens[: max(1, room)]

@@ -13,6 +13,8 @@ from marft.engines.tool_format import ToolFormat, schema
 from marft.game.rendering import Cut, Message, PromptTooLongError, compose
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
+MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -81,11 +83,12 @@ class ChatRenderer:
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
         """See :meth:`marft.game.rendering.Renderer.clip`."""
-        tokenizer = self.dialects[policy].tokenizer
-        ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        if len(ids) <= tokens:
+        tokenizer, head = self.dialects[policy].tokenizer, text[: tokens * MOST_CHARACTERS]
+        ids = tokenizer.encode(head, add_special_tokens=False, split_special_tokens=True)
+        if len(ids) <= tokens and len(head) == len(text):
             return text
-        return f"{tokenizer.decode(ids[:tokens])}\n[{len(ids) - tokens} more tokens left out]"
+        kept = str(tokenizer.decode(ids[:tokens]))
+        return f"{kept}\n[{len(text) - len(kept)} more characters left out]"
 
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         """See :meth:`marft.game.rendering.Renderer.calls`."""

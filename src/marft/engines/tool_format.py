@@ -16,12 +16,14 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marft.game.rendering import exchange
+from marft.texts import raised, storable
 from marft.types import TokenIds, Tool, ToolCall
 
 NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
 PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
 PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
 ASKED = {"role": "user", "content": "?"}
+DEPTH = 64  # of the arguments of a call
 REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
 
@@ -40,39 +42,50 @@ class Syntax:
     def read(self, text: str) -> list[ToolCall]:
         """The calls in what an agent wrote. One that cannot be read comes back as an error that says why."""
         if not self.opening:
-            return self._read_one(text) if text.lstrip().startswith("{") and f'"{self.name}"' in text else []
-        return [call for part in text.split(self.opening)[1:] for call in self._read_one(part)]
+            keys = f'"{self.name}"', f'"{self.arguments}"'
+            return self._read_one(text, 0)[0] if text.lstrip()[:1] == "{" and all(k in text for k in keys) else []
+        calls, at = list[ToolCall](), text.find(self.opening)
+        while at >= 0:
+            found, end = self._read_one(text, at + len(self.opening))
+            calls += found
+            at = text.find(self.opening, end)
+        return calls
 
-    def _read_one(self, text: str) -> list[ToolCall]:
+    def _read_one(self, text: str, start: int) -> tuple[list[ToolCall], int]:
+        """The calls that begin there, and where they end: what their arguments hold is not read as calls."""
+        start = len(text) - len(text[start:].lstrip())
         try:
-            found, _ = json.JSONDecoder().raw_decode(text.lstrip())
+            found, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError) as error:
-            return [unreadable(text, f"it is no valid JSON: {error}")]
-        return [self._call(one) for one in (found if isinstance(found, list) else [found])]
+            return [unreadable(text[start:], f"it is no valid JSON: {error}")], start
+        return [self._call(one) for one in (found if isinstance(found, list) else [found])], end
 
     def _call(self, found: Any) -> ToolCall:
         if not isinstance(found, dict) or not isinstance(found.get(self.name), str):
-            return unreadable(json.dumps(found), f'it must be an object with "{self.name}" and "{self.arguments}"')
+            return unreadable("", f'it must be an object with "{self.name}" and "{self.arguments}"')
         return asked(found[self.name], found.get(self.arguments, {}))
 
 
 def asked(name: str, arguments: Any) -> ToolCall:
     """A call as the agent made it; its arguments are kept as JSON."""
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    if _deeper(arguments, DEPTH):
+        return unreadable("", f"its arguments are nested more than {DEPTH} deep")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if not name:
         return unreadable(text, "it names no tool")
-    if not (name + text).isascii() and _half_characters(name + text):
-        return unreadable(ascii(name + text), "it holds half a character")
+    if storable(name + text) != name + text:
+        return unreadable(name + text, "it holds half a character")
     return ToolCall(name, text)
 
 
-def _half_characters(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+def _deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_deeper(one, depth - 1) for one in inner)
 
 
 def unreadable(text: str, why: str) -> ToolCall:
     """A call that could not be understood, with what the agent is told about it."""
-    return ToolCall("", text, output=f"this call could not be read: {why}", error=True)
+    return ToolCall("", storable(text), output=storable(f"this call could not be read: {why}"), error=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,9 +127,9 @@ class ToolFormat:
             return self.syntax.read(text)
         try:
             message = self.tokenizer.parse_response(text, prefix="", tools=_schemas(tools))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            return [unreadable(text, str(error))]
-        return [_parsed(call) for call in message.get("tool_calls") or ()]
+            return [_parsed(call) for call in message.get("tool_calls") or ()]
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            return [unreadable(text, raised(error))]
 
     def answer(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds:
         """The ids that come after a turn which made ``calls``: what the tools answered, and the start of a new turn.
@@ -127,7 +140,7 @@ class ToolFormat:
         Raises:
             ValueError: the template cannot show it, or rewrites what came before, so that nothing can be appended.
         """
-        turn, *answers = exchange("", calls)
+        turn, *answers = exchange("", [replace(call, arguments="{}") for call in calls])  # only what follows counts
         try:
             return self._appended(turn, answers, ended)
         except TemplateError:  # some templates allow for one call a turn

@@ -8,7 +8,7 @@ from typing import Literal
 
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Cut
-from marft.game.tools import ToolUse
+from marft.game.tool_sources import ToolUse
 from marft.types import Action, Observation, Profile, Sampling
 
 

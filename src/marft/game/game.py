@@ -11,7 +11,7 @@ from marft.game.environment import Environment
 from marft.game.hosting import Host
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
-from marft.game.tools import ToolSource
+from marft.game.tool_sources import ToolSource
 from marft.types import Action, Observation, Status, Task, TokenIds
 
 

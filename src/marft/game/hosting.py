@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from marft.texts import raised
+
 T = TypeVar("T")
 GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
 OPEN_FILES = 65536  # what is asked of the system: every thread's event loop keeps three open
@@ -19,6 +21,7 @@ class HostThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._under_way = 0  # calls
         self._thread = threading.Thread(target=self._serve, name="marft-session", daemon=True)
         self._thread.start()
 
@@ -40,12 +43,23 @@ class HostThread:
         Raises:
             TimeoutError: it took longer than ``timeout`` seconds.
         """
-        future = asyncio.run_coroutine_threadsafe(_settle(function, arguments), self.loop)
+        future = asyncio.run_coroutine_threadsafe(self._counted(function, arguments), self.loop)
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 
+    async def _counted(self, function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> T:
+        self._under_way += 1
+        try:
+            return await _settle(function, arguments)
+        finally:
+            self._under_way -= 1
+
+    async def _idle(self) -> None:
+        while self._under_way:
+            await asyncio.sleep(0.01)
+
     async def responsive(self) -> bool:
-        """Whether the thread still runs its loop, or some call blocks it."""
-        answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop)
+        """Whether it comes to an end with its calls: none blocks it, or goes on though it was called off."""
+        answered = asyncio.run_coroutine_threadsafe(self._idle(), self.loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(answered), GRACE_SECONDS)
         except TimeoutError:
@@ -62,6 +76,7 @@ class Host:
     def __init__(self) -> None:
         allow_open_files()
         self._idle: list[HostThread] = []
+        self._slots: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self.given_up = 0
 
     def acquire(self) -> HostThread:
@@ -88,6 +103,13 @@ class Host:
             return
         self._idle.append(thread)
 
+    def slots(self, name: str, count: int) -> asyncio.Semaphore:
+        """What lets ``count`` calls of one kind be under way at a time, over all episodes."""
+        loop = asyncio.get_running_loop()
+        if name not in self._slots or self._slots[name][0] is not loop:
+            self._slots[name] = loop, asyncio.Semaphore(count)
+        return self._slots[name][1]
+
     def close(self) -> None:
         for thread in self._idle:
             thread.stop()
@@ -112,7 +134,18 @@ def _settle(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...
         try:
             result = function(*arguments)
             return await result if isinstance(result, Awaitable) else result
-        except (SystemExit, KeyboardInterrupt) as error:  # would end the thread's loop, and this call never
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if isinstance(error, Exception) or _called_off():
+                raise
+            raise RuntimeError(raised(error)) from error  # theirs would end the thread's loop, or look like our own
 
     return run()
+
+
+def _called_off() -> bool:
+    """Whether it is us who end the call."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # the loop itself ends
+        return True
+    return task is None or task.cancelling() > 0

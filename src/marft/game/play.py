@@ -35,10 +35,11 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     except EpisodeFailedError as failure:
         status, error = failure.status, failure.reason
     finally:
-        try:
-            await turns.belt.close()
-        finally:
-            await game.host.release(thread, suspect=status == "timed_out")
+        with game.engine.outside():
+            try:
+                await turns.belt.close()
+            finally:
+                await game.host.release(thread, suspect=status == "timed_out")
     return turns.episode(status, error)
 
 

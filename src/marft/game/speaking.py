@@ -13,6 +13,7 @@ from marft.game.engine import Engine
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer, exchange
 from marft.game.tools import ToolBelt
+from marft.texts import raised
 from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Mark, Option, Prompt, TokenIds, ToolCall, Usage
 
 
@@ -65,14 +66,14 @@ async def write(
         sampling = replace(agent.sampling, max_new_tokens=left)
         completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, rounds))
         draft.say(completion)
-        calls = _calls(renderer, agent, completion)
+        calls = _calls_in(renderer, agent, completion)
         if not calls:
             return draft.action(key, agent.policy, completion.finish)
         if rounds == limits.rounds:
             return draft.action(key, agent.policy, "length")
         answered = await belt.use(limits, calls)
         answered = [replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens)) for c in answered]
-        answer = _answer(renderer, agent, answered, completion.tokens)
+        answer = _appended(renderer, agent, answered, completion.tokens)
         rounds += 1
         left = min(
             agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length - len(answer)
@@ -88,7 +89,7 @@ def turn_key(key: ActionKey, rounds: int) -> ActionKey:
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
 
 
-def _calls(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence[ToolCall]:
+def _calls_in(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence[ToolCall]:
     if not agent.profile.tools or completion.finish == "length":
         return ()
     if completion.calls is not None:
@@ -96,11 +97,11 @@ def _calls(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence
     return renderer.calls(agent.policy, completion.tokens, agent.profile.tools)
 
 
-def _answer(renderer: Renderer, agent: Agent, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+def _appended(renderer: Renderer, agent: Agent, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
     try:
         return renderer.answer(agent.policy, calls, turn)
-    except ValueError as error:
-        raise EpisodeFailedError("failed", f"{agent.role}: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:  # of a template that renders what others wrote
+        raise EpisodeFailedError("failed", f"{agent.role}: {raised(error)}") from error
 
 
 class Draft:

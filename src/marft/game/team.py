@@ -11,7 +11,7 @@ from marft.config.run import RunSettings
 from marft.game.agents import Agent, Agents
 from marft.game.channels.raw import Raw
 from marft.game.rendering import Channel, Cut
-from marft.game.tools import ToolUse
+from marft.game.tool_sources import ToolUse
 from marft.types import JointAction, Observation, Profile
 
 Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]

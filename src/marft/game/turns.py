@@ -20,6 +20,7 @@ from marft.game.rendering import Cut
 from marft.game.speaking import choose, opening_of, options_of, write
 from marft.game.tools import ToolBelt
 from marft.seeds import derive_seed
+from marft.texts import raised, storable
 from marft.types import (
     Action,
     ActionKey,
@@ -237,10 +238,14 @@ def check_observation(observation: Any) -> None:
         raise EpisodeFailedError(
             "failed", f"the environment observed a {type(observation).__name__}, not an Observation"
         )
+    if not isinstance(observation.text, str) or storable(observation.text) != observation.text:
+        raise EpisodeFailedError(
+            "failed", f"the environment observed {ascii(observation.text)[:200]}, which is no whole text"
+        )
 
 
 def describe(error: BaseException) -> str:
     """``ValueError: boom (environment.py:12)``: what was raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return raised(error) + where

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marft.runs import atomic
+from marft.texts import storable
 from marft.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, ToolCall, Transition, Usage
 
 Number = TypeVar("Number", np.int32, np.float32)
@@ -38,6 +39,7 @@ CALL = pa.struct(
         ("output", pa.string()),
         ("error", pa.bool_()),
         ("seconds", pa.float64()),
+        ("place", pa.int32()),
     ]
 )
 USAGE = pa.struct(
@@ -137,10 +139,10 @@ def _rows(episode: Episode) -> list[dict[str, Any]]:
     whole = {
         "stream": episode.stream,
         "task": episode.task.id,
-        "prompt_text": episode.task.prompt,
+        "prompt_text": storable(episode.task.prompt),
         "sample": episode.sample,
         "status": episode.status,
-        "error": episode.error,
+        "error": storable(episode.error),
         "success": episode.success,
         "total_reward": episode.total_reward,
         "episode_seconds": episode.seconds,
@@ -150,11 +152,11 @@ def _rows(episode: Episode) -> list[dict[str, Any]]:
         "bootstrap_policy": episode.bootstrap_policy,
     }
     rows: list[dict[str, Any]] = [{**whole, **_action(episode, action)} for action in episode.actions]
-    rows = rows or [{**whole, "observation": episode.task.prompt}]
+    rows = rows or [{**whole, "observation": whole["prompt_text"]}]
     rows[0]["bootstrap"] = episode.bootstrap
     rows[0]["transitions"] = [
         {
-            "observation": t.observation.text,
+            "observation": storable(t.observation.text),
             "reward": t.reward,
             "agent_rewards": list(t.agent_rewards.items()),
             "terms": list(t.terms.items()),
@@ -178,7 +180,7 @@ def _action(episode: Episode, action: Action) -> dict[str, Any]:
         "version": action.version,
         "sees": list(action.sees),
         "message_tokens": list(action.message_tokens),
-        "observation": transition.observation.text if transition else episode.task.prompt,
+        "observation": storable(transition.observation.text if transition else episode.task.prompt),
         "text": action.text,
         "asides": list(action.asides),
         "opening": action.opening,

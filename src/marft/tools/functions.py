@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model, field_validator
 
 from marft.config.plugins import Plugin, import_path
 from marft.game.environment import OFFERED, Session
-from marft.game.tools import ToolSession, ToolSource
+from marft.game.tool_sources import ToolSession, ToolSource
+from marft.texts import raised
 from marft.types import Task, Tool
 
 TEXT = str | int | float | bool | None
@@ -35,10 +36,7 @@ class Functions(Plugin):
     @field_validator("call")
     @classmethod
     def _is_callable(cls, call: str) -> str:
-        found = import_path(call)
-        if not callable(found):
-            raise ValueError(f"{call!r} is neither a function nor a class")
-        _functions(found)
+        _functions(import_path(call))
         return call
 
     def connect(self) -> FunctionSource:
@@ -59,8 +57,16 @@ class Function:
         """Read the signature.
 
         Raises:
-            ValueError: an argument has no type hint, or takes any number of values.
+            ValueError: an argument has no type hint, or one that has no JSON schema, or takes any number of values.
         """
+        try:
+            return Function._read(function, method)
+        except (NameError, TypeError, PydanticUserError) as error:
+            name = getattr(function, "__name__", repr(function))
+            raise ValueError(f"tool {name!r}: its type hints say nothing that JSON can: {raised(error)}") from error
+
+    @staticmethod
+    def _read(function: Callable[..., Any], method: bool) -> Function:
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
         fields: dict[str, Any] = {}
@@ -104,16 +110,16 @@ class FunctionSource(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         return [function.tool for function in self.functions.values()]
 
     @property
     def stateful(self) -> bool:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         return isinstance(self.found, type)
 
     def open(self, task: Task, seed: int) -> FunctionSession:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         if not isinstance(self.found, type):
             return FunctionSession(self.functions, {self.found.__name__: self.found})
         made = self.found(task, seed)
@@ -129,7 +135,7 @@ class FunctionSession:
     owner: Any = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tools.ToolSession`."""
+        """See :class:`marft.game.tool_sources.ToolSession`."""
         result = self.bodies[tool](**self.functions[tool].bind(arguments))
         if isinstance(result, Awaitable):
             result = await result
@@ -158,7 +164,7 @@ class SessionSource(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         return [function.tool for function in self.functions.values()]
 
     def open(self, task: Task, seed: int) -> ToolSession:
@@ -166,17 +172,26 @@ class SessionSource(ToolSource):
         raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
 
     def joined(self, session: Session) -> ToolSession:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         return FunctionSession(self.functions, {name: getattr(session, name) for name in self.functions})
 
 
 def _functions(found: Callable[..., Any]) -> dict[str, Function]:
     if not isinstance(found, type):
+        if not inspect.isfunction(found):
+            raise ValueError(f"{found!r} is neither a function nor a class")
         return {found.__name__: Function.of(found)}
-    methods = [method for name, method in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)]
+    methods = {name: method for name, method in inspect.getmembers(found, inspect.isfunction) if _is_tool(name)}
     if not methods:
         raise ValueError(f"{found.__name__} has no public methods that could be tools")
-    return {method.__name__: Function.of(method, method=True) for method in methods}
+    try:
+        inspect.signature(found).bind(None, 0)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{found.__name__}(task, seed) is how an object of it is made, but: {error}") from error
+    return {
+        name: Function.of(method, not isinstance(inspect.getattr_static(found, name), staticmethod))
+        for name, method in methods.items()
+    }
 
 
 def _is_tool(name: str) -> bool:

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from marft.config.agents import Strings
 from marft.config.algorithm import Positive
 from marft.config.plugins import Plugin
-from marft.game.tools import StatelessSource, ToolSession, ToolSource
+from marft.game.tool_sources import StatelessSource, ToolSession, ToolSource
 from marft.tools.connection import Connection
 from marft.types import Task, Tool
 
@@ -84,15 +84,15 @@ class SharedServer(StatelessSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         return self._tools
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tools.ToolSession`."""
+        """See :class:`marft.game.tool_sources.ToolSession`."""
         return await self.connection.call(tool, arguments)
 
     def close(self) -> None:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         self.connection.close()
 
 
@@ -105,17 +105,17 @@ class OwnServers(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         return self._tools
 
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         session = OwnServer(Connection(self.settings), self._live)
         self._live.add(session)
         return session
 
     def close(self) -> None:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         for session in list(self._live):
             session.connection.close()
 
@@ -127,10 +127,10 @@ class OwnServer:
         self.connection, self._live = connection, live
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tools.ToolSession`."""
+        """See :class:`marft.game.tool_sources.ToolSession`."""
         return await self.connection.call(tool, arguments)
 
     async def end(self) -> None:
-        """See :class:`marft.game.tools.ToolSession`."""
+        """See :class:`marft.game.tool_sources.ToolSession`."""
         self._live.discard(self)
         self.connection.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marft.config.plugins import Plugin
-from marft.game.tools import StatelessSource
+from marft.game.tool_sources import StatelessSource
 from marft.sandbox.runner import Ran, require_isolation, run_python
 from marft.sandbox.settings import SandboxSettings
 from marft.types import Tool
@@ -41,12 +42,22 @@ class PythonSource(StatelessSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         code = {"type": "string", "description": "The whole program."}
         return [Tool("python", ABOUT, {"type": "object", "properties": {"code": code}, "required": ["code"]})]
 
+    @property
+    def at_once(self) -> int:
+        """A jail for each core."""
+        return os.cpu_count() or 1
+
+    @property
+    def longest(self) -> float:
+        """See :class:`marft.game.tool_sources.ToolSource`."""
+        return self.limits.seconds
+
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """See :class:`marft.game.tools.ToolSession`."""
+        """See :class:`marft.game.tool_sources.ToolSession`."""
         code = arguments.get("code")
         if not isinstance(code, str):
             raise ValueError('code must be a string, such as {"code": "print(2 + 3)"}')

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from marft.game.tools import StatelessSource
+from marft.game.tool_sources import StatelessSource
 from marft.sandbox.runner import require_isolation, run_python
 from marft.sandbox.settings import SandboxSettings
 from marft.tools.python import report
@@ -97,7 +98,7 @@ class SkillSource(StatelessSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tools.ToolSource`."""
+        """See :class:`marft.game.tool_sources.ToolSource`."""
         skill, offered = self.skill, []
         if skill.texts:
             file = {"type": "string", "enum": skill.texts}
@@ -113,8 +114,18 @@ class SkillSource(StatelessSource):
             offered.append(Tool(f"{skill.prefix}_run", f"Run a script of the skill {skill.name}.", schema))
         return offered
 
+    @property
+    def at_once(self) -> int:
+        """A jail for each core."""
+        return os.cpu_count() or 1
+
+    @property
+    def longest(self) -> float:
+        """See :class:`marft.game.tool_sources.ToolSource`."""
+        return self.limits.seconds
+
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tools.ToolSession`."""
+        """See :class:`marft.game.tool_sources.ToolSession`."""
         if tool == f"{self.skill.prefix}_read":
             return self.skill.files[_one_of(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
         script = _one_of(arguments, "script", self.skill.scripts)

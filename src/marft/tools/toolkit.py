@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol, cast
 
 from marft.config.agents import AgentSettings
 from marft.config.run import ENVIRONMENT, RunSettings
-from marft.game.tools import ToolSource, ToolUse
+from marft.game.tool_sources import ToolSource, ToolUse
 from marft.tools.functions import SessionSource
 from marft.tools.skills import Skill, SkillSource, read_skill
 from marft.types import Profile, Tool
@@ -54,9 +55,15 @@ class Toolkit:
         names = [*agent.tools, *map(_skill, agent.skills)]
         offered = [(tool, name) for name in names for tool in self._tools[name]]
         sources = {tool.name: name for tool, name in offered}
-        if len(sources) < len(offered):
-            twice = sorted({tool.name for tool, name in offered if sources[tool.name] != name})
+        twice = sorted(name for name, count in Counter(tool.name for tool, _ in offered).items() if count > 1)
+        if twice:
             raise ValueError(f"agents.{agent.role}.tools: two tools are called {', '.join(twice)}; leave one out")
+        for name in names:
+            if self.sources[name].longest > agent.tool_use.timeout_seconds:
+                raise ValueError(
+                    f"agents.{agent.role}.tool_use.timeout_seconds: a call of {name!r} may take "
+                    f"{self.sources[name].longest:g} s by its own limits; allow for that, or lower them"
+                )
         texts = [agent.instructions, *(self.skills[folder].profile for folder in agent.skills)]
         profile = replace(
             agent.profile,
@@ -64,7 +71,7 @@ class Toolkit:
             tools=tuple(tool for tool, _ in offered),
         )
         use = agent.tool_use
-        return profile, ToolUse(sources, use.rounds, use.timeout_seconds, use.output_tokens)
+        return profile, ToolUse(sources, use.rounds, use.calls, use.timeout_seconds, use.output_tokens)
 
     def close(self) -> None:
         """Let go of every source."""
