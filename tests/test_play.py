@@ -35,7 +35,7 @@ class TestEpisodes:
     def test_what_cannot_be_stored_is_no_observation(self, text: Any) -> None:
         episode = run(game(Script([ends()], reset=lambda: Observation(text))))
         assert episode.status == "failed"
-        assert "no text that can be stored" in episode.error
+        assert "which is no whole text" in episode.error
 
     def test_a_chain_records_who_saw_whom(self) -> None:
         episode = run(game(Script([ends(1.0, success=True)]), "planner", "coder", "tester"))
