@@ -13,14 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marft.config.endpoint import EndpointSettings
 from marft.config.plugins import Plugin
-from marft.endpoints.answers import read_answer
+from marft.endpoints.answers import answer_of, read_body
 from marft.endpoints.pace import Pace
 from marft.game.agents import Agents
 from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.play import play
-from marft.types import JointAction, Observation, Task
+from marft.types import JointAction, Observation, Task, Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
 from tests.remotely import ask, asking, play_many, remote_game, teammates
@@ -124,7 +123,7 @@ def test_a_server_that_is_not_there_fails_the_episode() -> None:
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        read_answer(body, EndpointSettings(url="http://x/v1"))
+        answer_of(read_body(body), Usage())
 
 
 WHOLE = json.loads(says("x").body)

@@ -150,13 +150,14 @@ def test_a_choice_of_nothing_offered_fails_the_episode() -> None:
     ):
         choose(teammates(endpoint))
     assert len(server.requests) == 3
+    assert endpoint.used == Usage(21, 9)  # it has been paid
 
 
 def test_usage_of_an_action_that_was_replayed_counts_once() -> None:
     with serving(lambda body, n: says("x")) as server, asking(server) as endpoint:
         episode = play_many(remote_game(endpoint), 1)[0]
     metrics = remote_metrics([episode, replace(episode, stream="fork")], ["a"])
-    assert (metrics["remote_prompt_tokens"], metrics["agents/a/remote_completion_tokens"]) == (7.0, 3.0)
+    assert (metrics["agents/a/remote_prompt_tokens"], metrics["agents/a/remote_completion_tokens"]) == (7.0, 3.0)
     assert remote_metrics([], ["a"]) == {}
 
 

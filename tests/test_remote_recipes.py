@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from marft.config import parse_recipe
-from marft.config.endpoint import EndpointSettings
+from marft.config.endpoint import OMISSIBLE, EndpointSettings
 from marft.endpoints.client import Endpoint
+from marft.engines.remote import _fields
 from marft.stage import Stage
+from marft.types import Sampling
 from tests.endpoint import says, serving
 from tests.helpers import recipe, shown_in_docs
 from tests.remotely import ENDPOINT, team
@@ -27,6 +30,18 @@ from tests.remotely import ENDPOINT, team
         ({"models.teacher.dtype": "float32"}, "a local model alone"),
         ({"models.teacher.endpoint.url": "localhost:8000"}, "must look like https://host/v1"),
         ({"models.teacher.endpoint.url": "http://me:secret@host/v1"}, "must look like https://host/v1"),
+        ({"models.teacher.endpoint.url": "http://host:99999/v1"}, "must look like https://host/v1"),
+        ({"models.teacher.endpoint.url": "http://host /v1"}, "must look like https://host/v1"),
+        ({"models.teacher.endpoint.options": "{ n = 2 }"}, "must not hold n: one answer is read"),
+        (
+            {"models.teacher.endpoint.options": "{ messages = [] }"},
+            "must not hold messages: they are what the agent sees",
+        ),
+        ({"models.teacher.endpoint.omit": "['model']"}, "cannot leave out 'model': it has a key of its own"),
+        (
+            {"models.teacher.endpoint.omit": "['sed']"},
+            "cannot leave out 'sed': no such field is sent; did you mean 'seed'?",
+        ),
         ({"models.teacher.endpoint.retrys": "3"}, "did you mean 'retries'?"),
         ({"algorithm.teammate_text.coefficient": "0.5"}, "an endpoint (policies.reasoner) does not say"),
     ],
@@ -72,6 +87,20 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("marft.endpoints.client.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'marft\[remote\]'"):
         Endpoint("teacher", EndpointSettings(**ENDPOINT), "gpt-x")
+
+
+def test_a_proxy_that_cannot_be_used_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "gopher://me:hush@127.0.0.1:1")
+    before = threading.active_count()
+    with pytest.raises(ValueError, match=r"endpoint 'teacher' cannot be used: .*check ALL_PROXY") as caught:
+        Endpoint("teacher", EndpointSettings(**ENDPOINT), "gpt-x")
+    assert "hush" not in str(caught.value)
+    assert threading.active_count() == before
+
+
+def test_a_recipe_may_leave_out_all_that_is_sent_and_no_more() -> None:
+    sampling = Sampling(top_k=5, stop=("x",))
+    assert {*_fields(sampling, 1), "response_format"} == set(OMISSIBLE)
 
 
 def test_nothing_imports_the_client_before_it_is_needed() -> None:

@@ -40,7 +40,7 @@ def episode(*rewards: float, success: bool | None = True) -> Episode:
 
 
 def compose(of: Episode, terms: Sequence[Term], timeout: float = 5.0) -> Episode:
-    return asyncio.run(Composer(terms, Host(), timeout)(of))
+    return asyncio.run(Composer(terms, ("a", "b"), Host(), timeout)(of))
 
 
 def composed(*terms: Term, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
@@ -94,14 +94,40 @@ def words(episode: Episode) -> dict[str, str]:
     return {"a": "much"}
 
 
+def stranger(episode: Episode) -> dict[str, float]:
+    return {"bb": 1.0}
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("broken", "raised KeyError: 'boom'"), ("nan", "not finite"), ("words", "raised TypeError")],
+    [
+        ("stranger", "rewards 'bb', but no agent is called so; did you mean 'b'?"),
+        ("broken", "raised KeyError: 'boom'"),
+        ("nan", "not finite"),
+        ("words", "raised TypeError"),
+    ],
 )
 def test_a_term_that_fails_fails_the_episode_and_is_never_a_reward_of_zero(name: str, reason: str) -> None:
     made = compose(episode(1.0), (Function(call=f"tests.test_rewards:{name}"),))
     assert (made.status, made.scored) == ("failed", False)
     assert reason in made.error
+
+
+def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nobody() -> None:
+    async def beside() -> tuple[Episode, int]:
+        of = episode(1.0)
+        of = replace(of, actions=(replace(of.actions[0], text="a" * 60 + "!"),))
+        composing = asyncio.create_task(Composer((Format(pattern="(a|a)+$"),), ("a", "b"), Host(), 10.0)(of))
+        turns = 0
+        while not composing.done():
+            await asyncio.sleep(0.02)
+            turns += 1
+        return await composing, turns
+
+    made, turns = asyncio.run(beside())
+    assert (made.status, made.scored) == ("timed_out", False)
+    assert "'(a|a)+$' searched a text for over 2 s" in made.error
+    assert turns > 20
 
 
 class Short(Term):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from marft.config.run import RunSettings
+from marft.endpoints.answers import as_metrics
 from marft.endpoints.client import Endpoint
 from marft.engines.lending import LentThread
 from marft.engines.local import LocalEngine, Voice
@@ -23,7 +24,7 @@ from marft.rewards.composing import Composer
 from marft.rewards.terms import Term
 from marft.sandbox.runner import end_all
 from marft.tools.toolkit import Toolkit
-from marft.types import Episode, TokenIds
+from marft.types import Episode, TokenIds, Usage
 
 T = TypeVar("T")
 
@@ -88,7 +89,8 @@ class Stage:
             timeout=run.rollout.timeout_seconds,
         )
         started.callback(self.game.host.close)
-        self._compose = Composer(self._terms, self.game.host, run.rollout.timeout_seconds)
+        roles = [agent.role for agent in run.agents]
+        self._compose = Composer(self._terms, roles, self.game.host, run.rollout.timeout_seconds)
 
     def decode(self, policy: str, ids: TokenIds) -> str:
         """The text of token ids of a policy."""
@@ -99,9 +101,10 @@ class Stage:
             self.engine, renderer, remote, decode=self.decode, version=lambda: self.engine.version, seed=self.run.seed
         )
 
-    def counts_of_rewards(self) -> dict[str, float]:
-        """What scoring has taken so far, by the name of a metric."""
-        counts: dict[str, float] = {}
+    def taken(self) -> dict[str, float]:
+        """What remote teammates and scoring have taken so far, by the name of a metric."""
+        used = sum((endpoint.used for endpoint in self._endpoints.values()), Usage())
+        counts = as_metrics(used, "remote_") if self._endpoints else {}
         for term in self._terms:
             for name, count in term.counts().items():
                 counts[name] = counts.get(name, 0.0) + count

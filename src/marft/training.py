@@ -118,7 +118,7 @@ def _step(
     stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
 ) -> tuple[State, dict[str, float]]:
     run, watch, before = stage.run, _Watch(), stage.engine.sampled_tokens
-    counted = stage.counts_of_rewards()
+    taken = stage.taken()
     with watch("sampling"):
         experience = gather(stage, tasks, state.step, state.tasks_drawn, observer.episode)
     episodes = experience.played
@@ -130,7 +130,7 @@ def _step(
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
     metrics |= experience.metrics
     metrics |= remote_metrics(experience.recorded, [agent.role for agent in run.agents])
-    metrics |= {name: count - counted[name] for name, count in stage.counts_of_rewards().items()}
+    metrics |= {name: count - taken[name] for name, count in stage.taken().items()}
     sampled_actions = {action.key for episode in experience.recorded for action in episode.actions}
     metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
     with watch("learning"):

@@ -9,7 +9,45 @@ from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.algorithm import Count, NotNegative, Positive
-from marft.config.settings import Settings
+from marft.config.settings import Settings, did_you_mean
+
+OMISSIBLE = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "response_format")
+OURS = {  # fields of a request, and why a recipe neither sets them as an option nor leaves them out
+    "messages": "they are what the agent sees",
+    "model": "it has a key of its own, the name of the model",
+    "stream": "answers are read whole",
+    "n": "one answer is read",
+    "tools": "they are those of the agent",
+}
+
+
+def checked_url(url: str, key: str) -> str:
+    """The url of a server, where it is one and holds no secret.
+
+    Args:
+        key: of the recipe, which names the environment variable of what must not be in a url.
+
+    Raises:
+        PydanticCustomError: it is none, or may hold one.
+    """
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if (
+        not whole
+        or not url.isprintable()
+        or " " in url
+        or parts.username
+        or parts.password
+        or parts.query
+        or parts.fragment
+    ):
+        raise PydanticCustomError(
+            "url", "must look like https://host/v1, with the key in an environment variable ({key})", {"key": key}
+        )
+    return url
 
 
 class EndpointSettings(Settings):
@@ -29,16 +67,24 @@ class EndpointSettings(Settings):
     @field_validator("url")
     @classmethod
     def _can_be_reached(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname)
-        except ValueError:
-            whole = False
-        if not whole or parts.username or parts.password or parts.query or parts.fragment:
-            raise PydanticCustomError(
-                "url", "must look like https://host/v1, with the key in an environment variable (api_key_variable)"
-            )
-        return url.rstrip("/")
+        return checked_url(url, "api_key_variable").rstrip("/")
+
+    @field_validator("options")
+    @classmethod
+    def _leaves_what_is_ours(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name in OURS:
+            if name in options:
+                raise PydanticCustomError("option", "must not hold {name}: {why}", {"name": name, "why": OURS[name]})
+        return options
+
+    @field_validator("omit")
+    @classmethod
+    def _is_sent(cls, omit: tuple[str, ...]) -> tuple[str, ...]:
+        for name in omit:
+            if name not in OMISSIBLE:
+                why = OURS.get(name) or "no such field is sent" + did_you_mean(name, OMISSIBLE)
+                raise PydanticCustomError("omit", "cannot leave out {name}: {why}", {"name": repr(name), "why": why})
+        return omit
 
 
 class TeammateEndpoint(EndpointSettings):

@@ -29,7 +29,7 @@ class _Table(BaseModel):
 
 
 class _Function(_Table):
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=200)]
     arguments: str | dict[str, Any] | None = None  # some servers have read it already, or leave out what is empty
 
 
@@ -48,45 +48,68 @@ class _Choice(_Table):
 
 
 class _Usage(_Table):
-    prompt_tokens: Tokens = 0
-    completion_tokens: Tokens = 0
+    prompt_tokens: Tokens | None = None  # some servers do not count, and say so
+    completion_tokens: Tokens | None = None
 
 
-class _Body(_Table):
+class Body(_Table):
+    """The body of a chat completion, as far as it is read here."""
+
     choices: Annotated[list[_Choice], Field(min_length=1)]
     usage: _Usage | None = None
 
 
-def read_answer(body: bytes, settings: EndpointSettings, retries: int = 0) -> Answer:
-    """The answer in the body of a chat completion.
-
-    Args:
-        settings: for the prices.
-        retries: how often it was asked for again.
+def read_body(content: bytes) -> Body:
+    """Read the body of a chat completion.
 
     Raises:
-        ValueError: there is none in it; the message says why.
+        ValueError: it is none; the message says why.
     """
     try:
-        read = _Body.model_validate_json(body)
+        return Body.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where + ': ' if where else ''}{first['msg']}") from error
-    choice, used = read.choices[0], read.usage or _Usage()
+
+
+def usage_of(body: Body, settings: EndpointSettings, retries: int) -> Usage:
+    """What an answer has taken, whether there is anything in it or not.
+
+    Args:
+        settings: for the prices.
+        retries: how often it was asked for again.
+    """
+    used = body.usage or _Usage()
+    read, written = used.prompt_tokens or 0, used.completion_tokens or 0
+    prices = settings.price_per_million_prompt_tokens, settings.price_per_million_completion_tokens
+    return Usage(read, written, (prices[0] * read + prices[1] * written) / 1e6, retries)
+
+
+def answer_of(body: Body, usage: Usage) -> Answer:
+    """The answer in a body.
+
+    Raises:
+        ValueError: there is none in it; the message says why.
+    """
+    choice = body.choices[0]
+    if choice.finish_reason == "content_filter":
+        raise ValueError("choices.0.finish_reason: content_filter, the server has held it back")
     calls = tuple(ToolCall(call.function.name, _as_json(call.function)) for call in choice.message.tool_calls or ())
     if choice.message.content is None and not calls:
         raise ValueError("choices.0.message: it has neither content nor tool calls")
-    cost = (
-        settings.price_per_million_prompt_tokens * used.prompt_tokens
-        + settings.price_per_million_completion_tokens * used.completion_tokens
-    ) / 1e6
-    return Answer(
-        text=choice.message.content or "",
-        finish="length" if choice.finish_reason == "length" else "stop",
-        calls=calls or None,
-        usage=Usage(used.prompt_tokens, used.completion_tokens, cost, retries),
-    )
+    finish: Finish = "length" if choice.finish_reason == "length" else "stop"
+    return Answer(choice.message.content or "", finish, calls or None, usage)
+
+
+def as_metrics(used: Usage, prefix: str) -> dict[str, float]:
+    """What answers took, by the name of a metric."""
+    return {
+        f"{prefix}prompt_tokens": float(used.prompt_tokens),
+        f"{prefix}completion_tokens": float(used.completion_tokens),
+        f"{prefix}cost": used.cost,
+        f"{prefix}retries": float(used.retries),
+    }
 
 
 def _as_json(function: _Function) -> str:

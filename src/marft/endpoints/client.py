@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.answers import Answer, read_answer
-from marft.endpoints.failures import as_failure
+from marft.endpoints.answers import Answer, answer_of, read_body, usage_of
+from marft.endpoints.failures import as_failure, clean
+from marft.endpoints.keys import read_key
+from marft.endpoints.limit import limit
 from marft.endpoints.pace import Pace
 from marft.game.game import EpisodeFailedError
 from marft.game.hosting import HostThread
+from marft.types import Usage
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -32,18 +34,22 @@ class Endpoint:
         name: for messages to people.
         model: what the model is called there.
 
+    What its answers have taken adds up in ``used``, also where nothing comes of them.
+
     Raises:
-        ValueError: the package ``openai`` is missing, or the environment variable of the key is not set.
+        ValueError: the package ``openai`` is missing or cannot be used, or the environment variable of the key is not
+            set.
     """
 
     def __init__(self, name: str, settings: EndpointSettings, model: str) -> None:
         if find_spec("openai") is None:
             raise ValueError(f"endpoint {name!r} needs the package openai; run: pip install 'marft[remote]'")
         self.name, self.settings, self.model = name, settings, model
+        self.used = Usage()
         self._key = _read_key(name, settings)
         self._gate = asyncio.Semaphore(settings.concurrent_requests)
         self._pace = Pace(settings.requests_per_minute)
-        self._client: AsyncOpenAI | None = None
+        self._client = self._made()
         self._thread = HostThread()
 
     def body(self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +72,6 @@ class Endpoint:
     async def ask_here(self, body: Mapping[str, Any]) -> Answer:
         """:meth:`ask`, for who is on the endpoint's own thread already."""
         async with self._gate:
-            self._client = self._client or self._connect()
             completions = self._client.chat.completions  # imports what it needs, which takes a while the first time
             await self._pace.turn()
             try:
@@ -83,44 +88,52 @@ class Endpoint:
             model=body["model"], messages=body["messages"], extra_body=rest
         )
         try:
-            return read_answer(raw.http_response.content, self.settings, raw.retries_taken)
+            read = read_body(raw.http_response.content)
+            usage = usage_of(read, self.settings, raw.retries_taken)
+            self.used += usage
+            return answer_of(read, usage)
         except ValueError as error:
             said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {error}"
             raise EpisodeFailedError("failed", said) from None
 
-    def _connect(self) -> AsyncOpenAI:
+    def _made(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         async def pace_retries(request: Any) -> None:
             if request.headers.get("x-stainless-retry-count", "0") != "0":
                 await self._pace.turn()
 
-        return AsyncOpenAI(
-            api_key=self._key or NO_KEY,
-            base_url=self.settings.url,
-            max_retries=self.settings.retries,
-            timeout=self.settings.timeout_seconds,
-            http_client=DefaultAsyncHttpxClient(event_hooks={"request": [pace_retries]}),
-        )
+        async def limit_size(response: Any) -> None:
+            limit(response, f"endpoint {self.name!r} ({self.settings.url})")
+
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [pace_retries], "response": [limit_size]}
+        try:
+            return AsyncOpenAI(
+                api_key=self._key or NO_KEY,
+                base_url=self.settings.url,
+                max_retries=self.settings.retries,
+                timeout=self.settings.timeout_seconds,
+                default_headers={"Accept-Encoding": "identity"},  # so that its size is known
+                http_client=DefaultAsyncHttpxClient(event_hooks=hooks),
+            )
+        except Exception as error:  # noqa: BLE001  what the machine says of proxies and certificates
+            raise ValueError(
+                f"endpoint {self.name!r} cannot be used: {clean(str(error), self._key)}; check ALL_PROXY, HTTPS_PROXY, "
+                "HTTP_PROXY and SSL_CERT_FILE in the environment"
+            ) from None
 
     def close(self) -> None:
         """Close the connections and end the thread."""
-        if self._client is not None:
-            with suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(self._client.close(), self._thread.loop).result(CLOSING_SECONDS)
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._thread.loop).result(CLOSING_SECONDS)
         self._thread.stop()
 
 
 def _read_key(name: str, settings: EndpointSettings) -> str:
-    variable = settings.api_key_variable
-    if not variable:
+    if not settings.api_key_variable:
         return ""
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ValueError(
-            f"endpoint {name!r}: its key should be in the environment variable {variable}, which is not set; "
-            f"export {variable}=…, or remove api_key_variable where the server asks for no key"
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"endpoint {name!r}: the environment variable {variable} holds characters that no key has")
-    return key
+    try:
+        return read_key(settings.api_key_variable)
+    except ValueError as error:
+        remedy = "; or remove api_key_variable where the server asks for no key"
+        raise ValueError(f"endpoint {name!r}: {error}{remedy}") from None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from marft.config.endpoint import EndpointSettings
+from marft.endpoints.keys import without
 from marft.game.game import EpisodeFailedError
 
+UNFIT = ("Cc", "Cs")  # categories of Unicode: control characters, halves of characters
 LONGEST = 300  # characters of what a server says about an error
 
 
@@ -23,13 +27,13 @@ def as_failure(error: Exception, name: str, settings: EndpointSettings, model: s
         limit = f"{settings.timeout_seconds:g} s"
         return EpisodeFailedError("timed_out", f"{who} gave no whole answer in {limit}, retries included")
     if isinstance(error, openai.APIStatusError):
-        said = _clean(error.message, key)
+        said = clean(error.message, key)
         reason = f"{who} answered {error.status_code}{_remedy(error.status_code, settings, model)}. It said: {said}"
     elif isinstance(error, openai.APIConnectionError):
-        cause = _clean(str(error.__cause__ or error), key)
+        cause = clean(str(error.__cause__ or error), key)
         reason = f"{who} cannot be reached, after {settings.retries} retries: {cause}; check its url and that it runs"
     else:
-        reason = f"{who} cannot be used: {type(error).__name__}: {_clean(str(error), key)}"
+        reason = f"{who} cannot be used: {type(error).__name__}: {clean(str(error), key)}"
     return EpisodeFailedError("failed", reason)
 
 
@@ -47,6 +51,8 @@ def _remedy(status: int, settings: EndpointSettings, model: str) -> str:
     return ""
 
 
-def _clean(text: str, key: str) -> str:
-    text = " ".join((text.replace(key, "***") if key else text).split())
+def clean(text: str, key: str) -> str:
+    """What somebody else says, fit to be stored and shown: one line, not too long, without the key."""
+    text = "".join("\ufffd" if unicodedata.category(c) in UNFIT and c not in "\n\t" else c for c in without(key, text))
+    text = " ".join(text.split())
     return text if len(text) <= LONGEST else text[:LONGEST] + " …"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from marft.endpoints.answers import as_metrics
 from marft.types import Action, Episode, Mark, Usage
 
 
@@ -44,25 +45,15 @@ def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: 
 
 
 def remote_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
-    """What remote models took, in all, for the team and for each agent that is one; of failed episodes too: it has been
-    paid. An action that was replayed in other episodes counts once."""
+    """What the actions of each agent that is remote took, of failed episodes too. An action that was replayed in other
+    episodes counts once. What it all took, actions that failed included, is counted where it is asked for."""
     actions = {action.key: action for episode in episodes for action in episode.actions if action.usage}.values()
-    metrics = _remote(list(actions), "")
+    metrics: dict[str, float] = {}
     for role in roles:
-        metrics |= _remote([action for action in actions if action.agent == role], f"agents/{role}/")
+        taken = [action.usage for action in actions if action.agent == role and action.usage]
+        if taken:
+            metrics |= as_metrics(sum(taken, Usage()), f"agents/{role}/remote_")
     return metrics
-
-
-def _remote(actions: Sequence[Action], prefix: str) -> dict[str, float]:
-    if not actions:
-        return {}
-    used = sum((action.usage for action in actions if action.usage), Usage())
-    return {
-        f"{prefix}remote_prompt_tokens": float(used.prompt_tokens),
-        f"{prefix}remote_completion_tokens": float(used.completion_tokens),
-        f"{prefix}remote_cost": used.cost,
-        f"{prefix}remote_retries": float(used.retries),
-    }
 
 
 def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:

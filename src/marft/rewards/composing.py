@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from marft.config.settings import did_you_mean
 from marft.game.game import EpisodeFailedError
 from marft.game.hosting import Host
 from marft.rewards.terms import Earned, Term
@@ -20,15 +21,17 @@ class Composer:
     """Gives episodes the rewards that the terms say. Without terms, and where it could not be scored, an episode stays
     as it is.
 
-    A term that raises, hangs, or gives no finite number, fails the episode: it is never a reward of 0.
+    A term that raises, hangs, gives no finite number, or rewards an agent that is not in the team, fails the episode:
+    it is never a reward of 0.
 
     Args:
+        roles: of the team's agents.
         host: lends the threads on which terms run.
         timeout: seconds that a term may take, where it does not keep time itself.
     """
 
-    def __init__(self, terms: Sequence[Term], host: Host, timeout: float) -> None:
-        self.terms, self.host, self.timeout = terms, host, timeout
+    def __init__(self, terms: Sequence[Term], roles: Sequence[str], host: Host, timeout: float) -> None:
+        self.terms, self.roles, self.host, self.timeout = terms, roles, host, timeout
         self._gate = asyncio.Semaphore(MOST_THREADS)
 
     async def __call__(self, episode: Episode) -> Episode:
@@ -38,7 +41,7 @@ class Composer:
             scores = await self._on_a_thread(episode, [term for term in self.terms if not term.keeps_time])
             for term in self.terms:
                 if term.keeps_time:
-                    scores[id(term)] = await _score(term, episode)
+                    scores[id(term)] = await _score(term, self.roles, episode)
             return compose(episode, [(term, scores[id(term)]) for term in self.terms])
         except EpisodeFailedError as failure:
             return replace(episode, status=failure.status, error=failure.reason)
@@ -55,7 +58,7 @@ class Composer:
             try:
                 for term in terms:
                     late = term.name
-                    scores[id(term)] = await thread.call(_score, term, episode, timeout=self.timeout)
+                    scores[id(term)] = await thread.call(_score, term, self.roles, episode, timeout=self.timeout)
                 late = ""
             except TimeoutError as error:
                 reason = f"reward term {late!r} took over {self.timeout:g} s"
@@ -80,11 +83,16 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[Earned]]]) -
     return replace(episode, transitions=tuple(transitions))
 
 
-async def _score(term: Term, episode: Episode) -> Sequence[Earned]:
+async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[Earned]:
     scored = term.score(episode)
     earned = list(await scored if inspect.isawaitable(scored) else scored)
     if len(earned) != len(episode.transitions):
         reason = f"reward term {term.name!r} gave {len(earned)} entries for {len(episode.transitions)} steps"
+        raise EpisodeFailedError("failed", reason)
+    for agent in (agent for here in earned for agent in here.agents if agent not in roles):
+        reason = (
+            f"reward term {term.name!r} rewards {agent!r}, but no agent is called so{did_you_mean(str(agent), roles)}"
+        )
         raise EpisodeFailedError("failed", reason)
     return earned
 

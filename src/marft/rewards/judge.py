@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -24,10 +25,12 @@ from pydantic_core import PydanticCustomError
 from marft.config.algorithm import Count, NotNegative
 from marft.config.endpoint import EndpointSettings
 from marft.config.settings import did_you_mean
+from marft.endpoints.answers import as_metrics
 from marft.endpoints.client import Endpoint
-from marft.rewards.asking import Asking
+from marft.rewards.patterns import Pattern
+from marft.rewards.questions import Questions
 from marft.rewards.scores import read_score
-from marft.rewards.terms import Earned, Roles, Term, at_the_end, is_an_expression, unknown_roles
+from marft.rewards.terms import Earned, Roles, Term, at_the_end, unknown_roles
 from marft.types import Action, Episode
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -55,7 +58,8 @@ class Judge(Term):
     """What a model says an episode is worth, from 0 to 1: to the team, or to each of ``agents`` for its own text.
 
     In ``prompt``, ``{task}``, ``{answer}`` and ``{transcript}`` stand for those texts, ``{mark}`` for a word that is in
-    none of them, ``{lowest}`` and ``{highest}`` for the ends of the scale, ``{format}`` for how to give the score.
+    none of them and fences in all that a transcript holds, ``{lowest}`` and ``{highest}`` for the ends of the scale,
+    ``{format}`` for how to give the score. The answer is the last text of an agent that answers.
     """
 
     keeps_time: ClassVar[bool] = True
@@ -64,13 +68,13 @@ class Judge(Term):
     prompt: str = PROMPT
     agents: Roles = ()  # none: the team, for its answer
     scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)
-    pattern: str = ""  # a regular expression whose first group is the score; "": the last number of the reply
+    pattern: Pattern = ""  # a regular expression whose first group is the score; "": the last line is the number
     json_field: str = ""  # asks for a JSON object, whose field of this name is the score
     temperature: NotNegative = 0.0
     max_new_tokens: Count = 512
     cache: str = "~/.cache/marft/judge"  # a folder where replies are kept; "": in memory alone
 
-    _asking: Asking | None = PrivateAttr(default=None)
+    _questions: Questions | None = PrivateAttr(default=None)
     _answering: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("prompt")
@@ -84,11 +88,6 @@ class Judge(Term):
         if not {"answer", "transcript"} & set(names):
             raise PydanticCustomError("placeholder", "shows the judge nothing: put {answer} or {transcript} in it")
         return prompt
-
-    @field_validator("pattern")
-    @classmethod
-    def _is_an_expression(cls, pattern: str) -> str:
-        return is_an_expression(pattern)
 
     @model_validator(mode="after")
     def _has_one_way_to_read(self) -> Self:
@@ -104,29 +103,22 @@ class Judge(Term):
 
     def opened(self, answering: Sequence[str]) -> Judge:
         """See :class:`Term`."""
-        judge = self.model_copy()
-        judge._asking = Asking(Endpoint(self.name, self.endpoint, self.model), _folder(self.cache), self._read)
+        judge, folder = self.model_copy(), _folder(self.cache)
+        judge._questions = Questions(Endpoint(self.name, self.endpoint, self.model), folder, self._read)
         judge._answering = tuple(answering)
         return judge
 
     def counts(self) -> Mapping[str, float]:
         """See :class:`Term`."""
-        assert self._asking is not None
-        counts, used = self._asking.counts, self._asking.used
-        return {
-            "judge/questions": counts["questions"],
-            "judge/cache_hits": counts["cache_hits"],
-            "judge/requests": counts["requests"],
-            "judge/prompt_tokens": used.prompt_tokens,
-            "judge/completion_tokens": used.completion_tokens,
-            "judge/cost": used.cost,
-            "judge/retries": used.retries,
-        }
+        assert self._questions is not None
+        counts = self._questions.counts
+        asked = {f"judge/{name}": counts[name] for name in ("questions", "cache_hits", "requests", "not_kept")}
+        return asked | as_metrics(self._questions.endpoint.used, "judge/")
 
     def close(self) -> None:
         """See :class:`Term`."""
-        assert self._asking is not None
-        self._asking.endpoint.close()
+        assert self._questions is not None
+        self._questions.endpoint.close()
 
     async def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""
@@ -138,24 +130,30 @@ class Judge(Term):
         return at_the_end(episode, 0.0, dict(zip(acted, scores, strict=True)))
 
     async def _judge(self, episode: Episode, answer: str) -> float:
-        assert self._asking is not None, "open the term first"
+        assert self._questions is not None, "open the term first"
         question = self._filled_in(episode, answer)
-        return await self._asking.ask([self._body(question), self._body(question + AGAIN)])
+        return await self._questions.ask([self._body(question), self._body(question + AGAIN)])
 
     def _filled_in(self, episode: Episode, answer: str) -> str:
-        texts = {"task": episode.task.prompt, "answer": answer, "transcript": _transcript(episode)}
-        mark = hashlib.sha256("\0".join(texts.values()).encode(errors="replace")).hexdigest()[:12]
-        low, high = self.scale
-        form = AS_JSON.format(field=self.json_field) if self.json_field else AS_NUMBER
-        words = {**texts, "mark": mark, "lowest": f"{low:g}", "highest": f"{high:g}", "format": form}
+        said, task, (low, high) = list(_said(episode)), episode.task.prompt, self.scale
+        mark = hashlib.sha256(repr((task, answer, said)).encode()).hexdigest()[:12]
+        words = {
+            "task": task,
+            "answer": answer,
+            "transcript": "\n".join(f"<{who} {mark}>\n{text}\n</{who} {mark}>" for who, text in said),
+            "mark": mark,
+            "lowest": f"{low:g}",
+            "highest": f"{high:g}",
+            "format": AS_JSON.format(field=self.json_field) if self.json_field else AS_NUMBER,
+        }
         return PLACEHOLDER.sub(lambda found: words[found[1]], self.prompt)  # one pass: braces in texts stay as they are
 
     def _body(self, question: str) -> dict[str, Any]:
         fields: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
         if self.json_field:
             fields["response_format"] = {"type": "json_object"}
-        assert self._asking is not None
-        return self._asking.endpoint.body([{"role": "user", "content": question}], fields)
+        assert self._questions is not None
+        return self._questions.endpoint.body([{"role": "user", "content": question}], fields)
 
     def _read(self, reply: str) -> float | None:
         return read_score(reply, self.scale, self.pattern, self.json_field)
@@ -172,12 +170,15 @@ def _own_text(actions: Sequence[Action], role: str) -> str | None:
     return "\n\n".join(said) if said else None
 
 
-def _transcript(episode: Episode) -> str:
-    parts = []
+def _said(episode: Episode) -> Iterator[tuple[str, str]]:
+    """Who said what, in order; what an agent said on the way to its text, and the tools that it used, before that."""
     for step, transition in enumerate(episode.transitions):
-        parts.append(f"environment: {transition.observation.text}")
-        parts += [f"{action.agent}: {action.own_text}" for action in episode.actions if action.step == step]
-    return "\n\n".join(parts)
+        yield "environment", transition.observation.text
+        for action in episode.actions:
+            if action.step == step:
+                yield from ((action.agent, aside) for aside in action.asides)
+                yield from (("tool", f"{call.name} {call.arguments}\n{call.output}") for call in action.calls)
+                yield action.agent, action.own_text
 
 
 def _folder(cache: str) -> Path | None:
@@ -186,9 +187,10 @@ def _folder(cache: str) -> Path | None:
     folder = Path(cache).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ValueError(
-            f"rewards.judge.cache: cannot make the folder {folder}: {error.strerror}; name another one, or '' to keep "
-            "replies in memory alone"
+            f"rewards.judge.cache: cannot write to the folder {folder}: {error.strerror}; name another one, or '' to "
+            "keep replies in memory alone"
         ) from error
     return folder

@@ -18,18 +18,16 @@ r"""What a reward is composed of: named terms, each with a weight and a clip, in
 
 from __future__ import annotations
 
-import importlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, Strict, field_validator
-from pydantic_core import PydanticCustomError
 
-from marft.config.plugins import Plugin
+from marft.config.plugins import Plugin, import_path
 from marft.config.settings import did_you_mean
+from marft.rewards.patterns import Pattern, holds
 from marft.types import Episode
 
 Roles = Annotated[tuple[str, ...], Strict(False)]
@@ -148,13 +146,8 @@ class MessageTokens(Term):
 class Format(Term):
     """1 to an agent for every action whose text holds ``pattern``; of ``agents``, or of all when empty."""
 
-    pattern: str
+    pattern: Pattern
     agents: Roles = ()
-
-    @field_validator("pattern")
-    @classmethod
-    def _is_an_expression(cls, pattern: str) -> str:
-        return is_an_expression(pattern)
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """What is wrong with it in a team of these roles."""
@@ -166,7 +159,7 @@ class Format(Term):
         for action in episode.actions:
             if action.step < len(given) and (not self.agents or action.agent in self.agents):
                 here = given[action.step]
-                here[action.agent] = here.get(action.agent, 0.0) + float(bool(re.search(self.pattern, action.own_text)))
+                here[action.agent] = here.get(action.agent, 0.0) + float(holds(self.pattern, action.own_text))
         return [Earned(agents=rewards) for rewards in given]
 
 
@@ -179,32 +172,13 @@ class Function(Term):
     @field_validator("call")
     @classmethod
     def _can_be_imported(cls, call: str) -> str:
-        _import(call)
+        import_path(call)
         return call
 
     def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""
-        said = _import(self.call)(episode)
+        said = import_path(self.call)(episode)
         return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, float(said))
-
-
-def _import(path: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PydanticCustomError(
-            "function", "cannot import {path}: {error}", {"path": repr(path), "error": str(error)}
-        ) from error
-
-
-def is_an_expression(pattern: str) -> str:
-    """The pattern, where it is a regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise PydanticCustomError("pattern", "no regular expression: {error}", {"error": str(error)}) from error
-    return pattern
 
 
 def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:

@@ -139,18 +139,18 @@ def leave_old_root(root: str) -> None:
 def execute(order: dict[str, object], folder: str) -> None:
     """Take on the limits, give up all rights, and become the program."""
     os.chdir(folder)
-    for name, content in dict(order["files"]).items():  # type: ignore[call-overload]
-        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
-        with open(name, "wb") as data:
-            data.write(base64.b64decode(content))
-    with open("program.py", "w", encoding="utf-8") as file:
-        file.write(str(order["code"]))
     with open(".stdin", "w+", encoding="utf-8") as file:
         file.write(str(order["stdin"]))
         file.flush()
         file.seek(0)
         os.dup2(file.fileno(), 0)
     os.unlink(".stdin")
+    for name, content in dict(order["files"]).items():  # type: ignore[call-overload]
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        with open(name, "wb") as data:
+            data.write(base64.b64decode(content))
+    with open(str(order["program"]), "w", encoding="utf-8") as file:
+        file.write(str(order["code"]))
     megabyte = 1 << 20
     for what, amount in (
         (resource.RLIMIT_CPU, int(str(order["cpu_seconds"]))),
@@ -172,8 +172,8 @@ def execute(order: dict[str, object], folder: str) -> None:
     check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     os.closerange(3, 1 << 10)
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    program = str(order["python"])
-    os.execve(program, [program, "-I", "-S", "-B", "program.py"], environment)
+    python = str(order["python"])
+    os.execve(python, [python, "-I", "-S", "-B", str(order["program"])], environment)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:

@@ -93,6 +93,14 @@ def end_all() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def _free_name(name: str, files: Mapping[str, bytes]) -> str:
+    """The name, with underscores before it as long as something in the working folder has it."""
+    taken = {file.partition("/")[0] for file in files}
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+
 def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> Ran:
     outside = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
     assert not outside, f"{outside} would lie outside the working folder"
@@ -101,6 +109,7 @@ def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, b
         Path(root).chmod(0o755)
         packed = {name: base64.b64encode(content).decode() for name, content in files.items()}
         order = {"root": root, "code": code, "stdin": stdin, "files": packed, **settings.model_dump()}
+        order["program"] = _free_name("program.py", files)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(JAIL)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -6,10 +6,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from marft.endpoints.keys import read_key, without
 from marft.game.hosting import HostThread
 from marft.types import Tool
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 LEASH = Path(__file__).with_name("leash.py")
 CLOSE_SECONDS = 15.0  # the client gives a server some time to end, then kills it
+PING_SECONDS = 5.0  # for a server to answer anything, after a call that did not end
 
 
 class ServerSettings(Protocol):
@@ -42,45 +45,46 @@ class ServerSettings(Protocol):
 
 
 class Connection:
-    """One client of one server, on a thread of its own. What was lost is connected again with the next call.
-
-    Raises:
-        ValueError: the server cannot be reached.
-    """
+    """Talks to one server, on a thread of its own. It connects with the first call, and again with the next one after
+    the server was lost, or answered nothing after a call that came to no end. Close it."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self._thread = HostThread()
-        self._client: Client | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._leave = asyncio.Event()
-        self._joining = asyncio.Lock()
-        try:
-            self._wait(self._join(), settings.connect_seconds)
-        except Exception as error:
-            self.close()
-            raise ValueError(f"cannot connect to {self._where()}: {_reason(error)}") from error
+        self._link: _Link | None = None
+        self._links: list[_Link] = []  # all that have not come to their end, those that were given up included
+        self._doubts: asyncio.Task[None] | None = None
+        self._over: Future[None] | None = None
 
     def tools(self) -> list[Tool]:
-        """What the server offers."""
-        found: list[Tool] = self._wait(self._list(), self.settings.connect_seconds)
-        return found
+        """What the server offers.
+
+        Raises:
+            ValueError: it cannot be reached.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(self._list(), self._thread.loop).result()
+        except Exception as error:  # noqa: BLE001  somebody else's server
+            raise ValueError(f"cannot connect to {self._where()}: {_reason(error, self.settings)}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Use a tool; from any event loop."""
+        if self._over is not None:
+            raise RuntimeError("the connection is closed")
         return await asyncio.wrap_future(
             asyncio.run_coroutine_threadsafe(self._call(tool, dict(arguments)), self._thread.loop)
         )
 
-    def close(self) -> None:
-        """Leave; a server that we started ends."""
-        try:
-            self._wait(self._part(), CLOSE_SECONDS)
-        finally:
-            self._thread.stop()
+    def end(self) -> Future[None]:
+        """Leave, which is done once the future is: a server that we started has ended then, and so has the thread."""
+        if self._over is None:
+            self._over = asyncio.run_coroutine_threadsafe(self._part(), self._thread.loop)
+            self._over.add_done_callback(lambda _: self._thread.stop())
+        return self._over
 
-    def _wait(self, coroutine: Any, seconds: float) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._thread.loop).result(seconds)
+    def close(self) -> None:
+        """Leave, and wait until that is done."""
+        self.end().result()
 
     def _where(self) -> str:
         return self.settings.url or " ".join(self.settings.command)
@@ -89,65 +93,127 @@ class Connection:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
-        client = await self._join()
+        link = await self._join()
+        client = await link.client()
         try:
             return text_of(await client.call_tool(tool, arguments))
+        except asyncio.CancelledError:
+            if self._doubts is None or self._doubts.done():
+                self._doubts = asyncio.create_task(self._make_sure(link, client))
+            raise
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED and client is self._client:
-                await self._part()
+            if error.code == CONNECTION_CLOSED:
+                await self._drop(link)
             raise
 
     async def _list(self) -> list[Tool]:
-        client, found, cursor = await self._join(), list[Tool](), None
-        while True:
-            page = await client.list_tools(cursor=cursor)
-            found += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-            cursor = page.next_cursor
-            if not cursor:
-                return found
+        client, found, cursor = await (await self._join()).client(), list[Tool](), None
+        try:
+            async with asyncio.timeout(self.settings.connect_seconds):
+                while True:
+                    page = await client.list_tools(cursor=cursor)
+                    found += [Tool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+                    cursor = page.next_cursor
+                    if not cursor:
+                        return found
+        except TimeoutError:
+            raise _late(self.settings) from None
 
-    async def _join(self) -> Client:
-        async with self._joining:
-            if self._client is None:
-                joined = asyncio.get_running_loop().create_future()
-                self._leave = asyncio.Event()
-                self._keeper = asyncio.create_task(self._keep(joined))
-                self._client = await joined
-            return self._client
+    async def _join(self) -> _Link:
+        if self._doubts is not None:
+            await asyncio.shield(self._doubts)
+        if self._link is None or self._link.failed:
+            self._link = _Link(self.settings)
+            self._links = [*(link for link in self._links if not link.over), self._link]
+        return self._link
+
+    async def _make_sure(self, link: _Link, client: Client) -> None:
+        """Part from a server that does not even answer that it is there."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                await client.list_tools(cache_mode="refresh")
+        except Exception:  # noqa: BLE001  no answer, whatever the reason
+            await self._drop(link)
+
+    async def _drop(self, link: _Link) -> None:
+        if link is self._link:
+            self._link = None
+        await link.part()
 
     async def _part(self) -> None:
-        self._leave.set()
-        keeper, self._keeper, self._client = self._keeper, None, None
-        if keeper is not None:
-            await asyncio.wait([keeper])
+        if self._doubts is not None:
+            self._doubts.cancel()
+        await asyncio.gather(*(link.part() for link in self._links))
 
-    async def _keep(self, joined: asyncio.Future[Client]) -> None:
-        """The task in which the client begins and ends."""
+
+class _Link:
+    """One client, and the task in which it begins and ends."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._leave = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep())
+
+    @property
+    def failed(self) -> bool:
+        return self._client.done() and self._client.exception() is not None
+
+    @property
+    def over(self) -> bool:
+        return self._keeper.done()
+
+    async def client(self) -> Client:
+        """The client, once it is connected; whoever is called off leaves it to the others that wait.
+
+        Raises:
+            ValueError: the server did not answer in time.
+        """
+        return await asyncio.shield(self._client)
+
+    async def part(self) -> None:
+        """Leave, or give up connecting. Takes ``CLOSE_SECONDS`` at most."""
+        self._leave.set()
+        if not self._client.done():
+            self._keeper.cancel()
+        await asyncio.wait([self._keeper], timeout=CLOSE_SECONDS)
+
+    async def _keep(self) -> None:
         try:
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(await self._made(stack))
-                joined.set_result(client)
+                try:
+                    async with asyncio.timeout(self.settings.connect_seconds):
+                        client = await stack.enter_async_context(await _made(self.settings, stack))
+                except TimeoutError:
+                    raise _late(self.settings) from None
+                self._client.set_result(client)
                 await self._leave.wait()
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it; after that the connection is over
-            if not joined.done():
-                joined.set_exception(error)
+            self._fail(error)
+        finally:
+            self._fail(RuntimeError("the connection is closed"))
 
-    async def _made(self, stack: AsyncExitStack) -> Client:
-        from mcp import Client, StdioServerParameters, stdio_client
-        from mcp.client.streamable_http import streamable_http_client
+    def _fail(self, error: Exception) -> None:
+        if not self._client.done():
+            self._client.set_exception(error)
+            self._client.exception()  # has been heard, also where nobody waits
 
-        settings = self.settings
-        if settings.url:
-            http = await stack.enter_async_context(_http_client(settings))
-            return Client(streamable_http_client(settings.url, http_client=http))
-        started = StdioServerParameters(
-            command=sys.executable,
-            args=["-I", "-S", str(LEASH), str(os.getpid()), *settings.command],
-            env={name: _variable(name) for name in settings.environment},
-            cwd=settings.folder or None,
-        )
-        errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
-        return Client(stdio_client(started, errlog=errors))
+
+async def _made(settings: ServerSettings, stack: AsyncExitStack) -> Client:
+    from mcp import Client, StdioServerParameters, stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    if settings.url:
+        http = await stack.enter_async_context(_http_client(settings))
+        return Client(streamable_http_client(settings.url, http_client=http))
+    started = StdioServerParameters(
+        command=sys.executable,
+        args=["-I", "-S", str(LEASH), str(os.getpid()), *settings.command],
+        env={name: _variable(name) for name in settings.environment},
+        cwd=settings.folder or None,
+    )
+    errors = stack.enter_context(open(settings.log or os.devnull, "a", encoding="utf-8"))  # noqa: PTH123, SIM115
+    return Client(stdio_client(started, errlog=errors))
 
 
 def text_of(result: CallToolResult) -> str:
@@ -166,7 +232,7 @@ def text_of(result: CallToolResult) -> str:
 def _http_client(settings: ServerSettings) -> AsyncClient:
     from httpx2 import AsyncClient, Timeout
 
-    headers = {name: _variable(variable) for name, variable in settings.header_variables.items()}
+    headers = {name: read_key(variable) for name, variable in settings.header_variables.items()}
     return AsyncClient(headers=headers, timeout=Timeout(settings.connect_seconds, read=None))
 
 
@@ -176,8 +242,15 @@ def _variable(name: str) -> str:
     return os.environ[name]
 
 
-def _reason(error: BaseException) -> str:
-    """What is behind a group of errors, in one line."""
+def _late(settings: ServerSettings) -> ValueError:
+    return ValueError(f"it did not answer in {settings.connect_seconds:g} s (connect_seconds)")
+
+
+def _reason(error: BaseException, settings: ServerSettings) -> str:
+    """What is behind a group of errors, in one line, without what its headers hold."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    for variable in settings.header_variables.values():
+        reason = without(os.environ.get(variable, "").strip(), reason)
+    return reason

@@ -1,4 +1,8 @@
-"""Run a command that ends when the process that started it does: ``python leash.py PARENT COMMAND …``."""
+"""Run a command that ends, with all that it has started, when the process that asked for it does.
+
+``python leash.py PARENT COMMAND …`` exits as the command does. Standard library alone, and little of it: every server
+waits for this to start.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,97 @@ import os
 import signal
 import sys
 
-DIE_WITH_PARENT = 1
+DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # of prctl
+PARENT_IS_GONE = signal.SIGUSR1
+GRACE_SECONDS = 1  # for a command that is asked to end
+NOT_FOUND = 127  # as a shell has it
+
+
+class NotNeededError(Exception):
+    """Nobody needs the command any more."""
 
 
 def main() -> None:
-    parent = int(sys.argv[1])
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == parent:  # it may have gone before we asked
-        os.execvp(sys.argv[2], sys.argv[2:])
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if not sys.platform.startswith("linux"):
+        os.execvp(command[0], command)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
+    for number in (PARENT_IS_GONE, signal.SIGALRM):
+        signal.signal(number, end)
+    prctl(DIE_WITH_PARENT, PARENT_IS_GONE, 0, 0, 0)
+    if os.getppid() != parent:  # it had gone before we asked
+        return
+    status = NOT_FOUND
+    try:
+        child = os.fork()
+        if child == 0:
+            prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+            become(command)
+        signal.signal(signal.SIGTERM, lambda *_: ask_to_end(child))
+        for stream in (0, 1):
+            os.close(stream)  # they are the command's
+        status = wait_for(child)
+    except (NotNeededError, KeyboardInterrupt):
+        status = 128 + signal.SIGKILL
+    finally:
+        end_all()
+        os._exit(status)
+
+
+def become(command: list[str]) -> None:
+    for number in (signal.SIGPIPE, PARENT_IS_GONE, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os._exit(NOT_FOUND)
+
+
+def wait_for(child: int) -> int:
+    """The command's exit status; 128 and the signal where one has ended it."""
+    while True:
+        pid, status = os.wait()  # orphans of the command come to us
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def ask_to_end(child: int) -> None:
+    signal.alarm(GRACE_SECONDS)
+    os.kill(child, signal.SIGTERM)
+
+
+def end(*_: object) -> None:
+    raise NotNeededError
+
+
+def end_all() -> None:
+    """Kill what is left. The children of whatever dies become ours, and are next."""
+    for number in (PARENT_IS_GONE, signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def children() -> list[int]:
+    """Processes whose parent we are, those that have ended but were not waited for included."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                parent = int(file.read().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+        if parent == os.getpid():
+            found.append(int(name))
+    return found
 
 
 if __name__ == "__main__":

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from marft.config.agents import Strings
 from marft.config.algorithm import Positive
+from marft.config.endpoint import checked_url
 from marft.config.plugins import Plugin
 from marft.game.tool_sources import StatelessSource, ToolSession, ToolSource
 from marft.tools.connection import Connection
 from marft.types import Task, Tool
+
+HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.1
 
 
 class MCP(Plugin):
@@ -45,10 +51,27 @@ class MCP(Plugin):
     per_episode: bool = False
     connect_seconds: Positive = 30.0
 
+    @field_validator("url")
+    @classmethod
+    def _can_be_reached(cls, url: str) -> str:
+        return checked_url(url, "header_variables") if url else url
+
+    @field_validator("header_variables")
+    @classmethod
+    def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name in headers:
+            if not HEADER.fullmatch(name):
+                raise PydanticCustomError("header", "no header can be called {name}", {"name": repr(name)})
+        return headers
+
     @model_validator(mode="after")
     def _one_way_in(self) -> MCP:
         if bool(self.command) == bool(self.url):
             raise ValueError("needs either a command that starts the server, or its url")
+        way, others = ("url", ("environment", "folder", "log")) if self.url else ("command", ("header_variables",))
+        idle = [key for key in others if getattr(self, key)]
+        if idle:
+            raise ValueError(f"{', '.join(idle)} would do nothing for a server with a {way}; remove it")
         return self
 
     def connect(self) -> ToolSource:
@@ -62,18 +85,22 @@ class MCP(Plugin):
         if find_spec("mcp") is None:
             raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
         connection = Connection(self)
-        offered = connection.tools()
-        missing = sorted(set(self.only) - {tool.name for tool in offered})
-        if missing:
+        try:
+            chosen = self._chosen(connection.tools())
+        except ValueError:
             connection.close()
-            raise ValueError(
-                f"the server has no tool {', '.join(missing)}; it has {', '.join(t.name for t in offered)}"
-            )
-        chosen = [tool for tool in offered if not self.only or tool.name in self.only]
+            raise
         if not self.per_episode:
             return SharedServer(connection, chosen)
         connection.close()
         return OwnServers(self, chosen)
+
+    def _chosen(self, offered: Sequence[Tool]) -> list[Tool]:
+        names = [tool.name for tool in offered]
+        missing = sorted(set(self.only) - set(names))
+        if missing:
+            raise ValueError(f"the server has no tool {', '.join(missing)}; it has {', '.join(names)}")
+        return [tool for tool in offered if not self.only or tool.name in self.only]
 
 
 class SharedServer(StatelessSource):
@@ -101,7 +128,7 @@ class OwnServers(ToolSource):
 
     def __init__(self, settings: MCP, tools: Sequence[Tool]) -> None:
         self.settings, self._tools = settings, tools
-        self._live: set[OwnServer] = set()
+        self._live: set[Connection] = set()
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -110,27 +137,32 @@ class OwnServers(ToolSource):
 
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
         """See :class:`marft.game.tool_sources.ToolSource`."""
-        session = OwnServer(Connection(self.settings), self._live)
-        self._live.add(session)
-        return session
+        connection = Connection(self.settings)
+        self._live.add(connection)
+        return OwnServer(connection, self._live)
 
     def close(self) -> None:
         """See :class:`marft.game.tool_sources.ToolSource`."""
-        for session in list(self._live):
-            session.connection.close()
+        for ending in [connection.end() for connection in list(self._live)]:
+            ending.result()
 
 
 class OwnServer:
-    """The connection of one episode."""
+    """The connection of one episode.
 
-    def __init__(self, connection: Connection, live: set[OwnServer]) -> None:
-        self.connection, self._live = connection, live
+    Args:
+        live: the connections of all episodes that are not over.
+    """
+
+    def __init__(self, connection: Connection, live: set[Connection]) -> None:
+        self._connection, self._live = connection, live
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """See :class:`marft.game.tool_sources.ToolSession`."""
-        return await self.connection.call(tool, arguments)
+        return await self._connection.call(tool, arguments)
 
     async def end(self) -> None:
-        """See :class:`marft.game.tool_sources.ToolSession`."""
-        self._live.discard(self)
-        self.connection.close()
+        """See :class:`marft.game.tool_sources.ToolSession`. It goes on where nobody waits for it any more."""
+        ending = self._connection.end()
+        ending.add_done_callback(lambda _: self._live.discard(self._connection))
+        await asyncio.shield(asyncio.wrap_future(ending))

@@ -47,7 +47,8 @@ class Skill:
 
     @property
     def prefix(self) -> str:
-        return re.sub(r"\W", "_", self.name)
+        """What the names of its tools begin with."""
+        return re.sub(r"\W", "_", self.name, flags=re.ASCII)
 
     @property
     def scripts(self) -> list[str]:
@@ -67,22 +68,36 @@ def read_skill(folder: str) -> Skill:
     """Read a skill's folder.
 
     Raises:
-        ValueError: it has no SKILL.md with a name and a description, or is too large.
+        ValueError: it has no SKILL.md with a name and a description, is too large, or has links that lead out of it.
     """
     path = Path(folder)
-    try:
-        parts = HEADER.match((path / "SKILL.md").read_text(encoding="utf-8"))
-        about = yaml.safe_load(parts[1]) if parts else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the skill at {folder}: {error}") from error
-    if not isinstance(about, dict) or not all(isinstance(about.get(key), str) for key in ("name", "description")):
-        raise ValueError(f"{path / 'SKILL.md'} must begin with a header of ---, name: …, description: …, ---")
-    assert parts
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != "SKILL.md")
+    name, description, instructions = _about(path)
+    found = sorted(path.rglob("*"))
+    for link in found:
+        if link.is_symlink() and not link.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"the skill at {folder}: {link.relative_to(path)} is a link that leads out of the folder")
+    files = [file for file in found if file.is_file() and file.name != "SKILL.md"]
     if sum(file.stat().st_size for file in files) > FOLDER_BYTES:
         raise ValueError(f"the skill at {folder} is larger than {FOLDER_BYTES >> 20} MiB")
     contents = {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
-    return Skill(about["name"], about["description"], parts[2].strip(), contents)
+    return Skill(name, description, instructions, contents)
+
+
+def _about(path: Path) -> tuple[str, str, str]:
+    """Name, description and instructions of a skill."""
+    try:
+        parts = HEADER.match((path / "SKILL.md").read_text(encoding="utf-8-sig"))
+        about = yaml.safe_load(parts[1]) if parts else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the skill at {path}: {error}") from error
+    if not isinstance(about, dict) or not all(isinstance(about.get(key), str) for key in ("name", "description")):
+        raise ValueError(f"{path / 'SKILL.md'} must begin with a header of ---, name: …, description: …, ---")
+    if not re.match("[A-Za-z]", about["name"]):
+        raise ValueError(
+            f"{path / 'SKILL.md'}: name must begin with a letter from a to z; its tools are called after it"
+        )
+    assert parts
+    return about["name"], about["description"], parts[2].strip()
 
 
 @dataclass(frozen=True)

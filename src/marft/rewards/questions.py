@@ -13,25 +13,24 @@ from typing import Any
 from marft.endpoints.client import Endpoint
 from marft.game.game import EpisodeFailedError
 from marft.runs import atomic
-from marft.types import Usage
 
 MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
 
 
-class Asking:
+class Questions:
     """Asks for scores and remembers the answers, in memory and in a folder. Equal questions at a time are asked once.
 
     Args:
-        folder: where answers are kept, one JSON file each; None keeps them in memory alone.
+        folder: where answers are kept, one JSON file each; None keeps them in memory alone, as does a folder that
+            cannot be read or written (``counts["not_kept"]``): what has been paid for is never lost to that.
         read: from an answer to its score; None where it has none: such an answer is not kept.
     """
 
     def __init__(self, endpoint: Endpoint, folder: Path | None, read: Callable[[str], float | None]) -> None:
         self.endpoint, self.folder, self.read = endpoint, folder, read
         self.counts: Counter[str] = Counter()
-        self.used = Usage()
         self._known: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[float]] = {}
+        self._pending: dict[str, asyncio.Task[float]] = {}
 
     async def ask(self, wordings: Sequence[Mapping[str, Any]]) -> float:
         """The score that a question is answered with. May be awaited on any event loop.
@@ -48,26 +47,25 @@ class Asking:
         self.counts["questions"] += 1
         name = digest(self.endpoint.settings.url, wordings[0])
         known = self._remembered(name)
-        asking = self._asking.get(name)
-        if known is not None or asking is not None:
+        pending = self._pending.get(name)
+        if known is not None or pending is not None:
             self.counts["cache_hits"] += 1
         if known is not None:
             return known
-        if asking is None:
-            asking = self._asking[name] = asyncio.create_task(self._find_out(name, wordings))
-            asking.add_done_callback(lambda task: self._asked(name, task))
-        return await asyncio.shield(asking)  # whoever is called off leaves it to the others that wait
+        if pending is None:
+            pending = self._pending[name] = asyncio.create_task(self._find_out(name, wordings))
+            pending.add_done_callback(lambda task: self._found_out(name, task))
+        return await asyncio.shield(pending)  # whoever is called off leaves it to the others that wait
 
-    def _asked(self, name: str, asking: asyncio.Task[float]) -> None:
-        del self._asking[name]
-        if not asking.cancelled():
-            asking.exception()  # has been heard, also where everybody who waited was called off
+    def _found_out(self, name: str, task: asyncio.Task[float]) -> None:
+        del self._pending[name]
+        if not task.cancelled():
+            task.exception()  # has been heard, also where everybody who waited was called off
 
     async def _find_out(self, name: str, wordings: Sequence[Mapping[str, Any]]) -> float:
         for body in wordings:
             answer = await self.endpoint.ask_here(body)
             self.counts["requests"] += 1
-            self.used += answer.usage
             score = self.read(answer.text)
             if score is not None:
                 self._keep(name, score, answer.text)
@@ -85,9 +83,13 @@ class Asking:
         try:
             reply = json.loads(_file(self.folder, name).read_text(encoding="utf-8"))["reply"]
             score = self.read(reply)
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):  # damaged: asked again, and written anew
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ):  # not there, or damaged: asked, and written anew
             return None
         if score is not None:
             self._remember(name, score)
@@ -95,9 +97,13 @@ class Asking:
 
     def _keep(self, name: str, score: float, reply: str) -> None:
         self._remember(name, score)
-        if self.folder is not None:
-            table = {"url": self.endpoint.settings.url, "model": self.endpoint.model, "reply": reply}
+        if self.folder is None:
+            return
+        table = {"url": self.endpoint.settings.url, "model": self.endpoint.model, "reply": reply}
+        try:
             atomic.write_file(_file(self.folder, name), json.dumps(table))
+        except OSError:
+            self.counts["not_kept"] += 1
 
     def _remember(self, name: str, score: float) -> None:
         self._known[name] = score

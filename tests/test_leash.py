@@ -1,0 +1,96 @@
+"""The leash of a server: what it starts ends with whoever asked for it, and nothing else is changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marft.tools.connection import LEASH
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are watched on Linux alone")
+TREE = "setsid sleep 300 & sh -c 'echo $$; exec sleep 300' & echo $!; sleep 300; true"
+
+
+def start(command: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "sh", "-c", command]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def members(process: subprocess.Popen[str]) -> list[int]:
+    """All that runs under the leash."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [process.pid]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def soon(claim: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not claim() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return claim()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@linux
+def test_streams_and_status_are_the_commands() -> None:
+    process = start("cat; echo bad >&2; exit 7")
+    assert process.communicate("hello\n", timeout=10) == ("hello\n", "bad\n")
+    assert process.returncode == 7
+    killed = start("kill -9 $$")
+    killed.communicate(timeout=10)
+    assert killed.returncode == 128 + 9
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_all_that_a_launcher_has_started_ends_with_it(how: signal.Signals) -> None:
+    process = start(TREE)
+    assert soon(lambda: len(members(process)) == 4)
+    pids = members(process)
+    process.send_signal(how)
+    process.communicate(timeout=10)
+    assert soon(lambda: all(map(gone, pids)))
+
+
+@linux
+def test_a_command_that_will_not_end_is_killed() -> None:
+    process = start("trap '' TERM; echo up; while true; do sleep 0.05; done")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    assert process.wait(timeout=5) == 128 + 9
+
+
+@linux
+def test_all_ends_with_a_run_that_is_killed() -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-I', '-S', {str(LEASH)!r}, str(os.getpid()), 'sh', '-c', {TREE!r}])\n"
+        "time.sleep(300)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, text=True)
+    assert soon(lambda: len(members(process)) == 5)
+    pids = members(process)
+    process.kill()
+    process.wait()
+    assert soon(lambda: all(map(gone, pids)))
