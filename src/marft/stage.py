@@ -102,9 +102,10 @@ class Stage:
         )
 
     def taken(self) -> dict[str, float]:
-        """What remote teammates and scoring have taken so far, by the name of a metric."""
+        """What remote teammates and scoring have taken so far, and threads that hang, by the name of a metric."""
         used = sum((endpoint.used for endpoint in self._endpoints.values()), Usage())
         counts = as_metrics(used, "remote_") if self._endpoints else {}
+        counts["threads_given_up"] = float(self.game.host.given_up)
         for term in self._terms:
             for name, count in term.counts().items():
                 counts[name] = counts.get(name, 0.0) + count
