@@ -1,16 +1,18 @@
 """A team that learns to use a calculator.
 
     python benchmarks/tools.py                  # makes the checkpoint, trains, evaluates; goes on where it stopped
-    python benchmarks/tools.py --seeds 1 --cases free
+    python benchmarks/tools.py --seeds 1 --levels token
 
 A reasoner that has a calculator and an actor that answers from its message, on products of three-digit numbers. They
 start from a checkpoint (``calculator.py``) that calls the tool in part of its attempts, often wrongly. The reward is
-right or wrong; once more with a price on every call that fails. Writes results/tools.json, .md and .svg.
+right or wrong, nothing else. With one decision an action, and one a token. Writes results/tools.json, .md and .svg.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,10 @@ from recording import Job, Row, band, interval, measure, parser_of, save_plot, s
 
 from marft.config.load import parse_recipe
 from marft.evaluation.evaluate import Mode
+from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.types import Episode
 
-PRICES = {"free": 0.0, "priced": 0.5}  # of a call that fails
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 USE = {
     "tool_rate": "episodes with a call",
@@ -30,33 +33,41 @@ USE = {
     "tool_tokens": "tool tokens an episode",
 }
 
+HOPS: Mapping[str, Callable[[Episode, str], bool]] = {  # from an episode that came this far and the product
+    "the reasoner calls": lambda episode, _: bool(episode.actions[0].calls),
+    "it gets a result": lambda episode, _: not episode.actions[0].calls[-1].error,
+    "of the right numbers": lambda episode, product: episode.actions[0].calls[-1].output == product,
+    "it passes it on": lambda episode, product: product in episode.actions[0].text,
+    "the actor answers with it": lambda episode, _: bool(episode.success),
+}
+WINDOW = 5  # training steps at the beginning and at the end that the shares of hops are taken from
+
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--cases", default="free,priced")
+    parser.add_argument("--levels", default="action,token")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=50)
     arguments = parser.parse_args()
     output = arguments.output / "tools"
     checkpoint = output / "checkpoint"
     if not checkpoint.exists():
         warm_up(checkpoint)
     jobs = [
-        job_of(case, seed, arguments.tasks, arguments.steps, output, checkpoint)
+        job_of(level, seed, arguments.tasks, arguments.steps, output, checkpoint)
         for seed in range(arguments.seeds)
-        for case in arguments.cases.split(",")
+        for level in arguments.levels.split(",")
     ]
     rows = measure(jobs, arguments.workers, describe)
-    rows = [{**row, "use": curves_of(job)} for job, row in zip(jobs, rows, strict=True)]
-    save_rows(arguments.results, "tools", rows, table(rows))
+    rows = [{**row, "use": curves_of(job), "hops": hops_of(job)} for job, row in zip(jobs, rows, strict=True)]
+    save_rows(arguments.results, "tools", rows, f"{table(rows)}\n{hop_table(rows)}")
     save_plot(arguments.results, "tools", plot(rows))
 
 
-def job_of(case: str, seed: int, tasks: int, steps: int, output: Path, checkpoint: Path) -> Job:
-    price = {"name": "tool_errors", "weight": PRICES[case]}
+def job_of(level: str, seed: int, tasks: int, steps: int, output: Path, checkpoint: Path) -> Job:
     run = parse_recipe(
         {
-            "name": f"{case}-{seed}", "seed": seed, "output": str(output),
+            "name": f"{level}-{seed}", "seed": seed, "output": str(output),
             "models": {"base": {"path": str(checkpoint)}},
             "policies": {role: {"model": "base"} for role in ("reasoner", "actor")},
             "tools": {"calculator": {"name": "function", "call": "calculator:multiply"}},
@@ -74,12 +85,11 @@ def job_of(case: str, seed: int, tasks: int, steps: int, output: Path, checkpoin
                 "name": "reasoning_gym", "dataset": "products",
                 "params": {"min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3},
             },
-            "rewards": [{"name": "outcome"}, *([price] if PRICES[case] else [])],
-            "algorithm": {"name": "marft", "level": "action", "optimizer": {"learning_rate": 5e-4}},
+            "algorithm": {"name": "marft", "level": level, "optimizer": {"learning_rate": 5e-4}},
             "rollout": {"tasks_per_step": 16, "samples_per_task": 4}, "training": {"steps": steps},
         }
     )  # fmt: skip
-    return Job(run, tasks, {"case": case, "checkpoint": digest(checkpoint)}, ("base", "last"), MODES)
+    return Job(run, tasks, {"case": f"{level} level", "checkpoint": digest(checkpoint)}, ("base", "last"), MODES)
 
 
 def describe(row: Row) -> str:
@@ -90,6 +100,23 @@ def curves_of(job: Job) -> dict[str, list[float]]:
     """What the reasoner did in every training step, an episode."""
     steps = RunFolder(Path(job.run.output) / job.run.name).read_metrics()
     return {name: [_an_episode(step, f"agents/reasoner/{name}", step["episodes"]) for step in steps] for name in USE}
+
+
+def hops_of(job: Job) -> dict[str, dict[str, float]]:
+    """By hop, the share of the episodes that came so far which goes on, in the first and in the last training steps."""
+    steps = RunFolder(Path(job.run.output) / job.run.name).recorded_steps()
+    shares: dict[str, dict[str, float]] = {}
+    for when, chosen in (("first", steps[:WINDOW]), ("last", steps[-WINDOW:])):
+        left, shares[when] = [episode for step in chosen for episode in read_episodes(step) if episode.scored], {}
+        for hop, goes_on in HOPS.items():
+            kept = [episode for episode in left if goes_on(episode, _product(episode))]
+            shares[when][hop] = len(kept) / max(1, len(left))
+            left = kept
+    return shares
+
+
+def _product(episode: Episode) -> str:
+    return str(math.prod(map(int, re.findall(r"\d+", episode.task.prompt))))
 
 
 def held_out(row: Row, when: str, mode: str) -> dict[str, float]:
@@ -104,7 +131,7 @@ def _an_episode(metrics: Mapping[str, float], name: str, episodes: float) -> flo
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| failed calls | sampling | solved, before | after: mean | 95 % interval over seeds | worst seed "
+        "| training | sampling | solved, before | after: mean | 95 % interval over seeds | worst seed "
         f"| {' | '.join(f'{title}, before | after' for title in USE.values())} |",
         "| --- | --- | ---: | ---: | --- | ---: |" + " ---: | ---: |" * len(USE),
     ]
@@ -123,6 +150,20 @@ def _line(case: str, mode: Mode, rows: Sequence[Row]) -> str:
         style = {"tool_rate": ".1%", "tool_errors": ".3f", "tool_tokens": ".1f"}[name]
         cells += [format(float(np.mean([one[name] for one in use[when]])), style) for when in ("before", "after")]
     return f"| {' | '.join(cells)} |"
+
+
+def hop_table(rows: Sequence[Row]) -> str:
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    titles = [f"{case}, {when} {WINDOW} steps" for case in cases for when in ("first", "last")]
+    lines = [f"| of those that came so far | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    for hop in HOPS:
+        shares = [
+            np.mean([row["hops"][when][hop] for row in rows if row["case"] == case])
+            for case in cases
+            for when in ("first", "last")
+        ]
+        lines.append(f"| {hop} | {' | '.join(f'{share:.1%}' for share in shares)} |")
+    return "\n".join(lines) + "\n"
 
 
 def plot(rows: Sequence[Row]) -> Figure:
