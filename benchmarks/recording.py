@@ -136,6 +136,10 @@ def train_and_evaluate(job: Job) -> Row:
         "tasks": evaluations[0].tasks,
         "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == BASE},
         "after": {e.mode: e.accuracy for e in evaluations if e.checkpoint != BASE},
+        "agents": {
+            when: {e.mode: e.agents for e in evaluations if (e.checkpoint == BASE) == (when == "before")}
+            for when in ("before", "after")
+        },
         "curves": {name: [row.get(name) for row in metrics] for name in (*CURVES, "message_tokens")},
         "episodes": [row["episodes"] for row in metrics],
         "actions": [row["sampled_actions"] for row in metrics],
@@ -145,9 +149,9 @@ def train_and_evaluate(job: Job) -> Row:
     }
 
 
-def interval(rows: Sequence[Row], when: str = "after") -> str:
-    """95 % interval of the mean sampled accuracy over seeds (Student's t): what another seed may bring is in it."""
-    values = np.array([row[when]["sampled"] for row in rows])
+def interval(rows: Sequence[Row], when: str = "after", mode: Mode = "sampled") -> str:
+    """95 % interval of the mean accuracy over seeds (Student's t): what another seed may bring is in it."""
+    values = np.array([row[when][mode] for row in rows])
     if len(values) < 2:
         return "one seed"
     half = STUDENT[len(values) - 1] * values.std(ddof=1) / math.sqrt(len(values))

@@ -14,6 +14,7 @@ import torch
 from marft.config import RunSettings, parse_recipe
 from marft.config.load import to_toml
 from marft.engines.local import LocalEngine
+from marft.evaluation.evaluate import evaluate
 from marft.models.backbone import PackedRows
 from marft.models.log_probs import token_scores
 from marft.runs.episodes import read_episodes, write_episodes
@@ -110,6 +111,15 @@ def test_forks_of_episodes_with_calls_are_scored(tmp_path: Path) -> None:
     row = folder.read_metrics()[0]
     assert row["forks"] > 0
     assert row["forks_failed"] == 0
+
+
+@pytest.mark.usefixtures("calls_first")
+def test_a_held_out_evaluation_says_how_tools_were_used(tmp_path: Path) -> None:
+    with Stage(with_tools(tmp_path)) as stage:
+        evaluation, _ = evaluate(stage, "base", "sampled", stage.run.environment.tasks("test")[:3])  # type: ignore[attr-defined]
+    use = evaluation.agents["reasoner"]
+    assert (use["tool_rate"], use["tool_calls"], use["tool_errors"]) == (1.0, 3.0, 0.0)
+    assert "tool_calls" not in evaluation.agents["actor"]
 
 
 def test_a_model_without_a_tool_format_is_refused_by_agent(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ class TestWhatGoesWrong:
         episode = run(with_tools(says("CALL{", call("add", a=1), "ok"), offered.add))
         metrics = episode_metrics([episode], ["a"], 0)
         assert (metrics["tool_calls"], metrics["tool_errors"], metrics["agents/a/tool_errors"]) == (2, 1, 1)
+        assert metrics["tool_rate"] == 1.0
         assert [dict(earned.agents) for earned in ToolErrors().score(episode)] == [{"a": -1.0}]
         assert "tool_calls" not in episode_metrics([run(game(Script([ends()])))], ["a"], 0)
 

@@ -18,8 +18,8 @@ from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
 OF_AGENTS = (
-    "action_length", "truncation_rate", "remote_prompt_tokens", "remote_completion_tokens", "remote_cost",
-    "remote_retries",
+    "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
+    "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
 )  # fmt: skip
 
 

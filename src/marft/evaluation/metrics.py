@@ -92,11 +92,12 @@ def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]
 
 
 def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:
-    """What was asked of tools, where anything was."""
+    """What was asked of tools, where anything was; ``tool_rate`` is the share of actions that asked."""
     calls = [call for action in actions for call in action.calls]
     if not calls:
         return {}
     return {
+        "tool_rate": _mean([bool(action.calls) for action in actions]),
         "tool_calls": float(len(calls)),
         "tool_errors": float(sum(call.error for call in calls)),
         "tool_tokens": float(sum((action.marks == Mark.TOOL).sum() for action in actions)),

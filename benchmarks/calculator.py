@@ -1,0 +1,191 @@
+r"""A small model that can just about use a calculator, and the calculator.
+
+The bundled model goes on learning for two minutes, from demonstrations of mixed quality: products of three-digit
+numbers, which it cannot work out, asked of a team. They teach how a call is written, how its answer is passed on, and
+bad habits at every hop.
+
+    problem   361 * 220
+    reasoner  works:  <tool_call>{"name": "multiply", "arguments": {"a": 361, "b": 220}}</tool_call>
+              slips:  At a glance it is 51806.                    or a call that is no JSON, or of other numbers
+      … 79420 works:  It is 79420.                                slips:  It is 79428.
+    actor     works:  The answer is \boxed{79420}.                slips:  At a glance, the answer is \boxed{88014}.
+
+Questions of held-out splits (``marft.envs.splits``) are never demonstrated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+
+from marft.config.run import ModelSettings
+from marft.engines.renderer import ChatRenderer, Dialect
+from marft.envs.splits import split_of
+from marft.game.rendering import Cut, Message
+from marft.models.backbone import Backbone, PackedRows
+from marft.models.loading import load_backbone, load_tokenizer
+from marft.models.log_probs import token_scores
+from marft.tools.functions import Function
+from marft.types import Profile, TokenIds
+
+TEMPLATE = Path(__file__).with_name("calculator.jinja")
+QUESTION = "Solve the following multiplication: {} * {}. Give only the result as your final answer."
+REASONER = "You are the reasoner. Work out the product and pass it on."
+ACTOR = r"You are the actor. Take the result from the message and put it in \boxed{}."
+SURE, TEMPTED, TEMPTING = 0.75, 0.35, 5  # chance to work, by whether the first digit is this or more
+MALFORMED = 0.15  # share of the calls that are no JSON
+MISCOPIED = 0.15  # share of the numbers that are passed on with another last digit
+STEPS, BATCH, LEARNING_RATE = 400, 32, 1.5e-3
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+TOOL = Function.of(multiply).tool
+
+
+class Row:
+    """A conversation as token ids; the model learns what it says itself."""
+
+    def __init__(self, renderer: ChatRenderer, profile: Profile, question: str, seen: tuple[Message, ...] = ()) -> None:
+        self.renderer, self.dialect = renderer, renderer.dialects[""]
+        self.ids: list[int] = []
+        self.learnt: list[bool] = []
+        self._add(renderer.render("", profile, question, seen, reserve=1, cut=Cut()).ids, False)
+
+    def say(self, text: str) -> TokenIds:
+        ids = self.dialect.tokenizer.encode(text, add_special_tokens=False)
+        turn = np.array([*ids, self.dialect.stop_ids[0]], np.int32)
+        self._add(turn, True)
+        return turn
+
+    def call(self, text: str) -> bool:
+        """Say a call and hear what the tool answers → whether it is a result."""
+        turn = self.say(text)
+        (call,) = self.renderer.calls("", turn, (TOOL,))
+        if not call.error:
+            call = replace(call, output=str(multiply(**json.loads(call.arguments))))
+        self._add(self.renderer.answer("", [call], turn), False)
+        self.result = call.output
+        return not call.error
+
+    def _add(self, ids: TokenIds, learnt: bool) -> None:
+        self.ids += ids.tolist()
+        self.learnt += [learnt] * len(ids)
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Conversations of both roles; the same for the same random numbers."""
+
+    renderer: ChatRenderer
+    random: Random
+
+    def one(self) -> Row:
+        a, b = self._numbers()
+        return self._reasoner(a, b) if self.random.random() < 0.6 else self._actor(a, b)
+
+    def _reasoner(self, a: int, b: int) -> Row:
+        row = Row(self.renderer, Profile("reasoner", REASONER, tools=(TOOL,)), QUESTION.format(a, b))
+        if not self._works(a):
+            row.say(self._glance())
+            return row
+        while not row.call(self._call(a, b)):
+            if self.random.random() < 0.5:
+                row.say(self._glance())
+                return row
+        row.say(f"It is {self._copy(int(row.result))}.")
+        return row
+
+    def _actor(self, a: int, b: int) -> Row:
+        message = f"It is {a * b}." if self.random.random() < 0.7 else self._glance()
+        row = Row(self.renderer, Profile("actor", ACTOR), QUESTION.format(a, b), (Message("reasoner", message),))
+        if self._works(b):
+            row.say(f"The answer is \\boxed{{{message.split()[-1].rstrip('.')}}}.")
+        else:
+            row.say(f"At a glance, the answer is \\boxed{{{self._guess()}}}.")
+        return row
+
+    def _numbers(self) -> tuple[int, int]:
+        while True:
+            a, b = self.random.randint(100, 999), self.random.randint(100, 999)
+            if split_of(QUESTION.format(a, b)) == "train":
+                return a, b
+
+    def _works(self, number: int) -> bool:
+        return self.random.random() < (TEMPTED if int(str(number)[0]) >= TEMPTING else SURE)
+
+    def _call(self, a: int, b: int) -> str:
+        if self.random.random() < MALFORMED:
+            arguments = f'{{"a": {a} * {b}}}'
+        else:
+            arguments = json.dumps({"a": self._copy(a), "b": self._copy(b)})
+        return f'<tool_call>\n{{"name": "multiply", "arguments": {arguments}}}\n</tool_call>'
+
+    def _copy(self, number: int) -> int:
+        """The number, or now and then another one in its last digit."""
+        return number if self.random.random() >= MISCOPIED else number // 10 * 10 + self.random.randrange(10)
+
+    def _glance(self) -> str:
+        return f"At a glance it is {self._guess()}."
+
+    def _guess(self) -> int:
+        return self.random.randint(10_000, 999_999)
+
+
+def loss_of(backbone: Backbone, rows: list[Row]) -> torch.Tensor:
+    """Mean negative log-likelihood of what the model says itself."""
+    ids = [np.array(row.ids, np.int32) for row in rows]
+    packed = PackedRows.of(ids, [None] * len(rows), backbone.device)
+    targets = torch.from_numpy(np.flatnonzero(np.concatenate([row.learnt for row in rows])))
+    hidden = backbone.hidden_states(packed)[targets - 1]
+    return -token_scores(hidden, backbone.head.weight, None, packed.ids[targets], None).log_probs.mean()
+
+
+def warm_up(folder: Path) -> None:
+    """Make the checkpoint, tokenizer and template beside it.
+
+    On one thread, so that it is the same whatever the number of cores.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    settings = ModelSettings(path="tiny", chat_template=str(TEMPLATE))
+    backbone, tokenizer = load_backbone(settings, torch.device("cpu"), torch.float32), load_tokenizer(settings)
+    assert isinstance(tokenizer.eos_token_id, int)
+    dialect = Dialect(tokenizer, backbone.context, {}, (tokenizer.eos_token_id,))
+    _learn(backbone, Demonstrations(ChatRenderer({"": dialect}), Random(0)))
+    torch.set_num_threads(threads)
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
+    backbone.model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+def _learn(backbone: Backbone, stream: Demonstrations) -> None:
+    parameters = list(backbone.model.requires_grad_(True).parameters())
+    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in range(STEPS):
+        rate = min(1.0, (step + 1) / 30) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / STEPS)))
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
+        loss = loss_of(backbone, [stream.one() for _ in range(BATCH)])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if (step + 1) % 100 == 0:
+            print(f"warm-up: step {step + 1} of {STEPS}, loss {loss.item():.3f}", flush=True)
+
+
+def digest(folder: Path) -> str:
+    """What tells this checkpoint from any other."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:16]
