@@ -26,7 +26,7 @@ from random import Random
 import numpy as np
 import torch
 
-from marft.config.run import ModelSettings
+from marft.config.models import ModelSettings
 from marft.engines.renderer import ChatRenderer, Dialect
 from marft.envs.splits import split_of
 from marft.game.rendering import Cut, Message
