@@ -24,6 +24,7 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 torch.set_num_threads(1)
 
+collect_ignore_glob = ["skill_example/*"]  # scripts of a skill, which run in the sandbox
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 

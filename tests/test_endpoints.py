@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from marft.config.plugins import Plugin
@@ -154,6 +154,15 @@ def bodies(draw: st.DrawFn) -> bytes:
     return json.dumps(table).encode()
 
 
+def is_whole(body: bytes) -> bool:
+    """Whether a body that was made by replacing parts happens to be an answer after all."""
+    try:
+        message = json.loads(body)["choices"][0]["message"]
+    except (ValueError, TypeError, LookupError):
+        return False
+    return isinstance(message, dict) and (isinstance(message.get("content"), str) or bool(message.get("tool_calls")))
+
+
 def test_no_malformed_body_is_a_crash_or_a_reward() -> None:
     """At least 1,000 of them, through sockets, client, engine and game."""
     body, tried = [b""], [0]
@@ -166,6 +175,7 @@ def test_no_malformed_body_is_a_crash_or_a_reward() -> None:
             @settings(max_examples=1100, deadline=None, suppress_health_check=list(HealthCheck))
             @given(bodies())
             def check(given_body: bytes) -> None:
+                assume(not is_whole(given_body))
                 body[0], tried[0] = given_body, tried[0] + 1
                 episode = asyncio.run_coroutine_threadsafe(play(g, Attempt(Task("t", "?"), "s")), loop).result()
                 assert (episode.status, episode.total_reward) == ("failed", 0.0), (given_body, episode)

@@ -32,7 +32,7 @@ class Syntax:
     """Calls as JSON after a marker; without one a turn either is a call or says something.
 
     >>> Syntax("<call>", "name", "arguments").read('Let me see. <call>{"name": "add", "arguments": {}}</call>')
-    [ToolCall(name='add', arguments='{}', output='', error=False, seconds=0.0)]
+    [ToolCall(name='add', arguments='{}', ...)]
     """
 
     opening: str
