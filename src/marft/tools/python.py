@@ -34,17 +34,10 @@ class Python(Plugin):
         return PythonSource(self.limits)
 
 
-@dataclass(frozen=True)
-class PythonSource(StatelessSource):
-    """The same for every episode: each call has a jail of its own."""
+class Sandboxed(StatelessSource):
+    """Tools of which every call has a jail of its own."""
 
     limits: SandboxSettings
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
-        code = {"type": "string", "description": "The whole program."}
-        return [Tool("python", ABOUT, {"type": "object", "properties": {"code": code}, "required": ["code"]})]
 
     @property
     def at_once(self) -> int:
@@ -55,6 +48,19 @@ class PythonSource(StatelessSource):
     def longest(self) -> float:
         """See :class:`marft.game.tool_sources.ToolSource`."""
         return self.limits.seconds
+
+
+@dataclass(frozen=True)
+class PythonSource(Sandboxed):
+    """The same for every episode."""
+
+    limits: SandboxSettings
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """See :class:`marft.game.tool_sources.ToolSource`."""
+        code = {"type": "string", "description": "The whole program."}
+        return [Tool("python", ABOUT, {"type": "object", "properties": {"code": code}, "required": ["code"]})]
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002
         """See :class:`marft.game.tool_sources.ToolSession`."""

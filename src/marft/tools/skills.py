@@ -7,7 +7,6 @@ read.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ from typing import Any
 
 import yaml
 
-from marft.game.tool_sources import StatelessSource
 from marft.sandbox.runner import require_isolation, run_python
 from marft.sandbox.settings import SandboxSettings
-from marft.tools.python import report
+from marft.tools.python import Sandboxed, report
 from marft.types import Tool
 
 HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*\n?(.*)\Z", re.DOTALL)
@@ -101,7 +99,7 @@ def _about(path: Path) -> tuple[str, str, str]:
 
 
 @dataclass(frozen=True)
-class SkillSource(StatelessSource):
+class SkillSource(Sandboxed):
     """The tools that come with a skill: reading its files and running its scripts."""
 
     skill: Skill
@@ -128,16 +126,6 @@ class SkillSource(StatelessSource):
             schema = {"type": "object", "properties": properties, "required": ["script"]}
             offered.append(Tool(f"{skill.prefix}_run", f"Run a script of the skill {skill.name}.", schema))
         return offered
-
-    @property
-    def at_once(self) -> int:
-        """A jail for each core."""
-        return os.cpu_count() or 1
-
-    @property
-    def longest(self) -> float:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
-        return self.limits.seconds
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """See :class:`marft.game.tool_sources.ToolSession`."""
