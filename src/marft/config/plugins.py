@@ -150,7 +150,7 @@ def import_path(path: str) -> Any:
 def _imported(path: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever somebody else's module does when it is imported
+    except (Exception, SystemExit) as error:
         raise ValueError(f"cannot import {path!r}: {described(error)}") from error
 
 
@@ -181,7 +181,7 @@ def _made(cls: type[Plugin], table: dict[str, Any]) -> Plugin:
         return cls.model_validate(table)
     except (ValidationError, PydanticCustomError):
         raise
-    except Exception as error:  # noqa: BLE001  a validator of somebody else's; the reason is part of the message
+    except Exception as error:
         raise ValueError(f"{cls.__module__}.{cls.__qualname__} raised {described(error)}") from error
 
 
