@@ -11,7 +11,24 @@ from marft.config import parse_recipe
 from marft.stage import Stage
 from tests.helpers import recipe
 
-BAD = ("/somewhere", "..", ".", "a/b", "a\\b", "a.b", "", "a b", "a\x1b[2J", "a\nb", "-a", "a" * 65, "é" * 65, "CON", "nul", "\ud800")
+BAD = (
+    "/somewhere",
+    "..",
+    ".",
+    "a/b",
+    "a\\b",
+    "a.b",
+    "",
+    "a b",
+    "a\x1b[2J",
+    "a\nb",
+    "-a",
+    "a" * 65,
+    "é" * 65,
+    "CON",
+    "nul",
+    "\ud800",
+)
 
 
 def renamed(kind: str, name: str) -> dict[str, Any]:
@@ -40,7 +57,9 @@ def test_what_could_be_a_path_or_be_obeyed_by_a_terminal_is_no_name(kind: str, n
     assert str(caught.value).replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("name", ["..", ".hidden", "-rf", "a/b", "a:b", "a\tb", "ends.", "aux", "prn.txt", "x" * 65, " x"])
+@pytest.mark.parametrize(
+    "name", ["..", ".hidden", "-rf", "a/b", "a:b", "a\tb", "ends.", "aux", "prn.txt", "x" * 65, " x"]
+)
 def test_a_run_is_called_what_a_folder_can_be_called(name: str) -> None:
     with pytest.raises(ValueError, match=r"recipe:\n  name: ") as caught:
         parse_recipe(recipe(name=name))

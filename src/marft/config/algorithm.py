@@ -255,8 +255,9 @@ def _changes(filled_in: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str
         default = filled_in.get(key)
         if value == default and type(value) is type(default):
             continue
-        same_part = isinstance(value, dict) and isinstance(default, dict) and value.get("name") == default.get("name")
-        changed[key] = _changes(default, value) if same_part else value
+        if isinstance(value, dict) and isinstance(default, dict) and value.get("name") == default.get("name"):
+            value = _changes(default, value)
+        changed[key] = value
     return changed
 
 

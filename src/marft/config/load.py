@@ -17,6 +17,7 @@ PRESET = ["algorithm", "name"]
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
 MOST_SHOWN = 200  # characters of a wrong value
 
+
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
     """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``.
 

@@ -50,7 +50,9 @@ def check_run_name(name: str) -> str:
     if not name or not name.isprintable() or set(name) & set(NOT_IN_FILES.split()):
         raise _refused(f"must be usable as a folder name: no control characters, and none of {NOT_IN_FILES}")
     if name[0] in ".- " or name[-1] in ". ":
-        raise _refused("must be usable as a folder name: not begin with '.', '-' or a space, nor end with '.' or a space")
+        raise _refused(
+            "must be usable as a folder name: not begin with '.', '-' or a space, nor end with '.' or a space"
+        )
     return _short_and_free(name)
 
 
