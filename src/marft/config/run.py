@@ -96,8 +96,9 @@ class RunSettings(Settings):
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
         problems = [
-            *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
-            *_length_problems(self), *remote_problems(self.models, self.policies), *_teammate_text_problems(self),
+            *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
+            *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
+            *_teammate_text_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
