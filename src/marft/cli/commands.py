@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,19 +37,18 @@ def train(
             console.print(f"# {sentence}", markup=False, soft_wrap=True)
         console.print(to_toml(run), markup=False)
         return
+    if folder is None:
+        folder = RunFolder(Path(run.output) / run.name)
     if resume:
-        folder = folder or RunFolder.open(Path(run.output) / run.name)
-        folder.write_config(run)
+        RunFolder.open(folder.path)
     else:
-        if overwrite and folder is None:
-            shutil.rmtree(Path(run.output) / run.name, ignore_errors=True)
-        folder = RunFolder.create(run)
+        folder.check_free(overwrite)
     quieten()
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
     with Terminal([agent.role for agent in run.agents]) as terminal:
-        state = run_training(run, folder, resume=resume, start_from=start_from, observer=terminal)
+        state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
     write_report(folder)
     if state.step < run.training.steps:
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
@@ -201,7 +199,8 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     """Settings from a recipe file, or from a run's folder, which then comes too."""
     if path.is_dir():
         folder = RunFolder.open(path)
-        return load_recipe(folder.config, [*overrides, "--output", str(path.parent), "--name", path.name]), folder
+        place = path.resolve()  # "." has no name
+        return folder.settings([*overrides, "--output", str(path.parent), "--name", place.name]), folder
     return load_recipe(path, overrides), None
 
 

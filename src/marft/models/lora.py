@@ -72,12 +72,12 @@ class MultiLoraLinear(nn.Module):
         self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
-        self._adapters[policy] = Adapter(self.base, rank, alpha, generator)
+        self._adapters[_key(policy)] = Adapter(self.base, rank, alpha, generator)
 
     def adapter(self, policy: str | None) -> Adapter | None:
-        if policy is None or policy not in self._adapters:
+        if policy is None or _key(policy) not in self._adapters:
             return None
-        found = self._adapters[policy]
+        found = self._adapters[_key(policy)]
         assert isinstance(found, Adapter)
         return found
 
@@ -111,6 +111,11 @@ class MultiLoraLinear(nn.Module):
         a = torch.cat([adapter.a for _, adapter in present])
         b = torch.cat([adapter.b for _, adapter in present], dim=1)
         return a, b, _scale_mask(rows, present, device)
+
+
+def _key(policy: str) -> str:
+    """A ``ModuleDict`` takes no name that is an attribute of its own, such as ``keys`` or ``train``."""
+    return f"of {policy}"
 
 
 def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
