@@ -16,10 +16,14 @@ from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.settings import did_you_mean
+from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
+from marft.game.environment import Split
 from marft.runs.folder import RunFolder
+from marft.texts import visible
 
+PROMPT_SHOWN = 80  # characters of a task
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
 console = wide_console()
 
@@ -30,6 +34,8 @@ def train(
     """``marft train``."""
     run, folder = _run_of(recipe, overrides)
     if dry_run:
+        for sentence in _looked_at(run):
+            console.print(f"# {sentence}", markup=False, soft_wrap=True)
         console.print(to_toml(run), markup=False)
         return
     if resume:
@@ -50,6 +56,17 @@ def train(
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
     else:
         console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+
+
+def _looked_at(run: RunSettings) -> list[str]:
+    """What is in each split that training and evaluation will need."""
+    splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
+    sentences = []
+    for split in splits:
+        tasks = tasks_of(run.environment, split)
+        prompt = visible(" ".join(tasks[0].prompt.split()))
+        sentences.append(f"{split}: {len(tasks)} tasks, the first is {visible(tasks[0].id)}: {prompt[:PROMPT_SHOWN]}")
+    return sentences
 
 
 def evaluate(
