@@ -33,6 +33,7 @@ from marft.types import (
     Prompt,
     Status,
     Step,
+    TokenIds,
     Transition,
 )
 
@@ -50,9 +51,7 @@ class Turns:
         self.actions: dict[int, Action] = {}  # by the order asked for
         self.transitions: list[Transition] = []
         self.success: bool | None = None
-        self.first_decided: Agent | None = None  # first to act in the last step in which anybody did
-        self._first_of_step: Agent | None = None
-        self.final_prompt: Prompt | None = None
+        self.final_prompts: dict[str, TokenIds] = {}  # by agent: the end of a truncated episode
         self.first_fresh = ""  # id of the first action that was sampled and not served
         self._given: dict[int, tuple[Observation, Sequence[Heard], int]] = {}  # by index: what it was made from, room
         self._handed: dict[int, Action] = {}  # by identity: actions that the organization was given
@@ -73,7 +72,6 @@ class Turns:
             self.game.watcher.observed(observation)
         self._calls.clear()
         first = self._asked
-        self._first_of_step = None
         self._acting = step = len(self.transitions)
         organization = self.game.team.organization
         try:
@@ -135,8 +133,6 @@ class Turns:
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
-        if self._first_of_step is None:
-            self._first_of_step = self.first_decided = agent
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
@@ -279,11 +275,14 @@ class Turns:
         everything = sorted(
             [*heard, *(hear(self.attempt.messages, other) for other in unseen)], key=lambda one: one.action.index
         )
-        agent, renderer = self.game.team.agent(action.agent), self.game.renderer
+        return replace(action, state=self._read(self.game.team.agent(action.agent), observation, everything, room))
+
+    def _read(self, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int) -> TokenIds:
+        """What a critic reads in the place of an agent."""
         try:
-            return replace(action, state=render(renderer, agent, observation, everything, room).ids)
+            return render(self.game.renderer, agent, observation, heard, room).ids
         except EpisodeFailedError:  # it may be longer than the agent's prompt; the critic then reads what fits
-            return replace(action, state=render(renderer, replace(agent, cut=Cut()), observation, everything, room).ids)
+            return render(self.game.renderer, replace(agent, cut=Cut()), observation, heard, room).ids
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
@@ -294,10 +293,14 @@ class Turns:
         self.success = step.success if step.success is not None else self.success
 
     def bootstrap(self, observation: Observation) -> None:
-        """Keep the final observation as the agent that decided first in the last step would see it, alone."""
-        if self.first_decided is not None and self.attempt.critic_states:
-            room = self.first_decided.sampling.max_new_tokens
-            self.final_prompt = render(self.game.renderer, self.first_decided, observation, (), room)
+        """Keep the final observation as each agent that has decided would see it, alone: those of the last step in
+        which anybody did first, in the order asked."""
+        if self.attempt.critic_states and self.actions:
+            for action in sorted(self.actions.values(), key=lambda action: (-action.step, action.index)):
+                agent = self.game.team.agent(action.agent)
+                if agent.role not in self.final_prompts:
+                    room = agent.sampling.max_new_tokens
+                    self.final_prompts[agent.role] = self._read(agent, observation, (), room)
 
     def episode(self, status: Status, error: str) -> Episode:
         return Episode(
@@ -309,9 +312,7 @@ class Turns:
             transitions=tuple(self.transitions),
             success=self.success,
             error=cut(storable(error)),
-            bootstrap=self.final_prompt.ids if self.final_prompt else None,
-            bootstrap_agent=self.first_decided.role if self.final_prompt and self.first_decided else "",
-            bootstrap_policy=self.first_decided.policy if self.final_prompt and self.first_decided else "",
+            bootstrap=self.final_prompts,
             seconds=time.perf_counter() - self._began,
             fork=Fork(replay.origin, replay.at or self.first_fresh) if (replay := self.attempt.replay) else None,
         )
