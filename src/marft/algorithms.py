@@ -105,7 +105,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "kl_stop": 0.05,
         "credit": {"name": "gae", "chain": "agent"},
         "objective": {"name": "ppo"},
-        "critic": _CRITIC,
+        "critic": {**_CRITIC, "normalise_values": True},
     },
     "happo": {
         **_ACTIONS,
@@ -254,6 +254,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "objective": {"name": "reinforce"},
         "critic": _NO_CRITIC,
     },
+    "comam": {
+        **_TOKENS,
+        "aggregation": "action-mean",
+        "normalise_advantages": False,
+        "minibatches": 2,
+        "credit": {"name": "comam"},
+        "objective": {"name": "ppo"},
+        "critic": _NO_CRITIC,
+    },
 }
 
 ABOUT: Mapping[str, str] = {
@@ -261,15 +270,15 @@ ABOUT: Mapping[str, str] = {
     "marft-paper-table3": "The MARFT paper's Table 3, entropy 0.1: where its single agent collapses after a surge.",
     "marft-paper-table4": "The MARFT paper's Table 4, entropy 0.",
     "marft-paper-table5": "The MARFT paper's Table 5, entropy 0.01.",
-    "ppo": "PPO over the tokens of all agents as one sequence, as in single-agent RLHF (Schulman et al. 2017).",
+    "ppo": "PPO over the tokens of all agents as one sequence, without KL to the base (Schulman et al. 2017).",
     "ippo": "Every agent for itself: its own recursion and value head, only what it sees (de Witt et al. 2020).",
-    "mappo": "As IPPO with one centralised critic (Yu et al. 2022).",
+    "mappo": "As IPPO with one centralised critic, which learns normalised values (Yu et al. 2022).",
     "happo": "One policy after another, weighed with how far those before have moved (Kuba et al. 2022).",
     "hatrpo": "As HAPPO, but an update is accepted only as far as its KL is within a trust region.",
     "a2po": "Sequential with preceding-agent correction of ratios and advantages (Wang et al. 2023).",
     "coma": "A counterfactual baseline for every action, by playing on from it anew (after Foerster et al. 2018).",
     "reinforce": "The policy gradient with the plain return (Williams 1992).",
-    "reinforce++": "Returns whitened over the batch, KL in the reward (Hu et al. 2025).",
+    "reinforce++": "Return minus the KL still to come, token by token, whitened over the batch (Hu et al. 2025).",
     "rloo": "The others of the group are the baseline (Ahmadian et al. 2024).",
     "grpo": "Group-relative advantages, KL to the base in the loss (Shao et al. 2024).",
     "dr-grpo": "GRPO without the divisions that favour easy tasks and long wrong answers (Liu et al. 2025).",
@@ -279,6 +288,7 @@ ABOUT: Mapping[str, str] = {
     "cispo": "The weight is clipped, the gradient never (MiniMax-M1, 2025).",
     "at-grpo": "Candidates sampled from the same state, for every agent and turn (Stronger-MAS: Zhao et al. 2025).",
     "agent-grpo": "Every agent has a baseline and a scale of its own (Dr. MAS).",
-    "magrpo": "The joint return of the group, for every agent (Liu et al. 2025).",
+    "magrpo": "The joint return from the turn on, relative to the group's, for every agent (Liu et al. 2025).",
     "rae": "A running baseline for every role (SPIRAL: Liu et al. 2025).",
+    "comam": "Own rewards, and a share of the team's by how alike the two rank a group (after CoMAM, 2026).",
 }
