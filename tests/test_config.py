@@ -156,7 +156,9 @@ class TestPresets:
         assert parse_recipe(recipe(algorithm={"name": name}), ["--training.steps", "9"]).algorithm.name == name
 
     def test_a_recipe_changes_a_preset_field_by_field(self) -> None:
-        run = parse_recipe(recipe(algorithm={"name": "marft-paper-table5", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1}))
+        run = parse_recipe(
+            recipe(algorithm={"name": "marft-paper-table5", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1})
+        )
         assert run.algorithm.credit.gamma_step == 0.5  # type: ignore[attr-defined]
         assert run.algorithm.credit.gamma_token == 0.99  # type: ignore[attr-defined]
         assert run.algorithm.kl_stop == 0.1
