@@ -94,7 +94,8 @@ class SamplerCorrectionSettings(Settings):
 
 
 class TeammateTextSettings(Settings):
-    """AIPO for text that a teammate wrote inside an agent's own turn, which the agent did not sample:
+    """Text that a teammate wrote inside an agent's own turn, which the agent did not sample: LlamaRL's asynchronous,
+    importance-weighted policy optimisation, the teammate in place of its stale sampler.
     ``−coefficient · min(π/μ, cap) · A · log π``, the weight without gradient, μ the teammate that wrote it.
 
     Averaged over the policy's teammate tokens. With coefficient 0 such text is read and not trained.
@@ -119,6 +120,8 @@ class CriticSettings(Settings):
     loss: Literal["huber", "squared"] = "huber"
     huber_delta: Positive = 1.0
     value_clip: NotNegative = 0.2  # 0 is off
+    normalise_values: bool = False  # heads learn targets over their running mean and deviation (MAPPO)
+    value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
     coefficient: Positive = 1.0
     epochs: Count = 1
     minibatches: Count = 1

@@ -219,7 +219,7 @@ def _scored(path: Path) -> list[Episode]:
 def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
     """What two algorithms must have in common for one's critic to be of use to the other."""
     credit = [getattr(algorithm.credit, key, None) for key in ("chain", "gamma_token", "gamma_agent", "gamma_step")]
-    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden")]
+    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden", "normalise_values")]
     return [algorithm.level, algorithm.reward, *credit, *critic]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from marft import seeds
 from marft.config.algorithm import CriticSettings
 from marft.learning.interfaces import Floats, Level, Values, split_rows
+from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
 from marft.models.critic import ValueHead
@@ -100,6 +101,9 @@ class Critic:
                 base = bases[policy]
                 head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
                 self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
+        self.normalisers = {
+            name: ValueNormaliser(settings.value_decay) for name in self.heads if settings.normalise_values
+        }
         groups: list[dict[str, object]] = [
             {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
         ]
@@ -131,6 +135,8 @@ class Critic:
             with torch.no_grad():
                 features = self._features(base, readings)
                 values = head(features).double().cpu().numpy()
+                if name in self.normalisers:
+                    values = self.normalisers[name].denormalise(values)
             rows = (
                 np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
             )
@@ -157,11 +163,12 @@ class Critic:
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
         """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
         flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
+        old, goals = self._as_said(flat_values, returns)
         losses, norms = [], []
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
                 self.optimizer.zero_grad(set_to_none=True)
-                losses.append(self._backward(part, flat_values, returns))
+                losses.append(self._backward(part, old, goals))
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
                 self.optimizer.step()
                 norms.append(norm.item())
@@ -173,8 +180,21 @@ class Critic:
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        heads = {f"{name}.{key}": p for name, head in self.heads.items() for key, p in head.named_parameters()}
-        return heads | self._adapter_parameters()
+        """Everything that a checkpoint keeps: heads, running statistics of what they learn, adapters."""
+        parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalisers.items()]
+        return {f"{name}.{key}": p for name, part in parts for key, p in part.named_parameters()} | (
+            self._adapter_parameters()
+        )
+
+    def _as_said(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
+        """Old values and targets as the heads say them. The targets of a batch are in the statistics by then."""
+        values, targets = values.copy(), targets.copy()
+        for mine in self._decisions:
+            if normaliser := self.normalisers.get(mine.head):
+                values[mine.rows] = normaliser.normalise(values[mine.rows])
+                normaliser.update(targets[mine.rows])
+                targets[mine.rows] = normaliser.normalise(targets[mine.rows])
+        return values, targets
 
     def _adapter_parameters(self) -> dict[str, torch.nn.Parameter]:
         if self.settings.body == "frozen":

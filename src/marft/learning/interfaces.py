@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -56,6 +57,7 @@ class Evidence:
     values: Values | None = None  # of the critic, where the algorithm has one
     costs: Sequence[Floats] = ()  # taken off the reward of each decision: KL in the reward; none when empty
     traces: Floats | None = None  # [actions] in [0, 1]: how far a trace reaches back through a later step (A2PO)
+    trained: Collection[str] | None = None  # policies that learn from it; None where all do
 
     @property
     def actions(self) -> list[Action]:
@@ -70,6 +72,10 @@ class Evidence:
     def spread(self, of_actions: Floats) -> list[Floats]:
         """One number an action → one a decision."""
         return [np.full(size, x) for size, x in zip(self.sizes(), of_actions, strict=True)]
+
+    def trains(self, action: Action) -> bool:
+        """Whether the action's policy learns: credit that scales over the batch leaves the others out."""
+        return self.trained is None or action.policy in self.trained
 
     def cost_of(self, index: int) -> float:
         """What is taken off the reward of one action, in all."""
@@ -149,10 +155,12 @@ class Objective(Protocol):
 
 
 class Progress(NamedTuple):
-    """How far a run is: training steps, and environment steps of all episodes before this one."""
+    """What a schedule plans by: training steps, environment steps of all episodes before this one, and the mean size of
+    the advantages of each policy's decisions, before they were normalised."""
 
     step: int
     environment_steps: int
+    advantages: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

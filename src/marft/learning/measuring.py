@@ -101,6 +101,14 @@ def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> d
     return metrics
 
 
+def advantage_sizes(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:
+    """Mean |advantage| of each policy's decisions before normalisation."""
+    mine: dict[str, list[np.ndarray]] = {}
+    for sample, advantages in zip(samples, raw, strict=True):
+        mine.setdefault(sample.action.policy, []).append(np.abs(advantages))
+    return {policy: float(np.concatenate(rows).mean()) for policy, rows in mine.items()}
+
+
 def measure_base_kl(meter: Meter, samples: Sequence[Sample], packing: Packing, scored: Mapping[int, Floats]) -> None:
     """KL(policy ‖ untuned base): over all actions where the base has scored them, else over a few of each agent.
 
