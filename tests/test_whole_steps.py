@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,215 @@ import pytest
 from marft.algorithms import PRESETS
 from marft.config.algorithm import merge
 from marft.types import Episode
-from tests.dense.twins import Twins, assert_same, recipe, snapshot
+from tests.dense.step import Report
+from tests.dense.twins import POLICIES, Twins, assert_same, differ, recipe, snapshot
 
-MOVES = {"optimizer": {"learning_rate": 0.01, "warmup_steps": 0}}
-CRITIC_MOVES = {"critic": {"learning_rate": 0.01, "warmup_steps": 0}}
+Table = dict[str, Any]
+FAST: Table = {"optimizer": {"learning_rate": 0.01, "warmup_steps": 0}}  # ratios leave 1 within a step
+READY: Table = {"critic": {"learning_rate": 0.01, "warmup_steps": 0, "epochs": 2}}
+STARTS: Mapping[str, Table] = {  # what options are added to
+    "action": {"name": "gspo", "objective": {"name": "ppo", "clip": 0.2}, "epochs": 2},
+    "token": {"name": "dapo", "dynamic_sampling": 0, "epochs": 2},
+    "critic": {"name": "marft", "kl_stop": 0.0, "normalise_advantages": True},
+    "token critic": {"name": "ppo", "kl_stop": 0.0},
+    "turns": {"name": "happo", "kl_stop": 0.0},
+    "a2po": {"name": "a2po", "kl_stop": 0.0},
+}
 
 
+def algorithm(name: str, **changes: Any) -> Table:
+    """A preset that moves at once."""
+    critic = READY if PRESETS[name].get("critic", {}).get("kind") != "none" else {}
+    return merge(merge({**FAST, **critic}, {"name": name}), changes)
 
 
-def algorithm(name: str, **changes: Any) -> dict[str, Any]:
-    table = merge({"name": name, **MOVES}, changes)
-    if PRESETS[name].get("critic", {}).get("kind") != "none":
-        table = merge(CRITIC_MOVES, table)
-    return table
-
-
-def episodes_for(twins: Twins, drift: float = 0.15) -> Sequence[Episode]:
-    writer = twins.writer(drift=drift)
+def episodes_for(twins: Twins, drift: float = 0.15, seed: int = 0) -> Sequence[Episode]:
+    """What the credit is made for: attempts, or what was played anew from some point on."""
+    writer = twins.writer(drift=drift, seed=seed)
     kind = getattr(twins.run.algorithm.credit, "forks", "")
-    draw = {"tree": writer.tree, "counterfactual": writer.counterfactual, "cross": writer.crossed}.get(kind, writer.batch)
-    return draw()
+    return {"tree": writer.tree, "counterfactual": writer.counterfactual, "cross": writer.crossed}.get(kind, writer.batch)()
+
+
+def steps_of(twins: Twins, count: int = 1, drift: float = 0.15, tolerance: float = 1e-4) -> Report:
+    """Take training steps and hold each to the dense twin → all that the twin did."""
+    whole = Report()
+    for step in range(count):
+        start = snapshot(twins)
+        mine, right = twins.learn(episodes_for(twins, drift, seed=step), step, environment_steps=12 * step)
+        assert_same(twins, start, mine, right, tolerance)
+        whole.moved += right.moved
+        whole.metrics |= right.metrics
+    return whole
+
+
+@functools.cache
+def plain(model: Path, start: str) -> Report:
+    """A step of the dense twin without any option."""
+    twins = Twins(recipe(model, algorithm(**STARTS[start])))
+    return twins.dense.learn(episodes_for(twins), 0)
+
+
+def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
+    """A step with an option, which must matter: else it could be ignored unnoticed."""
+    twins = Twins(recipe(model, algorithm(**merge(STARTS[start], option)), **of_recipe))
+    right = steps_of(twins)
+    assert differ(right, plain(model, start)), "the option changes nothing, so the test cannot fail"
+    return right
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_of_every_preset(name: str, random_model: Path) -> None:
-    twins = Twins(recipe(random_model, algorithm(name)))
-    start = snapshot(twins)
-    mine, right = twins.learn(episodes_for(twins))
-    assert_same(twins, start, mine, right)
+    steps_of(Twins(recipe(random_model, algorithm(name))))
+
+
+@pytest.mark.parametrize("name", ["marft", "dapo", "happo"])
+def test_in_single_precision_too(name: str, random_model: Path) -> None:
+    """As it runs; the others run with weights in double precision, so that they can be held tighter."""
+    steps_of(Twins(recipe(random_model, algorithm(name, optimizer={"epsilon": 1e-3})), precise=False), tolerance=2e-3)
+
+
+OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
+    # KL to the base
+    "k2 in the loss": ({"kl": {"coefficient": 0.3, "estimator": "k2"}}, ("action", "token")),
+    "k3 in the loss": ({"kl": {"coefficient": 0.3, "estimator": "k3"}}, ("action", "token")),
+    "k3-corrected in the loss": ({"kl": {"coefficient": 0.3}}, ("action", "token", "turns")),
+    "k1 in the reward": (
+        {"kl": {"coefficient": 0.3, "place": "reward"}},
+        ("action", "token", "critic", "token critic", "turns", "a2po"),
+    ),
+    # beside the objective
+    "entropy": ({"entropy": 0.1}, ("action", "token", "turns")),
+    "likelihood of what succeeded": ({"nll": 0.2}, ("action", "token")),
+    "text of teammates": ({"teammate_text": {"coefficient": 0.5, "cap": 0.8}}, ("action", "token")),
+    # what the engine says and what the learner says
+    "the learner's log-probs": ({"old_log_probs": "learner"}, ("action", "token", "critic", "turns", "a2po")),
+    "weights of actions": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "action", "cap": 1.2}}, ("action", "token"),
+    ),
+    "geometric weights": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "geometric", "cap": 1.1}}, ("action", "token"),
+    ),
+    "weights of tokens": ({"old_log_probs": "learner", "sampler_correction": {"level": "token", "cap": 1.1}}, ("token",)),
+    "weights in a band": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "token", "low": 0.9, "high": 1.1}}, ("token",),
+    ),
+    "actions in a band": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "geometric", "low": 0.95, "high": 1.08}}, ("action",),
+    ),
+    # how terms are averaged
+    "mean of means": ({"aggregation": "action-mean"}, ("token", "token critic")),
+    "mean of sums": ({"aggregation": "action-mean-of-sums"}, ("token",)),
+    "over the longest": ({"aggregation": "constant-length"}, ("token",)),
+    "over a constant": ({"aggregation": "constant-length", "constant_length": 3}, ("token",)),
+    "mean of means, entropy": ({"aggregation": "action-mean", "entropy": 0.1}, ("token",)),
+    "over a constant, KL": ({"aggregation": "constant-length", "kl": {"coefficient": 0.3}}, ("token",)),
+    "over all policies": ({"denominator": "pooled"}, ("action", "token")),
+    "over 1": ({"normalisation": "none"}, ("action",)),
+    "over words": ({"normalisation": "words"}, ("action",)),
+    "advantages as they are": ({"normalise_advantages": False}, ("critic",)),
+    "advantages normalised": ({"normalise_advantages": True}, ("token",)),
+    # how often
+    "one epoch, one minibatch": ({"epochs": 1, "minibatches": 1}, ("action",)),
+    "one epoch, three minibatches": ({"epochs": 1, "minibatches": 3}, ("action",)),
+    "three epochs, one minibatch": ({"epochs": 3, "minibatches": 1}, ("action", "token")),
+    "KL stop": ({"kl_stop": 0.02, "old_log_probs": "learner"}, ("action", "token", "turns")),
+    "KL stop at once": ({"kl_stop": 1e-6}, ("action",)),
+    # clips
+    "clip": ({"objective": {"name": "ppo", "clip": 0.05}}, ("action", "token", "turns", "a2po")),
+    "clip higher": ({"objective": {"name": "ppo", "clip": 0.05, "clip_high": 0.3}}, ("action",)),
+    "dual clip": ({"objective": {"name": "ppo", "dual_clip": 1.05}}, ("action", "token")),
+    "cispo": ({"objective": {"name": "cispo", "high": 0.05}}, ("action", "token")),
+    "reinforce": ({"objective": {"name": "reinforce"}}, ("action",)),
+    "gradients cut short": ({"optimizer": {"max_gradient_norm": 0.01}}, ("action", "turns")),
+    "gradients not cut": ({"optimizer": {"max_gradient_norm": 1e3}}, ("action",)),
+    # optimizer
+    "AdamW": (
+        {"optimizer": {"epsilon": 1e-3, "beta1": 0.5, "beta2": 0.9, "weight_decay": 0.5, "max_gradient_norm": 9.0}}, ("action",)
+    ),
+    # rewards
+    "mixture": ({"reward": {"team": 0.3, "own": 2.0}}, ("action", "critic", "turns")),
+    "margin": ({"reward": {"shaping": "margin"}}, ("action",)),
+    "quality": ({"reward": {"shaping": "quality", "shaping_weight": 0.3}}, ("action",)),
+    "price of length": ({"reward": {"overlong_buffer": 4}}, ("action", "critic")),
+    # credit
+    "monte carlo": ({"credit": {"name": "monte-carlo"}}, ("action", "token")),
+    "rloo": ({"credit": {"name": "rloo"}}, ("token",)),
+    "per agent": ({"credit": {"name": "agent-group"}}, ("action",)),
+    "comam": ({"credit": {"name": "comam"}}, ("action",)),
+    "whitened": ({"credit": {"name": "batch"}}, ("action", "token")),
+    "not scaled": ({"credit": {"name": "grpo", "scale": False}}, ("action",)),
+    "per agent, KL in the reward": (
+        {"credit": {"name": "agent-group"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)
+    ),
+    "whitened, KL in the reward": ({"credit": {"name": "batch"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)),
+    "chains of agents": ({"credit": {"chain": "agent"}}, ("critic", "token critic")),
+    "chains along what was seen": ({"credit": {"chain": "graph"}}, ("critic", "token critic")),
+    "every hop its own": (
+        {"credit": {"gamma_agent": 0.8, "gamma_step": 0.7, "lambda_agent": 0.6, "lambda_step": 0.5, "lambda_critic": 0.4,
+                    "gamma_token": 0.9, "lambda_token": 0.85}}, ("critic", "token critic"),
+    ),
+    "adaptive lambda": ({"credit": {"adaptive_lambda": 0.3}}, ("token critic",)),
+    "mean value": ({"credit": {"value": "mean", "lambda_step": 0.5, "lambda_critic": 0.3}}, ("turns", "a2po")),
+    # critic
+    "one head an agent": ({"critic": {"heads": "agent"}}, ("critic",)),
+    "independent": ({"critic": {"kind": "independent"}}, ("critic", "token critic")),
+    "a body of its own": ({"critic": {"body": "lora", "lora_rank": 2, "epochs": 2}}, ("critic",)),
+    "squared errors": ({"critic": {"loss": "squared"}}, ("critic",)),
+    "narrow Huber": ({"critic": {"huber_delta": 0.3}}, ("critic",)),
+    "narrow value clip": ({"critic": {"value_clip": 0.02}}, ("critic",)),
+    "no value clip": ({"critic": {"value_clip": 0.0, "learning_rate": 0.05}}, ("critic",)),
+    "a coefficient": ({"critic": {"coefficient": 0.05, "epsilon": 1e-2}}, ("critic",)),
+    "values' gradients cut short": ({"critic": {"max_gradient_norm": 0.01, "epsilon": 1e-3}}, ("critic",)),
+    "values' gradients not cut": ({"critic": {"max_gradient_norm": 1e3}}, ("critic",)),
+    "the critic's minibatches": ({"critic": {"minibatches": 3, "epochs": 2}}, ("critic",)),
+    # schedules
+    "first clip": ({"schedule": {"name": "a2po", "first_clip": 0.2}, "objective": {"name": "ppo", "clip": 0.1}}, ("a2po",)),
+    "narrow team ratios": ({"schedule": {"name": "sequential", "ratio_limit": 1.02}}, ("turns",)),
+    "turns at token level": ({"level": "token"}, ("turns", "a2po")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "start"), [(option, start) for option, (_, starts) in OPTIONS.items() for start in starts]
+)
+def test_a_step_with_every_option(option: str, start: str, random_model: Path) -> None:
+    check(random_model, start, OPTIONS[option][0])
+
+
+@pytest.mark.parametrize("start", ["action", "token", "critic", "turns"])
+def test_log_probs_are_taken_at_each_agents_temperature(start: str, random_model: Path) -> None:
+    check(random_model, start, {}, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
+
+
+@pytest.mark.parametrize("start", ["action", "token", "turns"])
+def test_temperatures_hold_for_entropy_and_the_base_too(start: str, random_model: Path) -> None:
+    option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "old_log_probs": "learner"}
+    check(random_model, start, option, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_no_cut_into_micro_batches_changes_anything(start: str, random_model: Path) -> None:
+    option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "kl_stop": 0.4}
+    check(random_model, start, option, micro_batch=20)
+
+
+@pytest.mark.parametrize("start", ["action", "token"])
+def test_the_kl_stop_looks_at_the_whole_minibatch(start: str, random_model: Path) -> None:
+    for limit in (0.001, 0.01, 0.05, 0.1):  # some stop in the middle, wherever the last micro-batch happens to be
+        check(random_model, start, {"kl_stop": limit, "old_log_probs": "learner", "epochs": 3}, micro_batch=20)
+
+
+@pytest.mark.parametrize("start", ["action", "critic", "turns"])
+def test_agents_that_share_a_policy(start: str, random_model: Path) -> None:
+    policies = {"planner": POLICIES["planner"], "frozen": POLICIES["frozen"]}
+    check(random_model, start, {}, policies=policies, solver="planner")
+
+
+@pytest.mark.parametrize("start", ["action", "token"])
+def test_a_policy_that_trains_all_its_weights(start: str, random_model: Path) -> None:
+    policies = {**POLICIES, "solver": {"model": "base", "train": "full", "learning_rate": 1e-3}}
+    check(random_model, start, {"kl": {"coefficient": 0.3}}, policies=policies)
+
+
+def test_a_policys_own_learning_rate(random_model: Path) -> None:
+    check(random_model, "action", {}, policies={**POLICIES, "planner": {"model": "base", "learning_rate": 0.003}})

@@ -36,6 +36,13 @@ class Case:
     def cost(self, k: int) -> float:
         return sum(self.costs[k])
 
+    def ending(self, k: int, chain: str) -> float:
+        """What the end is worth to the chain whose last decision is k: to the agent that would decide next in it."""
+        if chain == "joint" or not self.final:
+            return next(iter(self.final.values()), 0.0)
+        agent = self.actions[k if chain == "agent" else min(_roots(self.actions, k))].agent
+        return self.final.get(agent, next(iter(self.final.values())))
+
     def zeros(self) -> Rows:
         return [[0.0] * len(row) for row in self.costs]
 
@@ -88,7 +95,7 @@ def gae(case: Case, s: Any) -> Judged:
         after = follower(case.actions, k, s.chain)
         if after is None:
             left = len(case.episode.transitions) - case.actions[k].step
-            return None, case.final.get(case.actions[k].agent, 0.0), s.gamma_step**left, 0.0
+            return None, case.ending(k, s.chain), s.gamma_step**left, 0.0
         passed = case.actions[after].step - case.actions[k].step
         if passed == 0:
             return (after, 0), case.values[after][0], s.gamma_agent, s.lambda_agent
@@ -196,7 +203,7 @@ def step_gae(case: Case, s: Any) -> Judged:
         for step in reversed(steps):
             if after is None:
                 left = len(case.pays) - step
-                ending = next(iter(case.final.values()), 0.0)
+                ending = case.ending(0, "joint")
                 found[step] = reward[step] + s.gamma_step**left * ending - value[step]
             else:
                 gamma = s.gamma_step ** (after - step)

@@ -145,14 +145,13 @@ class DenseLearner:
         return f"{model}/{agent}" if self.s.critic.heads == "agent" else model
 
     def _final_values(self, episode: Episode) -> dict[str, float]:
-        """V of the state that a truncated episode ends in."""
+        """V of the state that a truncated episode ends in, by agent, whoever decided first in the last step first."""
         assert self.critic is not None
         if episode.bootstrap is None:
             return {}
         ids = episode.bootstrap.tolist()
         head = self._head(episode.bootstrap_agent, episode.bootstrap_policy)
-        value = float(self.critic.value(head, (tuple(ids), len(ids) - 1)))
-        return {action.agent: value for action in episode.actions}
+        return {episode.bootstrap_agent: float(self.critic.value(head, (tuple(ids), len(ids) - 1)))}
 
     def _rows(
         self, episodes: Sequence[Episode], judged: Sequence[Judged], known: tuple[dict[int, list[float]], ...]

@@ -173,3 +173,16 @@ def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: 
 
 def snapshot(twins: Twins) -> dict[str, Tensor]:
     return {name: p.detach().double().clone() for name, p in twins.parameters().items()}
+
+
+def differ(one: Report, other: Report, by: float = 1e-3) -> bool:
+    """Whether two dense steps can be told apart by what :func:`assert_same` looks at."""
+    if len(one.moved) != len(other.moved):
+        return True
+    for a, b in zip(one.moved, other.moved, strict=True):
+        if a.owner != b.owner or a.gradients.keys() != b.gradients.keys() or a.rates != b.rates:
+            return True
+        largest = max(float(g.abs().max()) for g in b.gradients.values())
+        if any(float((a.gradients[n] - g).abs().max()) > by * largest for n, g in b.gradients.items()):
+            return True
+    return False
