@@ -14,7 +14,7 @@ from marft.types import Action, ActionKey, Choice, Episode, Fork, Mark, Observat
 LogProbs = Callable[[Action], list[float]]  # what the policies say of an action's decisions
 ROLES = ("planner", "solver", "judge")
 SHAPES = (  # task, environment steps of each of its attempts
-    ("apart", (2, 1, 2)), ("also apart", (1, 2)), ("alone", (1,)), ("alike", (1, 1)),
+    ("apart", (2, 1, 2)), ("alone", (1,)), ("alike", (1, 1)),
 )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class Writer:
         )  # fmt: skip
 
     def batch(self) -> list[Episode]:
-        """Groups of three, two, one, and one whose members all earn the same."""
+        """Groups of three and of one, and one whose members all earn the same."""
         alike = self.transition()
         return [
             self.episode(task, sample, steps, [alike] if task == "alike" else ())

@@ -59,7 +59,7 @@ class Critic:
     def _features(self, name: str, ids: tuple[int, ...]) -> Tensor:
         base = self.bases[name]
         mine = {n.removeprefix(f"{name}."): p for n, p in self.parameters.items() if ".lora_" in n and n.startswith(f"{name}.")}
-        return base.read(ids, merged(base, mine, 2.0))[0] if mine else base.features(ids)
+        return base.read(ids, merged(base, mine, 2.0))[0]
 
     def fit(
         self, reads: Sequence[tuple[str, Reading]], old: Sequence[float], targets: Sequence[float],

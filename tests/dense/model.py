@@ -22,21 +22,20 @@ class Base:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
         self.model = model.eval().requires_grad_(False)
         self.own: dict[str, Tensor] = dict(model.named_parameters())
-        self._features: dict[tuple[int, ...], Tensor] = {}
+        self._read: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def read(self, ids: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
         """Last hidden states [T, D] and logits [T, V] of one row, with ``weights`` in place of the base's."""
-        row = torch.tensor([list(ids)])
-        out = functional_call(self.model, dict(weights), (row,), {"output_hidden_states": True, "use_cache": False})
-        return out.hidden_states[-1][0], out.logits[0]
-
-    def features(self, ids: Sequence[int]) -> Tensor:
-        """Hidden states of the untuned base, [T, D]."""
         key = tuple(ids)
-        if key not in self._features:
-            with torch.no_grad():
-                self._features[key] = self.read(ids, {})[0]
-        return self._features[key]
+        if not weights and key in self._read:
+            return self._read[key]
+        out = functional_call(
+            self.model, dict(weights), (torch.tensor([key]),), {"output_hidden_states": True, "use_cache": False}
+        )
+        read = out.hidden_states[-1][0], out.logits[0]
+        if not weights:  # the base alone never changes
+            self._read[key] = read
+        return read
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marft.config import RunSettings
 from marft.learning.interfaces import Progress
@@ -29,6 +30,22 @@ POLICIES: Mapping[str, Any] = {
 }
 TOKENS = {"planner": 7, "solver": 6, "judge": 11}
 _BASES: dict[Path, Base] = {}
+
+
+def save_small_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A random Qwen2 of one layer, whose logits are far from uniform."""
+    torch.manual_seed(7)
+    model = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    ))  # fmt: skip
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def recipe(
