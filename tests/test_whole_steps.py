@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.algorithms import PRESETS
 from marft.config.algorithm import merge
-from marft.types import Episode
+from marft.game.game import Attempt
+from marft.gathering import gather
+from marft.stage import Stage
+from marft.types import Episode, Observation, Task, Transition
 from tests.dense.step import Report
 from tests.dense.twins import POLICIES, Twins, assert_same, differ, recipe, save_small_model, snapshot
 
@@ -231,3 +237,116 @@ def test_a_policy_that_trains_all_its_weights(start: str, model: Path) -> None:
 
 def test_a_policys_own_learning_rate(model: Path) -> None:
     check(model, "action", {}, policies={**POLICIES, "planner": {"model": "base", "learning_rate": 0.003}})
+
+
+class TestSeveralSteps:
+    """What is carried from one training step to the next: moments, rates, baselines, whose turn it is."""
+
+    @pytest.mark.parametrize("name", ["marft", "a2po", "rae", "cispo"])
+    def test_moments_and_baselines_are_carried_on(self, name: str, model: Path) -> None:
+        steps_of(Twins(recipe(model, algorithm(name, **SMOOTH))), 3)
+
+    @pytest.mark.parametrize("schedule", ["linear", "cosine"])
+    def test_rates_rise_and_fall(self, schedule: str, model: Path) -> None:
+        rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
+        steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
+
+    @pytest.mark.parametrize("option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"])
+    @pytest.mark.parametrize("start", ["critic", "token critic", "turns"])
+    def test_the_critic_warms_up_on_whole_returns_alone(self, start: str, option: Table, model: Path) -> None:
+        """To Monte-Carlo returns, less the KL where it is in the reward; policies stand still, and their own warm-up
+        begins afterwards."""
+        waits = {"critic": {"warmup_steps": 2, "epochs": 2}, "optimizer": {"warmup_steps": 3, "epsilon": 1e-4},
+                 "credit": {"lambda_critic": 0.2}}  # fmt: skip
+        twins = Twins(recipe(model, algorithm(**merge(merge(STARTS[start], waits), option)), steps=6))
+        before = snapshot(twins)
+        warming = steps_of(twins, 2)
+        assert {moved.owner for moved in warming.moved} == {"critic"}
+        mine, right = twins.learn(episodes_for(twins, seed=2), 2)
+        assert_same(twins, before, mine, right)
+        rates = {rate for moved in mine.moved if moved.owner != "critic" for rate in moved.rates.values()}
+        assert rates == {pytest.approx(0.01 / 3)}
+
+    def test_the_turn_goes_round(self, model: Path) -> None:
+        table = algorithm("gspo", schedule={"name": "agent-by-agent", "interval": 20}, **SMOOTH)
+        whole = steps_of(Twins(recipe(model, table)), 5)  # 12 environment steps each
+        assert list(dict.fromkeys(m.owner for m in whole.moved)) == ["planner", "solver"]
+
+
+class TestTrustRegion:
+    """HATRPO: an update counts only as far as its KL stays within the limit, and only where it is an improvement."""
+
+    @pytest.mark.parametrize("limit", [1e-2, 1e-3, 1e-4, 1e-9])
+    def test_updates_are_scaled_back_or_undone(self, limit: float, model: Path) -> None:
+        table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
+        whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)
+        assert whole.metrics["accepted_fraction"] < 1
+
+
+class TestMinibatches:
+    """The order is data to the dense twin; here is what it must be like."""
+
+    @staticmethod
+    def gradients(model: Path, step: int, owner: str) -> list[Report]:
+        """Of every minibatch, by epoch, with weights that do not move."""
+        still = {"epochs": 3, "minibatches": 2}
+        table = merge(STARTS["critic"], {
+            **still, "optimizer": {"learning_rate": 1e-12, "warmup_steps": 0}, "critic": {**still, "learning_rate": 1e-12},
+        })  # fmt: skip
+        twins = Twins(recipe(model, algorithm(**table)))
+        episodes = [episode for seed in range(3) for episode in episodes_for(twins, seed=seed)]
+        mine = [m for m in twins.learn_alone(episodes, step).moved if m.owner == owner]
+        assert len(mine) == 6
+        return [Report(mine[2 * epoch : 2 * epoch + 2]) for epoch in range(3)]
+
+    @pytest.mark.parametrize("owner", ["planner", "solver", "critic"])
+    def test_every_epoch_of_every_step_has_its_own(self, owner: str, model: Path) -> None:
+        seen = [report for step in (0, 1) for report in self.gradients(model, step, owner)]
+        for i, one in enumerate(seen):
+            for other in seen[:i]:
+                assert differ(one, other)
+                assert differ(one, Report(other.moved[::-1]))
+
+
+def test_a_frozen_teammate_pays_no_kl_and_weighs_nothing(model: Path) -> None:
+    """Its numbers may be anything: no gradient knows of them."""
+    table = algorithm(**merge(STARTS["critic"], {"kl": {"coefficient": 0.3, "place": "reward"}}))
+    reports = []
+    for off in (0.0, 3.0):
+        twins = Twins(recipe(model, table))
+        episodes = [
+            replace(e, actions=tuple(replace(a, log_probs=a.log_probs - off * (a.agent == "judge")) for a in e.actions))
+            for e in episodes_for(twins)
+        ]
+        reports.append(twins.learn_alone(episodes))
+    assert any(a.agent == "judge" for e in episodes for a in e.actions)
+    assert not differ(*reports, by=1e-12)
+
+
+class TestDynamicSampling:
+    @staticmethod
+    def kept(model: Path, **reward: Any) -> set[str]:
+        """Tasks of which gathering keeps the attempts, where all earn 1 and one says more than the others."""
+        table = algorithm("dapo", dynamic_sampling=1, reward=reward)
+        run = recipe(model, table)
+        writer = Twins(run).writer(extras=False)
+
+        def play(attempts: Sequence[Attempt], on_done: object = None) -> list[Episode]:
+            played = []
+            for attempt in attempts:
+                once = Transition(Observation("o"), 1.0)
+                episode = writer.episode(attempt.task.id, attempt.sample, 1, [once])
+                long = attempt.task.id == "apart" and attempt.sample == 1
+                tokens = np.arange(3, 3 + (7 if long else 2), dtype=np.int32)
+                played.append(replace(episode, task=attempt.task, stream=attempt.stream, actions=tuple(
+                    replace(a, tokens=tokens, marks=np.zeros(len(tokens), np.uint8)) for a in episode.actions
+                )))  # fmt: skip
+            return played
+
+        tasks = [Task(name, "o") for name in ("apart", "alike", "also alike", "alike as well")]
+        found = gather(cast(Stage, SimpleNamespace(run=run, play=play)), tasks, 0, 0, lambda _: None)
+        return {e.task.id for e in found.evidence} if found.metrics["groups_discarded"] < 4 else set()
+
+    def test_the_price_of_length_tells_attempts_apart(self, model: Path) -> None:
+        assert self.kept(model) == set()
+        assert self.kept(model, overlong_buffer=4) == {"apart"}
