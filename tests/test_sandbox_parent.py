@@ -71,7 +71,7 @@ def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(
     def of_these(words: list[str]) -> bool:
         return program in words or (words[3:4] == [str(runner.JAIL)] and words[4] in parents)
 
-    assert soon(lambda: processes(of_these) + [*tmp_path.iterdir()]) == []
+    assert soon(lambda: [*processes(of_these), *tmp_path.iterdir()]) == []
 
 
 def test_a_process_that_stays_would_be_seen() -> None:
