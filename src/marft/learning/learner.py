@@ -97,7 +97,7 @@ class Learner:
             self.critic = Critic(
                 run.algorithm.critic,
                 run.algorithm.level,
-                self.base_packing.backbones,
+                {name: policy.reader for name, policy in models.policies.items()},
                 {name: policy.base for name, policy in models.policies.items()},
                 [(agent.role, agent.policy) for agent in run.agents],
                 seed=run.seed,
