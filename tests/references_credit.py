@@ -287,7 +287,6 @@ def step_gae(
             g = gamma ** (following - t)
             advantage[t] = reward[t] + g * value[following] - value[t] + g * lam * rho[following] * advantage[following]
         else:
-            alive = episode.status == "truncated" and episode.bootstrap is not None
-            last = final_value * gamma ** (len(episode.transitions) - t) if alive else 0.0
+            last = final_value * gamma ** (len(episode.transitions) - t)
             advantage[t] = reward[t] + last - value[t]
     return [advantage[a.step] for a in episode.actions]

@@ -185,7 +185,7 @@ def test_step_gae_equals_the_slow_reference(data: st.DataObject, kind: str, gamm
     for number, episode in enumerate(batch):
         last = first + len(episode.actions)
         expected += slow.step_gae(
-            episode, [v.tolist() for v in values.actions[first:last]], float(values.bootstrap[number]), kind, gamma, lam,
+            episode, [v.tolist() for v in values.actions[first:last]], values.final(number), kind, gamma, lam,
             traces[first:last] if traces is not None else None,
         )  # fmt: skip
         first = last
@@ -319,7 +319,7 @@ class TestTraps:
         action = make_action(tokens=(1, 2, 3))
         episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
         costs = [np.array([0.3]) if level == "action" else np.array([0.1, 0.2, 0.0])]
-        zeros = Values([np.zeros_like(costs[0])], np.zeros(1))
+        zeros = Values([np.zeros_like(costs[0])])
         credits = GAE(lambda_token=1.0).assign(Evidence([episode], level, zeros, costs))
         np.testing.assert_allclose(credits.advantages[0], [0.7] if level == "action" else [0.7, 0.8, 1.0])
         assert Batch(whiten=False).assign(Evidence([episode], level, costs=costs)).advantages[0][0] == pytest.approx(

@@ -103,7 +103,7 @@ def a2po(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Se
     for number, episode in enumerate(evidence.episodes):
         last = first + len(episode.actions)
         values = [row.tolist() for row in evidence.values.actions[first:last]]
-        final = float(evidence.values.bootstrap[number])
+        final = evidence.values.final(number)
         advantages += slow.step_gae(episode, values, final, "first", 0.99, 0.95, factors[first:last])
         first = last
     width = 0.2 * phase.clip_scale / 2
@@ -183,10 +183,7 @@ class TestSemiGreedyOrder:
 
 def test_with_one_shared_policy_happo_is_ppo(played: list[Episode], tmp_path: Path) -> None:
     shared = ("--agents.actor.policy", "reasoner", "--algorithm.credit", "{ name = 'step-gae' }")
-    episodes = [
-        replace(e, actions=tuple(replace(a, policy="reasoner") for a in e.actions), bootstrap_policy="reasoner")
-        for e in played
-    ]
+    episodes = [replace(e, actions=tuple(replace(a, policy="reasoner") for a in e.actions)) for e in played]
     results = []
     for schedule in ("sequential", "simultaneous"):
         run = recipe(tmp_path, "happo", *shared, "--algorithm.schedule", f"{{ name = '{schedule}' }}", "--policies",

@@ -136,7 +136,7 @@ class _Judge:
                 "its episodes would be played again from single actions on, and these were not"
                 + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
             )
-        cut = sum(episode.status == "truncated" and episode.bootstrap is None for episode in own)
+        cut = sum(episode.status == "truncated" and not episode.bootstrap for episode in own)
         if cut and self.learner.critic:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forks else own)

@@ -120,16 +120,14 @@ class Critic:
         reads = [reading(action, self.level, self.settings.kind) for action in actions]
         sizes = [len(read.positions) for read in reads]
         firsts = np.cumsum([0, *sizes])
-        flat, bootstrap = np.zeros(sum(sizes)), np.zeros(len(episodes))
+        flat = np.zeros(sum(sizes))
         owners = [self._head_of(action.agent, action.policy) for action in actions]
-        ends = [
-            (i, self._head_of(e.bootstrap_agent, e.bootstrap_policy), _at_the_end(e.bootstrap))
-            for i, e in enumerate(episodes) if e.bootstrap is not None
-        ]  # fmt: skip
+        ends = [self._ends(episode) for episode in episodes]
+        finals: list[dict[str, float]] = [{} for _ in episodes]
         self._decisions = []
         for name, head in self.heads.items():
             mine = [i for i, owner in enumerate(owners) if owner == name]
-            mine_ends = [(i, read) for i, owner, read in ends if owner == name]
+            mine_ends = [(i, heads[name]) for i, heads in enumerate(ends) if name in heads]
             if not mine and not mine_ends:
                 continue
             base = self.base_of[name]
@@ -143,10 +141,24 @@ class Critic:
                 np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
             )
             flat[rows] = values[: len(rows)]
-            bootstrap[[i for i, _ in mine_ends]] = values[len(rows) :]
+            for (i, _), value in zip(mine_ends, values[len(rows) :], strict=True):
+                finals[i][name] = float(value)
             kept = features[: len(rows)] if self.settings.body == "frozen" else None
             self._decisions.append(_Decisions(name, base, rows, readings[: len(mine)], kept))
+        bootstrap = [
+            {agent: of_head[self._head_of(agent, policy)] for agent, policy in _policies(episode).items()}
+            for episode, of_head in zip(episodes, finals, strict=True)
+        ]
         return Values(split_rows(flat, sizes), bootstrap)
+
+    def _ends(self, episode: Episode) -> dict[str, Reading]:
+        """What each head reads at the end of a truncated episode: the final observation as the first of its agents
+        would see it."""
+        ends: dict[str, Reading] = {}
+        for agent, policy in _policies(episode).items():
+            ids = episode.bootstrap[agent]
+            ends.setdefault(self._head_of(agent, policy), Reading(ids, np.array([len(ids) - 1])))
+        return ends
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
         """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
@@ -237,8 +249,10 @@ class Critic:
                 first += count
 
 
-def _at_the_end(ids: TokenIds) -> Reading:
-    return Reading(ids, np.array([len(ids) - 1]))
+def _policies(episode: Episode) -> dict[str, str]:
+    """The agents that the end of a truncated episode is rendered for, in their order, and their policies."""
+    policies = {action.agent: action.policy for action in episode.actions}
+    return {agent: policies[agent] for agent in episode.bootstrap}
 
 
 def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:

@@ -28,12 +28,19 @@ def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> li
 class Values:
     """V at every decision, in the row order of ``marft.types.all_actions``.
 
-    >>> Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=np.array([0.0])).actions[1].tolist()
-    [0.7]
+    >>> values = Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=[{}, {"planner": 0.9, "coder": 0.4}])
+    >>> values.final(0), values.final(1), values.final(1, "coder")
+    (0.0, 0.9, 0.4)
     """
 
     actions: Sequence[Floats]  # each [1] at action level, [sampled tokens] at token level
-    bootstrap: Floats  # [E] value of the final observation of truncated episodes, else 0
+    bootstrap: Sequence[Mapping[str, float]] = ()  # [E] of the final observation by agent; empty unless truncated
+
+    def final(self, episode: int, agent: str = "") -> float:
+        """V at the end of an episode for one agent, or for the one that decided first in the last step; 0 where the
+        episode was not truncated."""
+        of = self.bootstrap[episode] if self.bootstrap else {}
+        return (of[agent] if agent else next(iter(of.values()))) if of else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,8 +34,9 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
     hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
     own = token_scores(
-        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient
-    )
+        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
+        filled=batch.rows.filled,
+    )  # fmt: skip
     if batch.chosen is not None:
         own = batch.chosen.decide(own)
     text = batch.teammate_text
