@@ -24,6 +24,15 @@ def visible(text: str) -> str:
     return "".join("�" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in storable(text))
 
 
+def cut(text: str, most: int) -> str:
+    """The beginning of a text, and how much of it is left out.
+
+    >>> cut("a long story", 6)
+    'a long … (6 more characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
 def raised(error: BaseException) -> str:
     """What was raised, ``ValueError: boom``, also where the error cannot say it itself."""
     return storable("".join(traceback.format_exception_only(error)).strip())

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from marft.algorithms import ABOUT
 from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_console
+from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.settings import did_you_mean
@@ -45,6 +46,7 @@ def train(
         if overwrite and folder is None:
             shutil.rmtree(Path(run.output) / run.name, ignore_errors=True)
         folder = RunFolder.create(run)
+    beside(folder.path)
     quieten()
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
@@ -114,6 +116,7 @@ def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     """``marft replay``."""
     folder = RunFolder.open(path)
+    beside(folder.path)
     own = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
@@ -148,6 +151,7 @@ def graph(path: Path, name: str, step: int) -> None:
     from marft.runs.episodes import read_episodes
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     file = folder.recorded(step)
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}", markup=False)
@@ -185,6 +189,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     from marft.evaluation.report import write_report
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     write_report(folder, [RunFolder.open(other) for other in against])
     console.print(f"wrote {folder.report}")
 
@@ -201,6 +206,7 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     """Settings from a recipe file, or from a run's folder, which then comes too."""
     if path.is_dir():
         folder = RunFolder.open(path)
+        beside(folder.path)
         return load_recipe(folder.config, [*overrides, "--output", str(path.parent), "--name", path.name]), folder
     return load_recipe(path, overrides), None
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marft.config.settings import did_you_mean
+from marft.faults import described
 from marft.game.game import EpisodeFailedError
 from marft.game.hosting import Host
 from marft.rewards.terms import Earned, Term
@@ -46,7 +47,7 @@ class Composer:
         except EpisodeFailedError as failure:
             return replace(episode, status=failure.status, error=failure.reason)
         except Exception as error:  # noqa: BLE001  somebody else's code; the reason is recorded
-            return replace(episode, status="failed", error=f"a reward term raised {type(error).__name__}: {error}")
+            return replace(episode, status="failed", error=f"composing rewards raised {described(error)}")
 
     async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[Earned]]:
         """What each term gives, by its identity."""
@@ -84,8 +85,13 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[Earned]]]) -
 
 
 async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[Earned]:
-    scored = term.score(episode)
-    earned = list(await scored if inspect.isawaitable(scored) else scored)
+    try:
+        scored = term.score(episode)
+        earned = list(await scored if inspect.isawaitable(scored) else scored)
+    except EpisodeFailedError:
+        raise
+    except Exception as error:
+        raise EpisodeFailedError("failed", f"reward term {term.name!r} raised {described(error)}") from error
     if len(earned) != len(episode.transitions):
         reason = f"reward term {term.name!r} gave {len(earned)} entries for {len(episode.transitions)} steps"
         raise EpisodeFailedError("failed", reason)
