@@ -10,7 +10,7 @@ from marft.texts import raised
 
 OURS = Path(__file__).parent
 STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 def place_of(error: BaseException) -> str:
@@ -22,8 +22,8 @@ def place_of(error: BaseException) -> str:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     last = max((place for place, frame in enumerate(frames) if _within(frame.filename, (OURS,))), default=-1)
-    own = [frame for frame in frames if not _within(frame.filename, (OURS, *INSTALLED, *STANDARD))]
-    called = [frame for frame in frames[last + 1 :] if _within(frame.filename, INSTALLED)]
+    called = [frame for frame in frames[last + 1 :] if _installed(frame.filename)]
+    own = [frame for frame in frames if not (_installed(frame.filename) or _within(frame.filename, (OURS, *STANDARD)))]
     chosen = own[-1] if own else called[0] if called else None
     return f"{Path(chosen.filename).name}:{chosen.lineno}" if chosen else ""
 
@@ -32,6 +32,10 @@ def described(error: BaseException) -> str:
     """``KeyError: 'text' (rewards.py:12)``: what was raised, and where."""
     place = place_of(error)
     return raised(error) + (f" ({place})" if place else "")
+
+
+def _installed(filename: str) -> bool:
+    return not INSTALLED.isdisjoint(Path(filename).parts)
 
 
 def _within(filename: str, folders: tuple[Path, ...]) -> bool:

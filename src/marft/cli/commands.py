@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from marft.algorithms import ABOUT
 from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_console
+from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.settings import did_you_mean
@@ -44,6 +45,7 @@ def train(
         RunFolder.open(folder.path)
     else:
         folder.check_free(overwrite)
+    beside(folder.path)
     quieten()
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
@@ -113,6 +115,7 @@ def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     """``marft replay``."""
     folder = RunFolder.open(path)
+    beside(folder.path)
     own = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
@@ -147,6 +150,7 @@ def graph(path: Path, name: str, step: int) -> None:
     from marft.runs.episodes import read_episodes
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     file = folder.recorded(step)
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}", markup=False)
@@ -195,6 +199,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     from marft.evaluation.report import write_report
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     write_report(folder, [RunFolder.open(other) for other in against])
     console.print(f"wrote {folder.report}")
 
@@ -211,6 +216,7 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     """Settings from a recipe file, or from a run's folder, which then comes too."""
     if path.is_dir():
         folder = RunFolder.open(path)
+        beside(folder.path)
         place = path.resolve()  # "." has no name
         return folder.settings([*overrides, "--output", str(path.parent), "--name", place.name]), folder
     return load_recipe(path, overrides), None
