@@ -15,6 +15,8 @@ from marft.endpoints.keys import masked, masked_recipe, secrets_in
 from marft.evaluation.report import write_report
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
+from marft.tools.connection import secrets_of, text_of
+from marft.tools.mcp import MCP
 from marft.training import train
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.remotely import asking, play_many, remote_game, team
@@ -100,3 +102,19 @@ def test_a_recipe_is_shown_without_secrets() -> None:
     assert holds_a_secret(shown) == []
     assert "ordinary words" in shown
     assert 'url = "http://a/v1"' in shown
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_no_answer_of_a_tool_server_holds_what_was_echoed(failed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mcp_types = pytest.importorskip("mcp_types")
+    monkeypatch.setenv("SERVER_TOKEN", "server-token-4")
+    monkeypatch.setenv("HOME_TOWN", "ordinary-town")
+    settings = MCP(command=("x",), environment=("SERVER_TOKEN", "HOME_TOWN"))
+    text = mcp_types.TextContent(type="text", text=f"server-token-4 {KEY} ordinary-town")
+    result = mcp_types.CallToolResult(content=[text], is_error=failed)
+    secrets = [*secrets_of(settings), KEY]
+    if failed:
+        with pytest.raises(RuntimeError, match=r"^\*\*\* \*\*\* ordinary-town$"):
+            text_of(result, secrets)
+    else:
+        assert text_of(result, secrets) == "*** *** ordinary-town"
