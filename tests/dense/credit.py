@@ -25,6 +25,7 @@ class Case:
     episode: Episode
     pays: list[Pay]  # of each environment step
     costs: Rows
+    learns: list[bool]  # by action: whether its policy is trained
     values: Rows = field(default_factory=list)  # V at every decision
     final: Mapping[str, float] = field(default_factory=dict)  # V of the final state, as each agent's head sees it
     ratios: list[float] = field(default_factory=list)  # of each action's step: how far earlier policies have moved
@@ -291,11 +292,26 @@ def rloo(cases: Sequence[Case], s: Any) -> list[Judged]:
 
 
 def batch(cases: Sequence[Case], s: Any) -> list[Judged]:
-    """REINFORCE: the return, less its whole KL. REINFORCE++ (Hu et al. 2025): see :func:`to_go`."""
-    entries = of_episodes(cases)
+    """REINFORCE++ (Hu et al. 2025): the return less the KL still to come, whitened over what is trained of the batch.
+    Without ``whiten`` REINFORCE's. Where all episodes earned the same nothing is told apart."""
+    results = []
+    for case in cases:
+        left, rows = 0.0, case.zeros()
+        for k in reversed(range(len(rows))):
+            for j in reversed(range(len(rows[k]))):
+                left += case.costs[k][j]
+                rows[k][j] = earned(case) - left
+        results.append(Judged(rows))
     if not s.whiten:
-        return to_episodes(cases, [entry.net for entry in entries])
-    return to_episodes(cases, relative([Entry("", e.reward, e.cost) for e in entries], scale=True))
+        return results
+    rewards = [earned(case) for case in cases]
+    if max(rewards) - min(rewards) < EQUAL:
+        return [Judged(case.zeros()) for case in cases]
+    mine = [x for case, j in zip(cases, results, strict=True)
+            for row, learns in zip(j.advantages, case.learns, strict=True) if learns for x in row]  # fmt: skip
+    mean = sum(mine) / len(mine)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in mine) / (len(mine) - 1))
+    return [Judged([[(x - mean) / (spread + EPSILON) for x in row] for row in j.advantages]) for j in results]
 
 
 def agent_group(cases: Sequence[Case], s: Any) -> list[Judged]:
@@ -368,7 +384,10 @@ def comam(cases: Sequence[Case], s: Any) -> list[Judged]:
     entries = []
     for n, agent in rows:
         peers = [m for m, a in rows if a == agent and cases[m].episode.task.id == cases[n].episode.task.id]
-        weight = max(0.0, spearman([local[m, agent] for m in peers], [team[m] for m in peers]))
+        locally = [local[m, agent] for m in peers]
+        weight = max(0.0, spearman(locally, [team[m] for m in peers]))
+        if max(locally) - min(locally) < EQUAL:  # nothing to rank: the team's reward is all there is
+            weight = s.fallback_weight
         mixed = local[n, agent] + weight * team[n]
         cost = all_costs(cases[n], agent)
         entries.append(Entry((cases[n].episode.task.id, agent), mixed, cost))

@@ -38,6 +38,7 @@ class Seen:
     entropies: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)  # by unit
     weights: list[float] = field(default_factory=list)  # sampler's correction, by decision
+    off: list[float] = field(default_factory=list)  # |π_old − engine|, by decision, where it is first looked at
 
 
 def exp(log_ratio: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class Twins:
         """``<policy>:<name>`` and ``critic:<name>``."""
         found = {f"{p}:{n}": w for p, o in self.learner.optimizers.items() for n, w in o.parameters.items()}
         if self.learner.critic:
-            found |= {f"critic:{n}": w for n, w in self.learner.critic.parameters().items()}
+            found |= {f"critic:{n}": w for n, w in self.learner.critic.parameters().items() if w.requires_grad}
         return found
 
     def densely(self) -> dict[str, Tensor]:
@@ -135,7 +135,7 @@ class Twins:
         if critic is None:
             return None
         heads = {name.split(".layers")[0]: name.split("/")[0].split(".")[0] for name in critic.parameters() if ".layers." in name}
-        kept = {n: _leaf(p) for n, p in critic.parameters().items()}
+        kept = {n: _leaf(p) for n, p in critic.parameters().items() if p.requires_grad}
         return Critic({"base": self.base}, self.run.algorithm.critic, kept, dict.fromkeys(heads, "base"))
 
 
