@@ -19,7 +19,7 @@ from marft.game.game import Attempt
 from marft.gathering import gather
 from marft.stage import Stage
 from marft.types import Episode, Observation, Task, Transition
-from tests.dense.step import Report
+from tests.dense.report import Report
 from tests.dense.twins import POLICIES, Twins, assert_same, differ, recipe, save_small_model, snapshot
 
 Table = dict[str, Any]
@@ -51,7 +51,9 @@ def episodes_for(twins: Twins, drift: float = 0.15, seed: int = 0) -> Sequence[E
     """What the credit is made for: attempts, or what was played anew from some point on."""
     writer = twins.writer(drift=drift, seed=seed)
     kind = getattr(twins.run.algorithm.credit, "forks", "")
-    return {"tree": writer.tree, "counterfactual": writer.counterfactual, "cross": writer.crossed}.get(kind, writer.batch)()
+    return {"tree": writer.tree, "counterfactual": writer.counterfactual, "cross": writer.crossed}.get(
+        kind, writer.batch
+    )()
 
 
 def steps_of(twins: Twins, count: int = 1, drift: float = 0.15, tolerance: float = 1e-4) -> Report:
@@ -250,7 +252,9 @@ class TestSeveralSteps:
         rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
         steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
 
-    @pytest.mark.parametrize("option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"])
+    @pytest.mark.parametrize(
+        "option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"]
+    )
     @pytest.mark.parametrize("start", ["critic", "token critic", "turns"])
     def test_the_critic_warms_up_on_whole_returns_alone(self, start: str, option: Table, model: Path) -> None:
         """To Monte-Carlo returns, less the KL where it is in the reward; policies stand still, and their own warm-up

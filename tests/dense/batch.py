@@ -166,6 +166,12 @@ class Writer:
     def _again(self, action: Action, stream: str) -> Action:
         """Another draw from the same state."""
         other = self.action(
-            action.agent, action.key.task, action.key.sample, action.step, action.index, prompt=action.prompt, stream=stream
+            action.agent,
+            action.key.task,
+            action.key.sample,
+            action.step,
+            action.index,
+            prompt=action.prompt,
+            stream=stream,
         )
         return replace(other, sees=action.sees, state=action.state)

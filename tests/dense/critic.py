@@ -45,7 +45,9 @@ class Scale:
         if not self.batches:
             return 0.0, 1.0
         weights = [self.decay ** (len(self.batches) - 1 - n) for n in range(len(self.batches))]
-        mean, square = (sum(w * b[i] for w, b in zip(weights, self.batches, strict=True)) / sum(weights) for i in (0, 1))
+        mean, square = (
+            sum(w * b[i] for w, b in zip(weights, self.batches, strict=True)) / sum(weights) for i in (0, 1)
+        )
         return mean, math.sqrt(max(square - mean * mean, 0.01))
 
     def normalise(self, value: float) -> float:
@@ -84,7 +86,9 @@ class Critic:
     def value(self, head: str, read: Reading) -> Tensor:
         """What a head says: two hidden layers on the normalised hidden state."""
         ids, position = read
-        weight = {name.removeprefix(f"{head}."): p for name, p in self.parameters.items() if name.startswith(f"{head}.layers")}
+        weight = {
+            name.removeprefix(f"{head}."): p for name, p in self.parameters.items() if name.startswith(f"{head}.layers")
+        }
         features = self._features(self.base_names[head], ids)[position]
         x = layer_norm(features, features.shape)
         for layer in (0, 2, 4):
@@ -94,7 +98,11 @@ class Critic:
 
     def _features(self, name: str, ids: tuple[int, ...]) -> Tensor:
         base = self.bases[name]
-        mine = {n.removeprefix(f"{name}."): p for n, p in self.parameters.items() if ".lora_" in n and n.startswith(f"{name}.")}
+        mine = {
+            n.removeprefix(f"{name}."): p
+            for n, p in self.parameters.items()
+            if ".lora_" in n and n.startswith(f"{name}.")
+        }
         return base.read(ids, merged(base, mine, 2.0))[0]
 
     def fit(

@@ -51,7 +51,9 @@ def k3(old: float, now: float) -> float:
     return math.expm1(d) - d
 
 
-def policy_loss(rows: Sequence[Row], scores: Sequence[Scores], s: Any, constant_length: int, scale: float) -> tuple[Tensor, Seen]:
+def policy_loss(
+    rows: Sequence[Row], scores: Sequence[Scores], s: Any, constant_length: int, scale: float
+) -> tuple[Tensor, Seen]:
     """Everything that a minibatch is stepped on.
 
     Args:

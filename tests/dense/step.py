@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,57 +13,16 @@ from torch import Tensor
 from marft.config.run import RunSettings
 from marft.types import Action, Episode
 from tests.dense import orders
-from tests.dense.credit import Case, Judged, judge
+from tests.dense.cases import Case, Judged
+from tests.dense.credit import judge
 from tests.dense.critic import Critic, reading
-from tests.dense.losses import Row, Seen, k3, policy_loss
+from tests.dense.losses import Row, k3, policy_loss
 from tests.dense.model import Policy, Scores, score
-from tests.dense.optimizer import AdamW, Gradients, clipped, norm_of, rate_at
+from tests.dense.optimizer import AdamW, clipped, norm_of, rate_at
+from tests.dense.report import Moved, Report, Tally
 from tests.dense.rewards import payments
 
 BACKTRACKS = 5  # HATRPO: halvings before an update is undone
-
-
-@dataclass
-class Moved:
-    """One optimizer step: whose, on which gradients, at which rates."""
-
-    owner: str
-    gradients: Gradients  # as clipped
-    rates: Mapping[str, float]
-
-
-@dataclass
-class Report:
-    moved: list[Moved] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class Tally:
-    """Of the policies' minibatches."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    stops: int = 0
-    accepted: list[float] = field(default_factory=list)
-
-    def metrics(self) -> dict[str, float]:
-        def mean(values: Sequence[float]) -> float:
-            return sum(values) / len(values) if values else math.nan
-
-        found = {
-            "kl": mean([x for seen in self.seen for x in seen.kl]),
-            "entropy": mean([x for seen in self.seen for x in seen.entropies]),
-            "clip_fraction": mean([x for seen in self.seen for x in seen.clipped]),
-            "log_prob_difference": mean([x for seen in self.seen for x in seen.off]),
-            "sampler_weight": mean([x for seen in self.seen for x in seen.weights]),
-            "policy_loss": mean(self.losses),
-            "gradient_norm": mean(self.norms),
-            "accepted_fraction": mean(self.accepted),
-            "kl_stops": float(self.stops),
-        }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def _succeeded(episode: Episode) -> bool:
@@ -269,7 +228,9 @@ class DenseLearner:
         rows = self._rows(episodes, judge(cases, self.s.credit, self.baselines), known)
         width = scale * self.s.objective.clip / 2
         ratio = {id(a): r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
-        return [replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[id(row.action)])))) for row in rows]
+        return [
+            replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[id(row.action)])))) for row in rows
+        ]
 
     def _phase(
         self, rows: Sequence[Row], who: Sequence[str], scale: float, tally: Tally, report: Report, step: int
@@ -323,7 +284,9 @@ class DenseLearner:
         found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
         for name in who:
             parameters = self.policies[name].parameters
-            gradients = {n: g for n, g in zip(parameters, [next(found) for _ in parameters], strict=True) if g is not None}
+            gradients = {
+                n: g for n, g in zip(parameters, [next(found) for _ in parameters], strict=True) if g is not None
+            }
             tally.norms.append(norm_of(gradients))
             cut = clipped(gradients, self.s.optimizer.max_gradient_norm)
             rate = self._rate(name, step)

@@ -20,7 +20,8 @@ from marft.types import Action, Episode
 from tests.dense.batch import Writer
 from tests.dense.critic import Critic
 from tests.dense.model import Base, Policy
-from tests.dense.step import DenseLearner, Moved, Report
+from tests.dense.report import Moved, Report
+from tests.dense.step import DenseLearner
 from tests.helpers import settings
 
 POLICIES: Mapping[str, Any] = {
@@ -58,7 +59,7 @@ def recipe(
         of_agents: policies of roles that are not called as their policy is.
     """
     named = {"planner": "planner", "solver": "solver", "judge": "frozen", **of_agents}
-    heat = {role: 1.0 for role in named} | dict(temperatures or {})
+    heat = dict.fromkeys(named, 1.0) | dict(temperatures or {})
     return settings(
         model, algorithm=algorithm, policies=policies,
         agents=[
@@ -134,7 +135,11 @@ class Twins:
         critic = self.learner.critic
         if critic is None:
             return None
-        heads = {name.split(".layers")[0]: name.split("/")[0].split(".")[0] for name in critic.parameters() if ".layers." in name}
+        heads = {
+            name.split(".layers")[0]: name.split("/")[0].split(".")[0]
+            for name in critic.parameters()
+            if ".layers." in name
+        }
         kept = {n: _leaf(p) for n, p in critic.parameters().items() if p.requires_grad}
         return Critic({"base": self.base}, self.run.algorithm.critic, kept, dict.fromkeys(heads, "base"))
 
@@ -168,7 +173,9 @@ def recorded(parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[list[Move
         handle.remove()
 
 
-def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: Report, tolerance: float = 1e-4) -> None:
+def assert_same(
+    twins: Twins, start: Mapping[str, Tensor], mine: Report, right: Report, tolerance: float = 1e-4
+) -> None:
     """Every optimizer step, every weight and every metric is what the dense twin has."""
     for owner in sorted({m.owner for m in right.moved} | {m.owner for m in mine.moved}):
         steps = [m for m in mine.moved if m.owner == owner]
@@ -180,7 +187,9 @@ def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: 
             for name, gradient in wish.gradients.items():
                 off = float((step.gradients[name] - gradient).abs().max())
                 assert off <= tolerance * largest, f"{owner}, step {number}, {name}: off by {off:.2g} of {largest:.2g}"
-                assert abs(step.rates[name] - wish.rates[name]) <= 1e-9 + 1e-6 * wish.rates[name], f"{owner}: rate of {name}"
+                assert abs(step.rates[name] - wish.rates[name]) <= 1e-9 + 1e-6 * wish.rates[name], (
+                    f"{owner}: rate of {name}"
+                )
     after, wanted_after = twins.parameters(), twins.densely()
     for name, begun in start.items():
         change = (wanted_after[name].detach() - begun).norm().item()
@@ -189,7 +198,9 @@ def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: 
     for name, value in right.metrics.items():
         if name in ("sampler_weight", "clip_fraction") and name not in mine.metrics:
             continue
-        assert abs(mine.metrics[name] - value) <= tolerance * (1 + abs(value)), f"{name}: {mine.metrics[name]} for {value}"
+        assert abs(mine.metrics[name] - value) <= tolerance * (1 + abs(value)), (
+            f"{name}: {mine.metrics[name]} for {value}"
+        )
 
 
 def snapshot(twins: Twins) -> dict[str, Tensor]:
