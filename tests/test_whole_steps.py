@@ -236,6 +236,13 @@ def test_a_policy_that_trains_all_its_weights(start: str, model: Path) -> None:
     check(model, start, {"kl": {"coefficient": 0.3}}, policies=policies)
 
 
+@pytest.mark.parametrize("start", ["action", "token critic", "turns"])
+def test_policies_on_models_of_their_own(start: str, model: Path) -> None:
+    """Their rows are in other forwards, their values in other heads; the minibatch is one."""
+    policies = {**POLICIES, "solver": {**POLICIES["solver"], "model": "other"}}
+    check(model, start, {"denominator": "pooled", "kl_stop": 0.5, "critic": {"heads": "team"}} if start != "action" else {"denominator": "pooled"}, policies=policies)
+
+
 def test_a_policys_own_learning_rate(model: Path) -> None:
     check(model, "action", {}, policies={**POLICIES, "planner": {"model": "base", "learning_rate": 0.003}})
 

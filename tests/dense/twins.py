@@ -60,8 +60,9 @@ def recipe(
     """
     named = {"planner": "planner", "solver": "solver", "judge": "frozen", **of_agents}
     heat = dict.fromkeys(named, 1.0) | dict(temperatures or {})
+    bases = {str(policy["model"]) for policy in policies.values()}
     return settings(
-        model, algorithm=algorithm, policies=policies,
+        model, algorithm=algorithm, policies=policies, models={name: {"path": str(model)} for name in bases},
         agents=[
             {"role": role, "policy": policy, "answers": role == "solver",
              "sampling": {"max_new_tokens": TOKENS[role], "temperature": heat[role]}}
@@ -141,7 +142,7 @@ class Twins:
             if ".layers." in name
         }
         kept = {n: _leaf(p) for n, p in critic.parameters().items() if p.requires_grad}
-        return Critic({"base": self.base}, self.run.algorithm.critic, kept, dict.fromkeys(heads, "base"))
+        return Critic(dict.fromkeys(self.run.models, self.base), self.run.algorithm.critic, kept, heads)
 
 
 def _leaf(parameter: Tensor) -> Tensor:
