@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import marft.learning.learner as learner_module
 from marft.config import RunSettings
 from marft.gathering import gather, training_tasks
 from marft.learning.batching import KnownLogProbs
@@ -19,6 +20,7 @@ from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Judgement, Learner
 from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
+from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.schedules import A2PO
 from marft.learning.update import Update
 from marft.models.pool import Models
@@ -223,8 +225,41 @@ class TestAcceptance:
         assert metrics["rollbacks"] == 1.0
         assert all(torch.equal(after[key], value) for key, value in before.items())
 
+    def test_what_makes_the_surrogate_worse_is_undone_however_wide_the_region(
+        self, played: list[Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Uphill(PolicyOptimizer):
+            def step(self) -> float:
+                for parameter in self.parameters.values():
+                    if parameter.grad is not None:
+                        parameter.grad.neg_()
+                return super().step()
+
+        monkeypatch.setattr(learner_module, "PolicyOptimizer", Uphill)
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
+                     "--algorithm.optimizer.learning_rate", "1e-3")  # fmt: skip
+        after, metrics = learned(run, played)
+        assert metrics["rollbacks"] == 1.0
+        before = parameters(Learner(run, Models(run)))
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+
+    def test_what_is_undone_leaves_no_moments_behind(self, played: list[Episode], tmp_path: Path) -> None:
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
+                     "--algorithm.optimizer.learning_rate", "1e-3")  # fmt: skip
+        learner = Learner(run, Models(run))
+        assert learner.learn(played, START)["rollbacks"] == 0.0  # there are moments now
+        before = {name: optimizer.snapshot() for name, optimizer in learner.optimizers.items()}
+        learner.schedule = learner.schedule.model_copy(update={"kl_limit": 1e-12})  # type: ignore[attr-defined]
+        assert learner.learn(played, Progress(1, 0))["rollbacks"] == 1.0
+        for name, optimizer in learner.optimizers.items():
+            now = optimizer.snapshot()
+            assert before[name].moments.keys() == now.moments.keys() != set()
+            assert all(torch.equal(now.moments[key], value) for key, value in before[name].moments.items())
+            assert all(map(torch.equal, now.parameters, before[name].parameters))
+
     def test_a_wide_region_is_happo(self, played: list[Episode], tmp_path: Path) -> None:
-        wide, metrics = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100"), played)
-        plain, _ = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "0"), played)
+        small = "--algorithm.optimizer.learning_rate", "1e-3"  # so small that the surrogate improves
+        wide, metrics = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100", *small), played)
+        plain, _ = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "0", *small), played)
         assert metrics["accepted_fraction"] == 1.0
         assert all(torch.equal(plain[key], value) for key, value in wide.items())

@@ -20,6 +20,7 @@ from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
+from marft.sources import OURS, source_of
 from marft.texts import visible
 
 PROMPT_SHOWN = 80  # characters of a task
@@ -169,8 +170,19 @@ def algorithms(name: str) -> None:
         return
     settings = _preset(name)
     console.print(f"# {ABOUT[name]}", markup=False, soft_wrap=True)
-    table = {"algorithm": settings.model_dump(mode="json", exclude_none=True)}
-    console.print(tomli_w.dumps(table), markup=False, soft_wrap=True)
+    console.print(_with_sources(settings), markup=False, soft_wrap=True)
+
+
+def _with_sources(settings: AlgorithmSettings) -> str:
+    """A preset as a recipe would spell it out, and beside each value that is somebody's where it is from."""
+    lines, table = [], ""
+    for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
+        if line.startswith("[algorithm"):
+            table = line.strip("[]").removeprefix("algorithm").removeprefix(".")
+        key = f"{table}.{line.split(' = ')[0]}".removeprefix(".")
+        source = source_of(settings.name, key)
+        lines.append(line if source == OURS else f"{line}  # {source}")
+    return "\n".join(lines)
 
 
 def compare(paths: Sequence[Path]) -> None:

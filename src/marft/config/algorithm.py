@@ -144,7 +144,6 @@ class AlgorithmSettings(Settings):
     entropy: NotNegative = 0.0
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
     dynamic_sampling: Annotated[int, Field(ge=0)] = 0  # times that tasks are drawn again for all-equal groups (DAPO)
-    old_log_probs: Literal["engine", "learner"] = "engine"
     reward: RewardSettings = RewardSettings()
     kl: KLSettings = KLSettings()
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
@@ -213,8 +212,6 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"credit {credit.name!r} reads no values, so a critic would be trained for nothing; "
             "set critic.kind = 'none', or use credit 'gae'"
         )
-    if algorithm.sampler_correction.level != "none" and algorithm.old_log_probs == "engine":
-        yield "sampler_correction compares the engine with the learner: it needs old_log_probs = 'learner'"
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
     correction = getattr(algorithm.schedule, "correction", "")

@@ -164,17 +164,20 @@ class Critic:
         """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
         flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
         old, goals = self._as_said(flat_values, returns)
-        losses, norms = [], []
+        losses, norms, skipped = [], [], 0.0
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
                 self.optimizer.zero_grad(set_to_none=True)
                 losses.append(self._backward(part, old, goals))
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
-                self.optimizer.step()
+                if torch.isfinite(norm):
+                    self.optimizer.step()
+                skipped += float(not torch.isfinite(norm))
                 norms.append(norm.item())
         return {
             "critic/loss": float(np.mean(losses)) if losses else math.nan,
             "critic/gradient_norm": float(np.mean(norms)) if norms else math.nan,
+            "critic/skipped_updates": skipped / len(norms) if norms else 0.0,
             "critic/explained_variance": explained_variance(flat_values, returns),
             "critic/value": float(flat_values.mean()) if len(flat_values) else math.nan,
         }

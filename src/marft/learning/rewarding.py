@@ -20,7 +20,7 @@ def rewards_for_credit(
     """The episodes with the rewards that credit is assigned from: shaped, mixed, and then priced.
 
     Args:
-        limits: ``max_new_tokens`` by agent.
+        limits: ``max_new_tokens`` of the agents that are trained.
     """
     rewarded = list(episodes)
     if settings.shaping != "none":
@@ -94,13 +94,13 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
     to 1, linearly.
 
     Args:
-        limits: ``max_new_tokens`` by agent.
+        limits: ``max_new_tokens`` by agent; who is not in it pays nothing.
     """
     priced = []
     for episode in episodes:
         transitions = list(episode.transitions)
         for action in episode.actions:
-            if action.choice:
+            if action.choice or action.agent not in limits:
                 continue
             over = int(action.sampled.sum()) - (limits[action.agent] - buffer)
             if over > 0 and action.step < len(transitions):

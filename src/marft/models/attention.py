@@ -98,7 +98,7 @@ def padded_length(length: int) -> int:
     >>> [padded_length(length) for length in (1, 16, 17, 64, 65, 100)]
     [16, 16, 20, 64, 80, 112]
     """
-    step = max(4, 2 ** ((length - 1).bit_length() - 3))
+    step = 4 << max(0, (length - 1).bit_length() - 5)
     return max(16, -(-length // step) * step)
 
 

@@ -37,9 +37,7 @@ class PackedRows:
     filled: bool = False  # to a size that its rows have not decided
 
     @staticmethod
-    def of(
-        rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0
-    ) -> PackedRows:
+    def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0) -> PackedRows:
         """Pack ``rows`` in the order given. A policy may come back later: that costs a stretch, nothing else.
 
         Args:
@@ -87,6 +85,13 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
+
+    @property
+    def wants_full_batches(self) -> bool:
+        """Whether its products may round differently in batches of different sizes, and so coarsely that it shows:
+        scores that are compared are then made in batches of one size."""
+        exact = self.head.weight.dtype in (torch.float32, torch.float64)
+        return self.device.type != "cpu" or not exact
 
     @property
     def depth(self) -> int:

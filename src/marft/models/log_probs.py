@@ -101,9 +101,13 @@ def _split(
 def _score_chunk(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    log_p = scaled_logits(hidden, weight, bias, temperatures).log_softmax(-1)
-    chosen = log_p.gather(1, targets[:, None])[:, 0]
-    return chosen, -(log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(-1)
+    """As :class:`_FrozenHead` computes them, to the bit, for autograd."""
+    logits = scaled_logits(hidden, weight, bias, temperatures)
+    z = logits - logits.detach().amax(-1, keepdim=True)
+    p = z.exp()
+    total = p.sum(-1)
+    chosen = z.gather(1, targets[:, None])[:, 0] - total.log()
+    return chosen, total.log() - (p * z.clamp_min(torch.finfo(z.dtype).min)).sum(-1) * total.reciprocal()
 
 
 class _FrozenHead(torch.autograd.Function):
