@@ -79,6 +79,24 @@ def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(
     assert not (tmp_path / "test").exists()
 
 
+def test_a_dry_run_reads_the_environments_tasks(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
+    text = run(capsys, "train", str(recipe_file), "--dry-run")
+    assert text.startswith("# train: 64 tasks, the first is chain_sum/1: State the final answer")
+    assert "# test: 16 tasks" in text
+    data = tmp_path / "problems.jsonl"
+    data.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n{"problem": 3')
+    given = ("train", str(recipe_file), "--dry-run", "--environment", f"{{ name = 'math', path = '{data}' }}")
+    assert "problems.jsonl, line 2 is not JSON" in run(capsys, *given, status=2)
+    data.write_text("")
+    assert "training split has no tasks" in run(capsys, *given, status=2)
+    twice = "{ name = 'tests.plugins:Flaky', count = 0 }"
+    assert "training split has no tasks" in run(
+        capsys, "train", str(recipe_file), "--dry-run", "--environment", twice, status=2
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -136,7 +136,7 @@ class _Judge:
                 "its episodes would be played again from single actions on, and these were not"
                 + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
             )
-        cut = sum(episode.status == "truncated" and episode.bootstrap is None for episode in own)
+        cut = sum(episode.status == "truncated" and not episode.bootstrap for episode in own)
         if cut and self.learner.critic:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forks else own)
@@ -219,7 +219,7 @@ def _scored(path: Path) -> list[Episode]:
 def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
     """What two algorithms must have in common for one's critic to be of use to the other."""
     credit = [getattr(algorithm.credit, key, None) for key in ("chain", "gamma_token", "gamma_agent", "gamma_step")]
-    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden")]
+    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden", "normalise_values")]
     return [algorithm.level, algorithm.reward, *credit, *critic]
 
 

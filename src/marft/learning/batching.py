@@ -19,6 +19,7 @@ from torch import Tensor
 from marft import seeds
 from marft.learning.choosing import Chosen, said_by
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
+from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
@@ -49,7 +50,7 @@ def make_samples(
     raw = [credits.advantages[i] for i in mine]
     advantages = normalise(raw) if normalise_advantages else raw
     samples = [
-        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, bool(rows[i][0].success))
+        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, succeeded(rows[i][0]))
         for i, advantage in zip(mine, advantages, strict=True)
     ]
     return samples, raw

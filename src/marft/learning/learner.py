@@ -23,10 +23,10 @@ from marft.learning.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
-from marft.learning.measuring import advantage_metrics, gradient_shares, measure_base_kl, score_actions
+from marft.learning.measuring import advantage_metrics, advantage_sizes, gradient_shares, measure_base_kl, score_actions
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.rewarding import rewards_for_credit
+from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import Update
 from marft.models.pool import Models
@@ -100,6 +100,8 @@ class Learner:
         judgement = self.judge(episodes, known)
         credits, values = judgement.credits, judgement.evidence.values
         metrics = {**advantage_metrics(judgement.samples, judgement.raw), **credits.metrics}
+        if self.settings.nll:
+            metrics |= success_metrics(judgement.evidence.episodes)
         if judgement.samples and not warming_up:
             metrics |= self._improve(judgement, known, progress)
         if self.critic and values:
@@ -111,7 +113,9 @@ class Learner:
         """Assign credit to scored episodes."""
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
-        evidence = Evidence(rewarded, self.settings.level, values, self._costs(episodes, known.base))
+        evidence = Evidence(
+            rewarded, self.settings.level, values, self._costs(episodes, known.base), trained=self.optimizers.keys()
+        )
         credits = self.credit.assign(evidence)
         for action, advantages in zip(evidence.actions, credits.advantages, strict=True):
             if not np.isfinite(advantages).all():
@@ -181,6 +185,7 @@ class Learner:
         measure_base_kl(meter, samples, self.base_packing, known.base)
         update = Update(self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed)
         ratios = TeamRatios(self.schedule.ratio_limit)
+        progress = progress._replace(advantages=advantage_sizes(samples, judgement.raw))
         phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
         for number, phase in enumerate(phases):
             update.run(phase, self._corrected(evidence, samples, phase, ratios), progress.step)

@@ -34,8 +34,9 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
     hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
     own = token_scores(
-        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient
-    )
+        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
+        filled=batch.rows.filled,
+    )  # fmt: skip
     if batch.chosen is not None:
         own = batch.chosen.decide(own)
     text = batch.teammate_text
@@ -98,6 +99,14 @@ def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> d
         mine = np.concatenate([a for s, a in zip(samples, raw, strict=True) if s.action.agent == name])
         metrics[f"agents/{name}/zero_advantage_fraction"] = float(np.mean(mine == 0.0))
     return metrics
+
+
+def advantage_sizes(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:
+    """Mean |advantage| of each policy's decisions before normalisation."""
+    mine: dict[str, list[np.ndarray]] = {}
+    for sample, advantages in zip(samples, raw, strict=True):
+        mine.setdefault(sample.action.policy, []).append(np.abs(advantages))
+    return {policy: float(np.concatenate(rows).mean()) for policy, rows in mine.items()}
 
 
 def measure_base_kl(meter: Meter, samples: Sequence[Sample], packing: Packing, scored: Mapping[int, Floats]) -> None:

@@ -5,6 +5,7 @@ Each function takes episodes and returns episodes with other rewards; nothing el
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -29,6 +30,26 @@ def rewards_for_credit(
     if settings.overlong_buffer:
         rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
     return rewarded
+
+
+def succeeded(episode: Episode) -> bool:
+    """Whether the episode solved its task. Where the environment does not say, a positive reward in all, of the team
+    and its agents together, counts as a success."""
+    if episode.success is not None:
+        return episode.success
+    return sum(t.reward + sum(t.agent_rewards.values()) for t in episode.transitions) > 0
+
+
+def success_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What the likelihood of successes is trained on: the share of episodes that succeeded, and how many of all had to
+    be judged by their reward.
+
+    >>> success_metrics([])
+    {'likelihood/successes': nan, 'likelihood/judged_by_reward': 0.0}
+    """
+    share = sum(map(succeeded, episodes)) / len(episodes) if episodes else math.nan
+    unknown = float(sum(episode.success is None for episode in episodes))
+    return {"likelihood/successes": share, "likelihood/judged_by_reward": unknown}
 
 
 def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:

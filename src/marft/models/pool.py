@@ -14,6 +14,7 @@ from marft.config.models import LoraSettings, PolicySettings, local_model
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
+from marft.models.digests import digest_of, template_of
 from marft.models.loading import load_backbone, load_tokenizer, pick_device, pick_dtype, resolve_path
 from marft.models.memory import keep_freed_memory
 
@@ -115,6 +116,26 @@ class Models:
             _load_full(policy.backbone, folder)
         else:
             load_adapter(policy.backbone, policy.adapter, folder)
+
+    def digests(self) -> dict[str, str]:
+        """What each base, with its tokenizer and chat template, and each frozen adapter is known by.
+
+        A few numbers of every tensor are looked at, as bfloat16: enough to tell other weights, at no cost, and the same
+        on every device.
+        """
+        found = {
+            f"models.{name}": digest_of(base.base_weights(), template_of(self.tokenizers[name]))
+            for name, base in self.bases.items()
+        }
+        for name, policy in self.policies.items():
+            if policy.adapter is not None and not policy.trained:
+                halves = {
+                    f"{layer}.{half}": tensor
+                    for layer, adapter in policy.backbone.adapters(name).items()
+                    for half, tensor in (("a", adapter.a), ("b", adapter.b))
+                }
+                found[f"policies.{name}.adapter"] = digest_of(halves)
+        return found
 
     def reset_policy(self, name: str) -> None:
         """Back to the untuned base."""
