@@ -1,7 +1,8 @@
 """Where faults are put: the mutants of a source file, each under a name that unrelated edits leave alone.
 
 Left out, because nothing that runs depends on it: docstrings, annotations (the bounds in ``Annotated`` with them),
-decorators, bases of classes, assertions (``strict`` of zip is one), what is imported for typing alone, and the texts of errors and f-strings.
+decorators, bases of classes, assertions (``strict`` of zip is one), what is imported for typing alone, and the texts
+of errors and f-strings.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Mutant:
     lines: range  # of the statement that holds it; of a compound statement, its head
     where: Path_
     replacement: ast.AST | None
-    source: "Source"
+    source: Source
 
     @property
     def name(self) -> str:
@@ -114,9 +115,7 @@ def _walk(
         if field in skipped:
             continue
         here = function or (".".join(inside) if is_function and field == "body" else "")  # defaults belong outside
-        children = (
-            [(None, value)] if isinstance(value, ast.AST) else enumerate(value) if isinstance(value, list) else ()
-        )
+        children = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
         for place, child in children:
             if isinstance(child, ast.AST):
                 yield from _walk(child, (*where, (field, place)), here, inside, line, lines)

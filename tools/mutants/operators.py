@@ -30,6 +30,7 @@ BYPASSED = {  # methods without which a value is of the same kind
 }  # fmt: skip
 BYPASSED_CALLS = {"sorted", "reversed", "abs"}
 STREAMS = {"generator", "derive_seed"}  # each argument is a part of a random stream's name
+ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 PLAIN = (ast.Name, ast.Attribute, ast.Subscript)
 MODULES = {"np", "torch", "math"}
 TINY = 1e-4  # numbers below are tolerances, of which twice as much is the same
@@ -105,10 +106,8 @@ def _boolean(node: ast.BoolOp) -> Iterator[ast.AST]:
 
 
 def _condition(node: Any) -> Iterator[ast.AST]:
-    negated_anyway = isinstance(node.test, ast.UnaryOp) or (
-        isinstance(node.test, ast.Compare)
-        and isinstance(node.test.ops[0], (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn))
-    )
+    comparison = isinstance(node.test, ast.Compare) and not isinstance(node.test.ops[0], ORDERINGS)
+    negated_anyway = comparison or isinstance(node.test, ast.UnaryOp)
     if not negated_anyway:
         yield _with(node, test=_not(node.test))
 
@@ -167,9 +166,7 @@ def _assignment(node: ast.Assign) -> Iterator[ast.AST | None]:
 
 
 def _statement(node: ast.Expr) -> Iterator[ast.AST | None]:
-    if isinstance(node.value, (ast.Call, ast.Await)):
-        yield None
-    elif isinstance(node.value, (ast.Yield, ast.YieldFrom)):
+    if isinstance(node.value, (ast.Call, ast.Await, ast.Yield, ast.YieldFrom)):
         yield None
 
 

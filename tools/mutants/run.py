@@ -114,9 +114,9 @@ def apart(do: Callable[[], object]) -> None:
         try:
             do()
             code = 0
-        except BaseException:
-            traceback.print_exc()
         finally:
+            if code:
+                traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
