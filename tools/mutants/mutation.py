@@ -109,7 +109,7 @@ def _walk(
     inside = scope
     is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     if is_function or isinstance(node, ast.ClassDef):
-        inside = (*scope, node.name)  # type: ignore[attr-defined]
+        inside = (*scope, node.name)
     skipped: set[str] = SKIPPED_FIELDS.get(type(node), set())  # type: ignore[call-overload]
     for field, value in ast.iter_fields(node):
         if field in skipped:
@@ -144,8 +144,8 @@ def _means_nothing(node: ast.AST) -> bool:
 
 def _edited(tree: ast.Module, where: Path_, replacement: ast.AST | None) -> ast.Module:
     """A copy of the tree with another node at a place; everything that is not on the way there is shared."""
-    root: Any = copy.copy(tree)
-    parent = root
+    root = copy.copy(tree)
+    parent: Any = root
     for depth, (field, place) in enumerate(where):
         held = getattr(parent, field)
         old = held if place is None else held[place]

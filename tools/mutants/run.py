@@ -61,7 +61,8 @@ class Selection:
         lines = mutant.lines if mutant.function else ()
         tests = set().union(*(self.running.get((path, line), ()) for line in lines)) or self.reading.get(path)
         kills = self.killers[function_of(mutant)]
-        chosen, total = [], 0.0
+        chosen: list[str] = []
+        total = 0.0
         for test in sorted(tests or self.seen, key=lambda test: (-kills[test], self.price[test], test)):
             total += self.seen[test].seconds
             if chosen and total > self.budget:
@@ -160,7 +161,7 @@ def looked_at(project: Project, results: Results, killers: dict[str, Counter[str
     return Selection({name: Seen(**one) for name, one in table["seen"].items()}, killers, project.budget)
 
 
-def run_all(project: Project, wanted: Sequence[Mutant], survivors: Survivors, options: argparse.Namespace) -> Results:
+def run_all(project: Project, wanted: list[Mutant], survivors: Survivors, options: argparse.Namespace) -> Results:
     """Every mutant whose outcome is not known yet; those that may survive only if asked for."""
     results = Results(project, project.results / "results.jsonl")
     if options.fresh:
@@ -182,11 +183,9 @@ def run_all(project: Project, wanted: Sequence[Mutant], survivors: Survivors, op
     return results
 
 
-def run_sample(
-    project: Project, wanted: Sequence[Mutant], survivors: Survivors, options: argparse.Namespace
-) -> Results:
-    """A fixed sample: the mutants whose names have the smallest digests. They meet the tests that are known to kill
-    mutants of their functions, then those of their files."""
+def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, options: argparse.Namespace) -> Results:
+    """A fixed sample, which ``wanted`` becomes: the mutants whose names have the smallest digests. They meet the tests
+    that are known to kill mutants of their functions, then those of their files."""
     by_digest = sorted(wanted, key=lambda mutant: hashlib.sha256(mutant.name.encode()).digest())
     sample = [mutant for mutant in by_digest if mutant.name not in survivors.kinds][: project.sample]
     wanted[:] = sample

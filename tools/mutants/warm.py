@@ -126,7 +126,7 @@ class Traces:
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
 
     def lines(self) -> dict[str, list[int]]:
         """The lines by file."""
