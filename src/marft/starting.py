@@ -1,4 +1,4 @@
-"""How a run starts: anew, with the weights of another one, or where it stopped. What is refused leaves nothing behind."""
+"""How a run starts: anew, with weights of another one, or where it stopped. What is refused leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -14,8 +14,16 @@ from marft.config.models import LoraSettings, PolicySettings, local_model
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
+from marft.models.checking import refuse_not_finite
 from marft.models.digests import digest_of, template_of
-from marft.models.loading import load_backbone, load_tokenizer, pick_device, pick_dtype, resolve_path
+from marft.models.loading import (
+    check_vocabulary,
+    load_backbone,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+    resolve_path,
+)
 from marft.models.memory import keep_freed_memory
 
 
@@ -74,6 +82,7 @@ class Models:
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = load_backbone(model, self.device, dtype)
             self.tokenizers[name] = load_tokenizer(model)
+            check_vocabulary(self.tokenizers[name], self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
 
@@ -172,7 +181,11 @@ def _load_full(backbone: Backbone, folder: Path) -> None:
             tensors.update(load_file(file))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read the weights at {folder}: {error}") from error
-    missing, unexpected = backbone.model.load_state_dict(tensors, strict=False)
+    refuse_not_finite(tensors, f"the weights at {folder}")
+    try:
+        missing, unexpected = backbone.model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"the weights at {folder} do not fit: they are of another model ({error})") from error
     tied = set(getattr(backbone.model, "_tied_weights_keys", None) or {})
     if unexpected or set(missing) - tied:
         raise ValueError(f"the weights at {folder} do not fit: missing {missing[:2]}, unexpected {unexpected[:2]}")

@@ -16,7 +16,7 @@ PROBE_SECONDS = 60.0
 
 @functools.cache
 def needs() -> dict[str, Any]:
-    """The interpreter, and what it reads: ``python``, and by name the real path of ``libraries``, ``files``, ``folders``.
+    """The interpreter and what it reads: ``python``; real paths of ``libraries``, ``files`` and ``folders`` by name.
 
     Of a virtual environment, it is the interpreter behind it: its standard library is there.
 

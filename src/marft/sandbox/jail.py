@@ -1,8 +1,8 @@
 """The jail, from the inside: run as a program of its own, with nothing but the standard library.
 
-Three processes. The first keeps the jail: it makes namespaces (users, processes, network, IPC, names), watches, and ends
-everything when the code has ended, when it is told to (SIGTERM), and when the process that asked for it is gone. The
-second is the first one of the new process namespace, so that all others end with it: it moves to mounts and a root
+Three processes. The first keeps the jail: it makes namespaces (users, processes, network, IPC, names), watches, and
+ends everything when the code has ended, when it is told to (SIGTERM), and when the process that asked for it is gone.
+The second is the first one of the new process namespace, so that all others end with it: it moves to mounts and a root
 folder of its own. The third gives up every capability, takes on its limits and the filter, and runs the code.
 """
 
@@ -172,7 +172,7 @@ def enter_namespaces() -> None:
         for which, number in (("uid", user), ("gid", group_of_user)):
             try:
                 write(f"/proc/{me}/{which}_map", f"0 {number} 1\n{INSIDE} {NOBODY} 1\n")
-            except PermissionError:
+            except OSError:  # only oneself
                 write(f"/proc/{me}/{which}_map", f"0 {number} 1\n")
         os._exit(0)
 

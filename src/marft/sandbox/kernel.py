@@ -46,9 +46,9 @@ def prctl(option: int, value: int) -> None:
 def new_session_keyring() -> None:
     """Leave the parent's keys behind, where the kernel has keys and lets us have any."""
     number = KEYCTL.get(os.uname().machine)
-    if number is not None and libc.syscall(number, JOIN_SESSION_KEYRING, None) < 0:
-        if ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-            check(-1, "keyring")
+    joined = -1 if number is None else libc.syscall(number, JOIN_SESSION_KEYRING, None)
+    if joined < 0 and ctypes.get_errno() not in (0, errno.ENOSYS, errno.EPERM, errno.EACCES):
+        check(joined, "keyring")
 
 
 def install_filter(program: bytes) -> None:

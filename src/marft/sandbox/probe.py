@@ -56,7 +56,7 @@ def loaded() -> list[str]:
     """Paths of all shared libraries of this process, under the names that they were asked for."""
     found = []
 
-    def note(entry: ctypes._Pointer[Loaded], size: int, data: int | None) -> int:
+    def note(entry: ctypes._Pointer[Loaded], _size: int, _data: int | None) -> int:
         name = os.fsdecode(entry.contents.name or b"")
         if name.startswith("/"):
             found.append(name)

@@ -71,7 +71,8 @@ def require_isolation(settings: SandboxSettings) -> None:
         raise ValueError(
             f"code cannot be run safely here: {problem}. Allow unprivileged user namespaces "
             "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
-            "user.max_user_namespaces > 0; in Docker --security-opt seccomp=unconfined), or accept the risk with isolation = 'none'"
+            "user.max_user_namespaces > 0; in Docker --security-opt seccomp=unconfined), or accept the risk "
+            "with isolation = 'none'"
         )
 
 
