@@ -45,6 +45,12 @@ class Project:
     def mutants(self) -> list[Mutant]:
         return [mutant for file in self.sources for mutant in Source(self.root, file).mutants]
 
+    def test_files(self) -> list[str]:
+        """The files that tests are in, from the root."""
+        places = [self.root / place for place in self.tests]
+        files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
+        return [str(file.relative_to(self.root)) for file in files]
+
     @property
     def results(self) -> Path:
         return self.root / "build" / "mutants"
@@ -100,7 +106,7 @@ class Result:
 class Results:
     """Results of runs so far, one line each. What they rest on is kept with them, so that a run goes on where the last
     one stopped and does again only what has changed since: a killed mutant rests on its own file and the test that
-    killed it, one that survived on all sources and tests.
+    killed it, one that survived on its own file and all tests.
     """
 
     def __init__(self, project: Project, path: Path) -> None:
@@ -141,21 +147,12 @@ class Results:
 
     def _rests_on(self, source: str, outcome: Outcome, by: str) -> str:
         if outcome == "survived":
-            return self.everything
+            return self.digest(source) + _sha("".join(map(self.digest, self.project.test_files())))
         test = by.partition("::")[0]
-        return self._digest(source) + (self._digest(test) if test and by != NOT_STARTED else "")
+        return self.digest(source) + (self.digest(test) if test and by != NOT_STARTED else "")
 
-    @property
-    def everything(self) -> str:
-        """Digest of all Python files of the project's sources and tests."""
-        if "" not in self._digests:
-            root = self.project.root
-            folders = {Path(file).parts[0] for file in (*self.project.sources, *self.project.tests)}
-            files = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
-            self._digests[""] = _sha("".join(_sha(path.read_text(encoding="utf-8")) for path in files))
-        return self._digests[""]
-
-    def _digest(self, file: str) -> str:
+    def digest(self, file: str) -> str:
+        """Of a file's text as it is when first asked for; of none where there is no file."""
         if file not in self._digests:
             path = self.project.root / file
             self._digests[file] = _sha(path.read_text(encoding="utf-8")) if path.exists() else ""

@@ -18,7 +18,7 @@ from typing import Any
 
 from operators import replacements
 
-SKIPPED_FIELDS = {
+SKIPPED_FIELDS: dict[type[ast.AST], set[str]] = {
     ast.FunctionDef: {"decorator_list", "returns"}, ast.AsyncFunctionDef: {"decorator_list", "returns"},
     ast.ClassDef: {"decorator_list", "bases", "keywords"}, ast.AnnAssign: {"annotation"}, ast.arg: {"annotation"},
     ast.Raise: {"exc", "cause"},
@@ -108,9 +108,9 @@ def _walk(
     yield node, where, function, line, lines
     inside = scope
     is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    if is_function or isinstance(node, ast.ClassDef):
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         inside = (*scope, node.name)
-    skipped: set[str] = SKIPPED_FIELDS.get(type(node), set())  # type: ignore[call-overload]
+    skipped = SKIPPED_FIELDS.get(type(node), set())
     for field, value in ast.iter_fields(node):
         if field in skipped:
             continue

@@ -148,17 +148,29 @@ def meet(project: Project, mutants: Sequence[Mutant], select: Selection, results
 
 
 def looked_at(project: Project, results: Results, killers: dict[str, Counter[str]]) -> Selection:
-    """What the tests do without a mutant: looked at once for the sources and tests as they are."""
+    """What the tests do without a mutant. Looked at again are files of tests that have changed, or that run a file
+    which has."""
     kept = project.results / "seen.json"
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    if table.get("holds_for") != results.everything:
-        print("looking at the tests without a mutant", flush=True)
-        files = [str(project.root / file) for file in project.sources]
-        seen = look(project.options, project.tests, files, project.patience)
-        table = {"holds_for": results.everything, "seen": {name: vars(one) for name, one in seen.items()}}
+    files = project.test_files()
+    for file in files:
+        digests = table.get(file, {}).get("digests", {"": "?"})
+        if any(results.digest(of) != digest for of, digest in digests.items()):
+            table.pop(file, None)
+    changed = [file for file in files if file not in table]
+    if changed:
+        print(f"looking at the tests of {len(changed)} files without a mutant", flush=True)
+        sources = {str(project.root / file): file for file in project.sources}
+        seen = look(project.options, changed, list(sources), project.patience)
+        for file in changed:
+            mine = {test: one for test, one in seen.items() if test.partition("::")[0] == file}
+            run = {sources[path] for one in mine.values() for path in one.lines}
+            digests = {of: results.digest(of) for of in (file, *sorted(run))}
+            table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in mine.items()}}
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(table), encoding="utf-8")
-    return Selection({name: Seen(**one) for name, one in table["seen"].items()}, killers, project.budget)
+    found = {test: Seen(**one) for file in files for test, one in table[file]["tests"].items()}
+    return Selection(found, killers, project.budget)
 
 
 def run_all(project: Project, wanted: list[Mutant], survivors: Survivors, options: argparse.Namespace) -> Results:
