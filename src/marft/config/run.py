@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings, Count, Positive
 from marft.config.models import ModelSettings, PolicySettings, readers, remote_problems
+from marft.config.names import Name, RunName, collisions
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Settings, did_you_mean
 
@@ -59,14 +60,14 @@ class EvaluationSettings(Settings):
 class RunSettings(Settings):
     """One recipe, complete."""
 
-    name: str
+    name: RunName
     seed: Annotated[int, Field(ge=0)] = 0
     output: str = "runs"
     device: str = "auto"
     threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0: torch's choice
-    models: dict[str, ModelSettings]
-    policies: dict[str, PolicySettings]
-    tools: dict[str, ToolPlugin] = {}
+    models: dict[Name, ModelSettings]
+    policies: dict[Name, PolicySettings]
+    tools: dict[Name, ToolPlugin] = {}
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]
     team: OrganizationPlugin
     channel: ChannelPlugin
@@ -92,18 +93,12 @@ class RunSettings(Settings):
             table["team"] = {"organization": "chain", **table["team"]}
         return table
 
-    @field_validator("name")
-    @classmethod
-    def _name_is_a_folder(cls, name: str) -> str:
-        if not name or set(name) & set("/\\\0") or name in (".", ".."):
-            raise PydanticCustomError("run_name", "must be usable as a folder name, not {name}", {"name": repr(name)})
-        return name
-
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
         problems = [
-            *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
-            *_length_problems(self), *remote_problems(self.models, self.policies), *_teammate_text_problems(self),
+            *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
+            *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
+            *_teammate_text_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -118,6 +113,12 @@ class RunSettings(Settings):
 
     def learning_rate(self, policy: str) -> float:
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
+
+
+def _alike(run: RunSettings) -> Iterable[str]:
+    roles = dict.fromkeys(agent.role for agent in run.agents)
+    for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):
+        yield from collisions(kind, names)
 
 
 def _missing_references(run: RunSettings) -> Iterable[str]:
