@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from marft.config.run import RunSettings
+from marft.config.settings import DEEPEST, too_deep
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
@@ -24,7 +25,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
         raise ValueError(f"no recipe at {path}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     return parse_recipe(table, overrides, source=str(path))
@@ -39,6 +40,8 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
     table = dict(table)
     for key, value in _pairs(overrides):
         _set(table, key, value)
+    if too_deep(table):
+        raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
     try:
         return RunSettings.model_validate(table)
     except ValidationError as error:
@@ -94,7 +97,7 @@ def _value(text: str) -> Any:
     """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
