@@ -125,7 +125,8 @@ def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[s
     assert all(name in table for name in PRESETS)
     one = run(capsys, "algorithms", "grpo")
     assert 'name = "grpo"' in one
-    assert "coefficient = 0.04" in one
+    assert "coefficient = 0.04 # Shao et al. 2024, §4.2" in one
+    assert "minibatches = 2 #" not in one  # ours
     assert "did you mean 'grpo'?" in run(capsys, "algorithms", "grop", status=2)
 
 

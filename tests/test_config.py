@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -156,7 +156,9 @@ class TestPresets:
         assert parse_recipe(recipe(algorithm={"name": name}), ["--training.steps", "9"]).algorithm.name == name
 
     def test_a_recipe_changes_a_preset_field_by_field(self) -> None:
-        run = parse_recipe(recipe(algorithm={"name": "marft-paper", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1}))
+        run = parse_recipe(
+            recipe(algorithm={"name": "marft-paper-table5", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1})
+        )
         assert run.algorithm.credit.gamma_step == 0.5  # type: ignore[attr-defined]
         assert run.algorithm.credit.gamma_token == 0.99  # type: ignore[attr-defined]
         assert run.algorithm.kl_stop == 0.1
@@ -171,7 +173,7 @@ class TestPresets:
         assert parse_recipe(recipe(), ["--algorithm.level", "token"]).algorithm.resolved_aggregation == "token-mean"
 
     def test_the_papers_settings_are_the_papers(self) -> None:
-        paper = parse_recipe(recipe(algorithm={"name": "marft-paper"})).algorithm
+        paper = parse_recipe(recipe(algorithm={"name": "marft-paper-table5"})).algorithm
         assert (paper.optimizer.learning_rate, paper.critic.learning_rate, paper.optimizer.epsilon) == (
             1e-6,
             1e-5,
@@ -186,6 +188,47 @@ class TestPresets:
         )
         assert (paper.kl_stop, paper.entropy, paper.denominator) == (0.02, 0.01, "pooled")
         assert (paper.credit.gamma_token, paper.credit.lambda_token) == (0.99, 0.95)  # type: ignore[attr-defined]
+
+
+class TestRelabelling:
+    """A recipe says what it runs, also one that was written out whole."""
+
+    RECIPE: ClassVar = {"algorithm": {"kl_stop": 0.1, "optimizer": {"learning_rate": 1e-2}, "critic": {"hidden": 32}}}
+
+    def whole(self) -> dict[str, Any]:
+        return tomllib.loads(to_toml(parse_recipe(recipe(**self.RECIPE))))
+
+    @pytest.mark.parametrize("name", [name for name in PRESETS if name != "marft"])
+    def test_a_preset_named_over_a_complete_recipe_is_the_preset_named_over_the_recipe_itself(self, name: str) -> None:
+        named = ["--algorithm.name", name, "--training.steps", "9"]
+        over = parse_recipe(self.whole(), named).algorithm
+        assert over == parse_recipe(recipe(**self.RECIPE), named).algorithm
+        assert (over.name, over.kl_stop, over.optimizer.learning_rate) == (name, 0.1, 1e-2)
+
+    def test_a_complete_recipe_whose_preset_was_renamed_by_hand_runs_what_it_says(self) -> None:
+        table = self.whole()
+        table["algorithm"]["name"] = "grpo"
+        assert parse_recipe(table).algorithm.credit.name == "grpo"
+        assert parse_recipe(table).algorithm.kl_stop == 0.1
+
+    def test_other_overrides_change_the_preset_named_also_where_they_say_what_the_old_one_said(self) -> None:
+        run = parse_recipe(self.whole(), ["--algorithm.normalise_advantages", "true", "--algorithm.name", "grpo"])
+        assert run.algorithm.normalise_advantages
+
+    def test_a_complete_recipe_stays_as_it_is_under_its_own_name(self) -> None:
+        assert parse_recipe(self.whole(), ["--algorithm.name", "marft"]) == parse_recipe(recipe(**self.RECIPE))
+        changed = self.whole()
+        changed["algorithm"]["credit"]["gamma_step"] = 0.5
+        assert parse_recipe(changed).algorithm.credit.gamma_step == 0.5  # type: ignore[attr-defined]
+
+    def test_what_does_not_fit_the_preset_named_is_refused(self) -> None:
+        whole = tomllib.loads(to_toml(parse_recipe(recipe(algorithm={"credit": {"lambda_agent": 0.5}}))))
+        with pytest.raises(ValueError, match=r"algorithm.credit: unknown key 'lambda_agent'"):
+            parse_recipe(whole, ["--algorithm.name", "grpo"])
+
+    def test_what_is_written_out_can_be_read_again_wherever_the_kl_goes(self) -> None:
+        run = parse_recipe(recipe(algorithm={"kl": {"coefficient": 0.1, "place": "reward"}}))
+        assert load_again(to_toml(run)) == run
 
 
 class TestOverrides:

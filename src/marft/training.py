@@ -24,11 +24,13 @@ from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.gathering import gather, training_tasks
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, name_of
+from marft.learning.undoing import Careful
+from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.sinks import MetricSinks
 from marft.stage import Stage
+from marft.starting import Start
 from marft.types import Episode, Task
 
 
@@ -67,56 +69,58 @@ class Silent:
 
 def train(
     run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
-    observer: Observer | None = None,
+    overwrite: bool = False, observer: Observer | None = None,
 ) -> State:  # fmt: skip
     """Train a run to its last step, or until the observer wants to stop → where it stands.
 
     Args:
         resume: go on from the folder's newest whole checkpoint, exactly as if it had never stopped.
         start_from: a checkpoint folder of another run, whose weights this one starts with.
+        overwrite: take the place of a run that is in the folder, as soon as nothing can be refused any more.
 
     Raises:
-        ValueError: something in the recipe cannot be used.
-        RunError: not one episode of a step could be scored.
+        ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
+        RunError: not one episode of a step could be scored, or steps have to be undone again and again.
     """
     observer = observer or Silent()
-    with Stage(run) as stage:
-        learner = Learner(run, stage.models)
-        checkpoints = Checkpoints(folder, run.checkpoints)
-        state = State()
-        if resume:
-            state, damaged = checkpoints.resume(stage.models, learner)
-            for problem in damaged:
-                observer.note(f"passed over a checkpoint: {problem}")
-        elif start_from:
-            load_policies(start_from, stage.models, learner.optimizers)
-            if learner.critic and not load_critic(start_from, learner):
-                observer.note("the checkpoint has no critic that fits; a new one starts from zero")
-        stage.engine.publish(state.step)
-        tasks = training_tasks(run)
-        sinks = MetricSinks(folder, state.step)
-        observer.began(state.step, run.training.steps)
-        try:
+    with folder.held():
+        start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
+        with Stage(run) as stage:
+            learner = Learner(run, stage.models)
+            state = start.load(stage.models, learner)
+            stage.engine.publish(state.step)
+            tasks = training_tasks(run)
+            start.commit(state, stage.models, learner)
+            return _go_on(stage, learner, state, tasks, folder, observer)
+
+
+def _go_on(
+    stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
+) -> State:
+    run, checkpoints, careful = stage.run, Checkpoints(folder, stage.run.checkpoints), Careful(learner, observer.note)
+    sinks = MetricSinks(folder, state.step)
+    observer.began(state.step, run.training.steps)
+    try:
+        stop = observer.wants_stop()
+        while state.step < run.training.steps and not stop:
+            state, metrics = _step(stage, careful, state, tasks, folder, observer)
             stop = observer.wants_stop()
-            while state.step < run.training.steps and not stop:
-                state, metrics = _step(stage, learner, state, tasks, folder, observer)
-                stop = observer.wants_stop()
-                if run.evaluation.every and state.step % run.evaluation.every == 0:
-                    metrics["validation_accuracy"] = _validate(stage)
-                sinks.write(state.step, metrics)
-                observer.step(state.step, metrics)
-                due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
-                if due:
-                    state = _rate(state, metrics)
-                if due or stop:
-                    checkpoints.save(state, stage.models, learner)
-        finally:
-            sinks.close()
+            if run.evaluation.every and state.step % run.evaluation.every == 0:
+                metrics["validation_accuracy"] = _validate(stage)
+            sinks.write(state.step, metrics)
+            observer.step(state.step, metrics)
+            due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
+            if due:
+                state = _rate(state, metrics)
+            if due or stop:
+                checkpoints.save(state, run, stage.models, learner, sinks.mark())
+    finally:
+        sinks.close()
     return state
 
 
 def _step(
-    stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
+    stage: Stage, learner: Careful, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
 ) -> tuple[State, dict[str, float]]:
     run, watch, before = stage.run, _Watch(), stage.engine.sampled_tokens
     taken = stage.taken()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
+from marft.sources import OURS, source_of
 from marft.texts import visible
 
 PROMPT_SHOWN = 80  # characters of a task
@@ -39,20 +39,19 @@ def train(
             console.print(f"# {sentence}", markup=False, soft_wrap=True)
         console.print(to_toml(run), markup=False)
         return
+    if folder is None:
+        folder = RunFolder(Path(run.output) / run.name)
     if resume:
-        folder = folder or RunFolder.open(Path(run.output) / run.name)
-        folder.write_config(run)
+        RunFolder.open(folder.path)
     else:
-        if overwrite and folder is None:
-            shutil.rmtree(Path(run.output) / run.name, ignore_errors=True)
-        folder = RunFolder.create(run)
+        folder.check_free(overwrite)
     beside(folder.path)
     quieten()
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
     with Terminal([agent.role for agent in run.agents]) as terminal:
-        state = run_training(run, folder, resume=resume, start_from=start_from, observer=terminal)
+        state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
     write_report(folder)
     if state.step < run.training.steps:
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
@@ -175,8 +174,19 @@ def algorithms(name: str) -> None:
         return
     settings = _preset(name)
     console.print(f"# {ABOUT[name]}", markup=False, soft_wrap=True)
-    table = {"algorithm": settings.model_dump(mode="json", exclude_none=True)}
-    console.print(tomli_w.dumps(table), markup=False, soft_wrap=True)
+    console.print(_with_sources(settings), markup=False, soft_wrap=True)
+
+
+def _with_sources(settings: AlgorithmSettings) -> str:
+    """A preset as a recipe would spell it out, and beside each value that is somebody's where it is from."""
+    lines, table = [], ""
+    for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
+        if line.startswith("[algorithm"):
+            table = line.strip("[]").removeprefix("algorithm").removeprefix(".")
+        key = f"{table}.{line.split(' = ')[0]}".removeprefix(".")
+        source = source_of(settings.name, key)
+        lines.append(line if source == OURS else f"{line}  # {source}")
+    return "\n".join(lines)
 
 
 def compare(paths: Sequence[Path]) -> None:
@@ -207,7 +217,8 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     if path.is_dir():
         folder = RunFolder.open(path)
         beside(folder.path)
-        return load_recipe(folder.config, [*overrides, "--output", str(path.parent), "--name", path.name]), folder
+        place = path.resolve()  # "." has no name
+        return folder.settings([*overrides, "--output", str(path.parent), "--name", place.name]), folder
     return load_recipe(path, overrides), None
 
 

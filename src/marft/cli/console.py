@@ -32,6 +32,7 @@ TEAM = (
     ("episodes_dropped", "dropped", ".0f"),
     ("prompt_tokens_cut", "tokens cut", ".0f"),
     ("skipped_updates", "skipped updates", ".2f"),
+    ("undone_steps", "undone", ".0f"),
     ("remote_cost", "cost", ".4f"),
     ("judge/cost", "judge's cost", ".4f"),
     ("episodes_per_second", "episodes/s", ".0f"),
@@ -49,8 +50,8 @@ AGENT = (
     ("policy_lag", "lag", ".0f"),
 )
 SHOW_ONLY_IF_NOT_ZERO = {
-    "kl_stops", "episodes_dropped", "prompt_tokens_cut", "skipped_updates", "truncation_rate", "policy_lag",
-    "zero_advantage_fraction", "remote_cost", "judge/cost",
+    "kl_stops", "episodes_dropped", "prompt_tokens_cut", "skipped_updates", "undone_steps", "truncation_rate",
+    "policy_lag", "zero_advantage_fraction", "remote_cost", "judge/cost",
 }  # fmt: skip
 
 

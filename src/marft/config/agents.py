@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import keyword
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.names import Role
 from marft.config.settings import Count, CountOrNone, Few, Names, Positive, Settings
 from marft.types import Profile, Sampling
 
@@ -59,7 +59,7 @@ class ToolUseSettings(Settings):
 
 
 class AgentSettings(Settings):
-    role: str
+    role: Role
     policy: str
     instructions: str = ""
     guidance: str = ""
@@ -69,17 +69,6 @@ class AgentSettings(Settings):
     skills: Names = ()  # folders with a SKILL.md
     sampling: SamplingSettings = SamplingSettings()
     context: ContextSettings = ContextSettings()
-
-    @field_validator("role")
-    @classmethod
-    def _usable_in_code(cls, role: str) -> str:
-        if not role.isidentifier() or keyword.iskeyword(role) or role.startswith("_"):
-            raise PydanticCustomError(
-                "role",
-                "a role is a name that organizations call: letters, digits and _, not {role}",
-                {"role": repr(role)},
-            )
-        return role
 
     @property
     def profile(self) -> Profile:

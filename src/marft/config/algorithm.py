@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.algorithms import PRESETS
@@ -60,7 +60,14 @@ class KLSettings(Settings):
 
     coefficient: NotNegative = 0.0  # 0 is off
     place: Literal["loss", "reward"] = "loss"
-    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
+    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"  # in the reward k1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_the_place_asks_for(cls, table: Any) -> Any:
+        if isinstance(table, dict) and table.get("place") == "reward":
+            return {"estimator": "k1", **table}
+        return table
 
     @model_validator(mode="after")
     def _check_place(self) -> KLSettings:
@@ -69,10 +76,8 @@ class KLSettings(Settings):
                 "kl",
                 "k1 in the loss has no gradient in expectation; use 'k3-corrected', or place = 'reward'",
             )
-        if self.place == "reward" and self.estimator != "k1" and "estimator" in self.model_fields_set:
-            raise PydanticCustomError(
-                "kl", "in the reward only k1 gives the KL's gradient; remove estimator, or set it to 'k1'"
-            )
+        if self.place == "reward" and self.estimator != "k1":
+            raise PydanticCustomError("kl", "in the reward only k1 gives the KL's gradient; set estimator = 'k1'")
         return self
 
 
@@ -104,7 +109,8 @@ class SamplerCorrectionSettings(Settings):
 
 
 class TeammateTextSettings(Settings):
-    """AIPO for text that a teammate wrote inside an agent's own turn, which the agent did not sample:
+    """Text that a teammate wrote inside an agent's own turn, which the agent did not sample: LlamaRL's asynchronous,
+    importance-weighted policy optimisation, the teammate in place of its stale sampler.
     ``−coefficient · min(π/μ, cap) · A · log π``, the weight without gradient, μ the teammate that wrote it.
 
     Averaged over the policy's teammate tokens. With coefficient 0 such text is read and not trained.
@@ -129,6 +135,8 @@ class CriticSettings(Settings):
     loss: Literal["huber", "squared"] = "huber"
     huber_delta: Positive = 1.0
     value_clip: NotNegative = 0.2  # 0 is off
+    normalise_values: bool = False  # heads learn targets over their running mean and deviation (MAPPO)
+    value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
     coefficient: Positive = 1.0
     epochs: Few = 1
     minibatches: Few = 1
@@ -150,10 +158,8 @@ class AlgorithmSettings(Settings):
     kl_stop: NotNegative = 0.0  # 0 is off
     entropy: NotNegative = 0.0
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
-    dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = (
-        0  # times that tasks are drawn again for all-equal groups (DAPO)
-    )
-    old_log_probs: Literal["engine", "learner"] = "engine"
+    # times that tasks are drawn again for all-equal groups (DAPO)
+    dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
     reward: RewardSettings = RewardSettings()
     kl: KLSettings = KLSettings()
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
@@ -169,6 +175,7 @@ class AlgorithmSettings(Settings):
     def _start_from_the_preset(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
+        table = under_the_preset_named(table)
         name = table.get("name", "marft")
         if not isinstance(name, str) or name not in PRESETS:
             hint = did_you_mean(str(name), PRESETS)
@@ -195,6 +202,12 @@ class AlgorithmSettings(Settings):
             raise PydanticCustomError("combination", "{problems}", {"problems": "\n".join(problems)})
         return self
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def complete_from(self) -> str:
+        """The mark of a table that was written out whole: the preset that filled it in."""
+        return self.name
+
     @property
     def resolved_aggregation(self) -> Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]:
         if self.aggregation == "auto":
@@ -215,8 +228,6 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"credit {credit.name!r} reads no values, so a critic would be trained for nothing; "
             "set critic.kind = 'none', or use credit 'gae'"
         )
-    if algorithm.sampler_correction.level != "none" and algorithm.old_log_probs == "engine":
-        yield "sampler_correction compares the engine with the learner: it needs old_log_probs = 'learner'"
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
     correction = getattr(algorithm.schedule, "correction", "")
@@ -235,6 +246,35 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
             "does not; use objective 'ppo'"
         )
+
+
+def under_the_preset_named(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table that was written out whole (``complete_from``), as one that says only what it changes of its preset.
+
+    So a preset named over it applies, as it would over the recipe that it was made from. A table that names the preset
+    which filled it in stays whole, whatever has become of that preset since.
+    """
+    rest = {key: value for key, value in table.items() if key != "complete_from"}
+    before = table.get("complete_from", rest.get("name"))
+    if before == rest.get("name"):
+        return rest
+    if not isinstance(before, str) or before not in PRESETS:
+        raise ValueError(f"algorithm.complete_from: no algorithm is called {before!r}; remove it, or name a preset")
+    filled_in = AlgorithmSettings.model_validate({"name": before}).model_dump(mode="json", exclude_none=True)
+    return {**_changes(filled_in, rest), **{key: rest[key] for key in ("name",) if key in rest}}
+
+
+def _changes(filled_in: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """What of ``table`` is not as it was filled in; a part of another name is a change as a whole."""
+    changed: dict[str, Any] = {}
+    for key, value in table.items():
+        default = filled_in.get(key)
+        if value == default and type(value) is type(default):
+            continue
+        if isinstance(value, dict) and isinstance(default, dict) and value.get("name") == default.get("name"):
+            value = _changes(default, value)
+        changed[key] = value
+    return changed
 
 
 def merge(defaults: Any, table: Any) -> dict[str, Any]:

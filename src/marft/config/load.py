@@ -10,8 +10,13 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from marft.config.algorithm import under_the_preset_named
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, too_deep
+
+PRESET = ["algorithm", "name"]
+TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
+MOST_SHOWN = 200  # characters of a wrong value
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
@@ -34,18 +39,31 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
 def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "recipe") -> RunSettings:
     """Validate a recipe's tables.
 
+    A preset that an override names comes first: over a complete recipe it replaces what the other preset had filled in,
+    and what the recipe had changed, and the other overrides, change it in turn.
+
     Raises:
         ValueError: with one line for each thing that is wrong.
     """
     table = dict(table)
-    for key, value in _pairs(overrides):
+    pairs = _pairs(overrides)
+    for key, value in [pair for pair in pairs if pair[0] == PRESET]:
         _set(table, key, value)
-    if too_deep(table):
-        raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
+    _check_depth(table, source)
     try:
+        if isinstance(table.get("algorithm"), dict):
+            table["algorithm"] = under_the_preset_named(table["algorithm"])
+        for key, value in [pair for pair in pairs if pair[0] != PRESET]:
+            _set(table, key, value)
+        _check_depth(table, source)
         return RunSettings.model_validate(table)
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
+
+
+def _check_depth(table: Mapping[str, Any], source: str) -> None:
+    if too_deep(table):
+        raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
 
 
 def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
@@ -57,24 +75,33 @@ def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
         if problem["type"] == "missing":
             message = "is missing"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
-            message = f"{message[0].lower()}{message[1:]} (given: {problem['input']!r})"
+            message = f"{message[0].lower()}{message[1:]} (given: {_shown(problem['input'])})"
         lines += [f"  {where + ': ' if where else ''}{line}" for line in message.split("\n")]
     return "\n".join(lines)
 
 
 def to_toml(run: RunSettings) -> str:
     """The complete, resolved recipe: reading it again gives the same run."""
-    return tomli_w.dumps(run.model_dump(mode="json", exclude_none=True), multiline_strings=True)
+    table = run.model_dump(mode="json", exclude_none=True)
+    text = tomli_w.dumps(table, multiline_strings=True)
+    return text if tomllib.loads(text) == table else tomli_w.dumps(table)  # line breaks of other systems need escapes
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def _readable(location: Sequence[str | int], table: Mapping[str, Any]) -> list[str]:
     """``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']`` where the agent has a role."""
+    if location[-1:] == ("[key]",):  # the name of a table is wrong, which the message shows
+        location = location[:-2]
     words = [str(part) for part in location]
     if len(location) > 1 and location[0] == "agents" and isinstance(location[1], int):
         agents = table.get("agents")
         if isinstance(agents, list) and location[1] < len(agents) and isinstance(agents[location[1]], dict):
             words[1] = str(agents[location[1]].get("role", words[1]))
-    return words
+    return [word if word.isprintable() and len(word) <= MOST_SHOWN else _shown(word) for word in words]
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
@@ -89,7 +116,9 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
             if not words:
                 raise ValueError(f"{option} needs a value")
             text = words.pop(0)
-        pairs.append((key.split("."), _value(text)))
+        parts = key.split(".")
+        value = _value(text)
+        pairs.append((parts, value if isinstance(value, str) or parts not in TEXTS else text))
     return pairs
 
 

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
+from marft.config.names import Name, RunName, collisions
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
 from marft.config.sizes import size_problems
@@ -70,14 +71,14 @@ class EvaluationSettings(Settings):
 class RunSettings(Settings):
     """One recipe, complete."""
 
-    name: str
+    name: RunName
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     output: Filled = "runs"
     device: Filled = "auto"
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's choice
-    models: dict[str, ModelSettings]
-    policies: dict[str, PolicySettings]
-    tools: dict[str, ToolPlugin] = {}
+    models: dict[Name, ModelSettings]
+    policies: dict[Name, PolicySettings]
+    tools: dict[Name, ToolPlugin] = {}
     agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]
     team: OrganizationPlugin
     channel: ChannelPlugin
@@ -103,19 +104,12 @@ class RunSettings(Settings):
             table["team"] = {"organization": "chain", **table["team"]}
         return table
 
-    @field_validator("name")
-    @classmethod
-    def _name_is_a_folder(cls, name: str) -> str:
-        if not name or set(name) & set("/\\\0") or name in (".", ".."):
-            raise PydanticCustomError("run_name", "must be usable as a folder name, not {name}", {"name": repr(name)})
-        return name
-
     @model_validator(mode="after")
     def _check_references(self) -> RunSettings:
         problems = [
-            *_missing_references(self), *_team_problems(self), *_sampling_problems(self), *_group_problems(self),
-            *_length_problems(self), *remote_problems(self.models, self.policies), *_teammate_text_problems(self),
-            *rank_problems(self.models, self.policies), *size_problems(self),
+            *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
+            *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
+            *_teammate_text_problems(self), *rank_problems(self.models, self.policies), *size_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -130,6 +124,12 @@ class RunSettings(Settings):
 
     def learning_rate(self, policy: str) -> float:
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
+
+
+def _alike(run: RunSettings) -> Iterable[str]:
+    roles = dict.fromkeys(agent.role for agent in run.agents)
+    for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):
+        yield from collisions(kind, names)
 
 
 def _missing_references(run: RunSettings) -> Iterable[str]:

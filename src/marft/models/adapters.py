@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -14,9 +16,16 @@ from torch import Tensor
 
 from marft.config.models import LoraSettings
 from marft.models.backbone import Backbone
+from marft.models.checking import refuse_not_finite, refuse_pickled
 from marft.models.lora import Adapter
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+UNSUPPORTED = (
+    "modules_to_save", "use_dora", "use_rslora", "use_qalora", "rank_pattern", "alpha_pattern", "bias", "lora_bias",
+    "layers_to_transform", "layer_replication", "exclude_modules", "trainable_token_indices", "target_parameters",
+    "fan_in_fan_out", "alora_invocation_tokens",
+)  # fmt: skip
+CHANGES_THE_BASE = ("pissa", "olora", "loftq", "corda")
 
 
 def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str, folder: Path) -> None:
@@ -49,15 +58,14 @@ def read_lora_settings(folder: Path) -> LoraSettings:
         ValueError: the folder holds no LoRA adapter, or one of a kind that MARFT does not compute.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"no adapter at {folder}: {error}") from error
-    unsupported = [
-        key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "bias") if _used(config, key)
-    ]
-    if config.get("peft_type") != "LORA" or unsupported or not isinstance(config.get("target_modules"), list):
+    problems = list(_problems(config))
+    if problems:
         raise ValueError(
-            f"the adapter at {folder} is not plain LoRA ({', '.join(unsupported) or config.get('peft_type')})"
+            f"the adapter at {folder} is not plain LoRA: its {CONFIG} {'; '.join(problems)}. Give one with r, "
+            "lora_alpha and a list of target_modules, and nothing else that changes what is computed"
         )
     return LoraSettings(
         rank=config["r"], alpha=float(config["lora_alpha"]), targets=tuple(sorted(config["target_modules"]))
@@ -70,6 +78,7 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     Raises:
         ValueError: the file is missing or damaged, or does not fit.
     """
+    refuse_pickled(folder, f"the adapter at {folder}")
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -82,6 +91,7 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
             f"the adapter at {folder} is for other layers: missing {missing[:2]}, unexpected {extra[:2]}; "
             "set lora.targets to the adapter's"
         )
+    refuse_not_finite(tensors, f"the adapter at {folder}")
     for layer, adapter in adapters.items():
         _copy(adapter.a, tensors[f"base_model.model.{layer}.lora_A.weight"], folder)
         _copy(adapter.b, tensors[f"base_model.model.{layer}.lora_B.weight"], folder)
@@ -97,5 +107,26 @@ def _copy(target: Tensor, source: Tensor, folder: Path) -> None:
     target.copy_(source)
 
 
+def _problems(config: Any) -> Iterator[str]:
+    """What of an adapter's configuration is missing, or asks for something that is not computed here."""
+    if not isinstance(config, dict):
+        yield "holds no table"
+        return
+    if config.get("peft_type") != "LORA":
+        yield f"says peft_type {config.get('peft_type')!r}"
+    rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        yield "lacks r" if rank is None else f"says r = {rank!r}"
+    if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        yield "lacks lora_alpha" if alpha is None else f"says lora_alpha = {alpha!r}"
+    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
+        yield "lacks target_modules" if targets is None else f"says target_modules = {targets!r}, which is no list"
+    for key in UNSUPPORTED:
+        if _used(config, key):
+            yield f"asks for {key}"
+    if str(config.get("init_lora_weights")).lower().startswith(CHANGES_THE_BASE):
+        yield f"was begun with {config['init_lora_weights']}, which changes the base too"
+
+
 def _used(config: Mapping[str, object], key: str) -> bool:
-    return config.get(key) not in (None, False, "none", {})
+    return config.get(key) not in (None, False, "none", {}, [])

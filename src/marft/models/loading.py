@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from marft.config.models import ModelSettings
 from marft.models import attention
 from marft.models.backbone import Backbone, PackedRows
+from marft.models.checking import refuse_gaps, refuse_not_finite, refuse_pickled
 from marft.models.log_probs import scaled_logits
+from marft.models.templates import check_template
 from marft.types import TokenIds
 
 BUNDLED = {"tiny": "tiny"}
@@ -53,19 +56,24 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
         ValueError: the model cannot be found or read, or computes something that MARFT's forward does not.
     """
     attention.register()
-    path = resolve_path(settings.path)
+    path, what = resolve_path(settings.path), f"models: {settings.path!r}"
+    _refuse_folder(Path(path), what)
     try:
-        config = AutoConfig.from_pretrained(path, revision=settings.revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, revision=settings.revision, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, revision=settings.revision, dtype=dtype, attn_implementation=attention.IMPLEMENTATION,
+            use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:
         raise ValueError(
-            f"models: cannot load {settings.path!r}: {_first_line(error)}. Give 'tiny', a folder with config.json and "
+            f"models: cannot load {settings.path!r}: {_cause(error)}. Give 'tiny', a folder with config.json and "
             "*.safetensors, or the id of a causal language model on the Hugging Face hub"
         ) from error
+    model, found = loaded
     assert isinstance(model, PreTrainedModel)
+    refuse_gaps(model, found, what)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
+    refuse_not_finite(dict(model.named_parameters()), what)
     longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
     if settings.context > longest:
         raise ValueError(
@@ -82,13 +90,13 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer with the chat template to use.
 
     Raises:
-        ValueError: there is none, or it has no chat template and the recipe gives none.
+        ValueError: there is none, it has no chat template and the recipe gives none, or the template does not work.
     """
     path = resolve_path(settings.path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {_first_line(error)}") from error
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {_cause(error)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     if settings.chat_template:
         template = Path(settings.chat_template)
@@ -100,7 +108,23 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
             f"models: the tokenizer of {settings.path!r} has no chat template; "
             "use an instruction-tuned model, or set chat_template to a Jinja file"
         )
+    where = settings.chat_template or f"of {settings.path!r}"
+    check_template(tokenizer, settings.template_options, f"models: the chat template {where}")
     return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:
+    """See that a model has an embedding for what its tokenizer says.
+
+    Raises:
+        ValueError: the tokenizer is of another model.
+    """
+    rows = backbone.head.weight.shape[0]
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"models.{name}: its tokenizer has {tokenizer.vocab_size} tokens and its model knows {rows}; they are not "
+            "of the same model"
+        )
 
 
 @torch.no_grad()
@@ -140,6 +164,23 @@ def _largest_difference(backbone: Backbone, rows: Sequence[TokenIds], logits: Te
     packed = PackedRows.of(rows, [None] * len(rows), backbone.device)
     mine = scaled_logits(backbone.hidden_states(packed), backbone.head.weight, backbone.head.bias, None)
     return (mine.log_softmax(-1) - logits.float().log_softmax(-1)).abs().max().item()
+
+
+def _refuse_folder(folder: Path, what: str) -> None:
+    if not folder.is_dir():
+        return  # an id on the hub
+    refuse_pickled(folder, what)
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{what} is an adapter; name its base here, and the folder as adapter of a policy on it")
+
+
+def _cause(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return (
+            "it brings code of its own (auto_map in its config), which is never run here; use a model that "
+            "transformers itself knows"
+        )
+    return _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

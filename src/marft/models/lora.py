@@ -36,16 +36,22 @@ class Routing:
 
     def __init__(self) -> None:
         self.stretches: Sequence[tuple[str | None, int, int]] = ()
+        self.whole = False  # whether each adapter is multiplied with the whole batch
         self.rows: Sequence[str | None] | None = None
 
     @contextmanager
-    def by_stretch(self, stretches: Sequence[tuple[str | None, int, int]]) -> Iterator[None]:
-        """``(policy, start, stop)`` covers of the packed batch; ``None`` is the base alone."""
-        self.stretches = stretches
+    def by_stretch(self, stretches: Sequence[tuple[str | None, int, int]], whole: bool = False) -> Iterator[None]:
+        """``(policy, start, stop)`` covers of the packed batch; ``None`` is the base alone.
+
+        Args:
+            whole: multiply each adapter with the whole batch and keep its stretch of the product, so that no number
+                depends on how many tokens of the policy there are.
+        """
+        self.stretches, self.whole = stretches, whole
         try:
             yield
         finally:
-            self.stretches = ()
+            self.stretches, self.whole = (), False
 
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
@@ -72,12 +78,12 @@ class MultiLoraLinear(nn.Module):
         self._stack: tuple[Tensor, Tensor, Tensor] | None = None
 
     def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
-        self._adapters[policy] = Adapter(self.base, rank, alpha, generator)
+        self._adapters[_key(policy)] = Adapter(self.base, rank, alpha, generator)
 
     def adapter(self, policy: str | None) -> Adapter | None:
-        if policy is None or policy not in self._adapters:
+        if policy is None or _key(policy) not in self._adapters:
             return None
-        found = self._adapters[policy]
+        found = self._adapters[_key(policy)]
         assert isinstance(found, Adapter)
         return found
 
@@ -86,6 +92,8 @@ class MultiLoraLinear(nn.Module):
         if self.routing.rows is not None:
             return self._add_by_row(x, out, self.routing.rows)
         parts = [self._stretch(x, out, *stretch) for stretch in self.routing.stretches]
+        if parts and (end := self.routing.stretches[-1][2]) < out.shape[1]:
+            parts.append(out[:, end:])
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] if parts else out
 
     def _stretch(self, x: Tensor, out: Tensor, policy: str | None, start: int, stop: int) -> Tensor:
@@ -93,6 +101,9 @@ class MultiLoraLinear(nn.Module):
         adapter = self.adapter(policy)
         if adapter is None:
             return result
+        if self.routing.whole:
+            low = linear(x.to(adapter.a.dtype), adapter.a)
+            return _add_product(out, low, adapter.b, adapter.scale)[:, start:stop]
         return _add_product(result, linear(x[:, start:stop].to(adapter.a.dtype), adapter.a), adapter.b, adapter.scale)
 
     def _add_by_row(self, x: Tensor, out: Tensor, rows: Sequence[str | None]) -> Tensor:
@@ -111,6 +122,11 @@ class MultiLoraLinear(nn.Module):
         a = torch.cat([adapter.a for _, adapter in present])
         b = torch.cat([adapter.b for _, adapter in present], dim=1)
         return a, b, _scale_mask(rows, present, device)
+
+
+def _key(policy: str) -> str:
+    """A ``ModuleDict`` takes no name that is an attribute of its own, such as ``keys`` or ``train``."""
+    return f"of {policy}"
 
 
 def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:

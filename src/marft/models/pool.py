@@ -14,7 +14,16 @@ from marft.config.models import LoraSettings, PolicySettings, local_model
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
-from marft.models.loading import load_backbone, load_tokenizer, pick_device, pick_dtype, resolve_path
+from marft.models.checking import refuse_not_finite
+from marft.models.digests import digest_of, template_of
+from marft.models.loading import (
+    check_vocabulary,
+    load_backbone,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+    resolve_path,
+)
 from marft.models.memory import keep_freed_memory
 
 
@@ -22,8 +31,9 @@ from marft.models.memory import keep_freed_memory
 class Policy:
     """π_θ by name: a backbone and, for LoRA, the adapter on it.
 
-    ``reference`` is the untuned base: what the critic reads with and KL to the base is measured against. A policy on a
-    remote model has its reader's backbone and tokenizer; nothing is ever sampled from them in its name.
+    ``reference`` is what KL to the untuned base is measured against: the base, in the precision that the policy is
+    trained in. ``reader`` is the base as it is loaded, which the critic reads with. A policy on a remote model has its
+    reader's backbone and tokenizer; nothing is ever sampled from them in its name.
     """
 
     name: str
@@ -32,9 +42,10 @@ class Policy:
     adapter: str | None
     lora: LoraSettings
     reference: Backbone
+    reader: Backbone
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
-    base: str  # name of the local model that ``reference`` and ``tokenizer`` are of
+    base: str  # name of the local model that ``reader`` and ``tokenizer`` are of
     context: int  # tokens of prompt and action together
 
     @property
@@ -67,22 +78,25 @@ class Models:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.bases: dict[str, Backbone] = {}
+        self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
         local = {name: model for name, model in run.models.items() if model.endpoint is None}
         for name, model in local.items():
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = load_backbone(model, self.device, dtype)
             self.tokenizers[name] = load_tokenizer(model)
+            check_vocabulary(self.tokenizers[name], self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
 
     def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
         base_name = local_model(run.models, settings.model)
         base, tokenizer = self.bases[base_name], self.tokenizers[base_name]
-        backbone, adapter, lora = base, None, settings.lora
+        backbone, reference, adapter, lora = base, base, None, settings.lora
         if settings.train == "full":
             backbone = load_backbone(run.models[settings.model], self.device, torch.float32)
             backbone.model.requires_grad_(True)
+            reference = self._in_float32(run, base_name)
         elif settings.train == "lora" or settings.adapter:
             adapter = name
             if settings.adapter:
@@ -92,7 +106,15 @@ class Models:
                 load_adapter(base, name, Path(settings.adapter))
         context = _context(run, settings.model, base)
         stop_ids = _stop_ids(tokenizer, base)
-        return Policy(name, settings, backbone, adapter, lora, base, tokenizer, stop_ids, base_name, context)
+        return Policy(name, settings, backbone, adapter, lora, reference, base, tokenizer, stop_ids, base_name, context)
+
+    def _in_float32(self, run: RunSettings, name: str) -> Backbone:
+        """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
+        if self.bases[name].head.weight.dtype == torch.float32:
+            return self.bases[name]
+        if name not in self.whole:
+            self.whole[name] = load_backbone(run.models[name], self.device, torch.float32)
+        return self.whole[name]
 
     def save_policy(self, name: str, folder: Path) -> None:
         """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""
@@ -115,6 +137,26 @@ class Models:
             _load_full(policy.backbone, folder)
         else:
             load_adapter(policy.backbone, policy.adapter, folder)
+
+    def digests(self) -> dict[str, str]:
+        """What each base, with its tokenizer and chat template, and each frozen adapter is known by.
+
+        A few numbers of every tensor are looked at, as bfloat16: enough to tell other weights, at no cost, and the same
+        on every device.
+        """
+        found = {
+            f"models.{name}": digest_of(base.base_weights(), template_of(self.tokenizers[name]))
+            for name, base in self.bases.items()
+        }
+        for name, policy in self.policies.items():
+            if policy.adapter is not None and not policy.trained:
+                halves = {
+                    f"{layer}.{half}": tensor
+                    for layer, adapter in policy.backbone.adapters(name).items()
+                    for half, tensor in (("a", adapter.a), ("b", adapter.b))
+                }
+                found[f"policies.{name}.adapter"] = digest_of(halves)
+        return found
 
     def reset_policy(self, name: str) -> None:
         """Back to the untuned base."""
@@ -151,7 +193,11 @@ def _load_full(backbone: Backbone, folder: Path) -> None:
             tensors.update(load_file(file))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read the weights at {folder}: {error}") from error
-    missing, unexpected = backbone.model.load_state_dict(tensors, strict=False)
+    refuse_not_finite(tensors, f"the weights at {folder}")
+    try:
+        missing, unexpected = backbone.model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"the weights at {folder} do not fit: they are of another model ({error})") from error
     tied = set(getattr(backbone.model, "_tied_weights_keys", None) or {})
     if unexpected or set(missing) - tied:
         raise ValueError(f"the weights at {folder} do not fit: missing {missing[:2]}, unexpected {unexpected[:2]}")

@@ -8,18 +8,25 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from marft.config.run import CheckpointSettings
+from marft import __version__
+from marft.config.load import load_recipe, to_toml
+from marft.config.run import CheckpointSettings, RunSettings
 from marft.learning.learner import Learner
 from marft.learning.optimizers import optimizer_tensors, restore_optimizer
+from marft.learning.undoing import not_finite
 from marft.models.pool import Models
 from marft.runs import atomic
 from marft.runs.folder import RunFolder
+from marft.runs.log import Mark
+
+RECIPE, STATE = "recipe.toml", "state.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +41,34 @@ class State:
     memory: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a checkpoint says of itself, besides the weights: all of it covered by digests."""
+
+    path: Path
+    state: State
+    log: Mark  # how far the run's metrics went
+    models: Mapping[str, str]  # digests of the bases, tokenizers and frozen adapters that the run learned with
+    version: str  # of MARFT
+
+    def recipe(self) -> RunSettings:
+        """The recipe that the run learned with.
+
+        Raises:
+            ValueError: this version of MARFT cannot read it.
+        """
+        return load_recipe(self.path / RECIPE)
+
+
 class Checkpoints:
     """The ``checkpoints`` folder of a run."""
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings) -> None:
         self.path, self.settings = folder.checkpoints, settings
 
-    def save(self, state: State, models: Models, learner: Learner) -> Path:
+    def save(self, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> Path:
         """Write ``step_<n>`` and let go of those that need not be kept."""
+        assert not not_finite(learner), "what is not finite is undone, not saved"
         target = self.path / name_of(state.step)
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
@@ -49,16 +76,16 @@ class Checkpoints:
             if learner.critic:
                 save_file(_contiguous(learner.critic.parameters()), draft / "critic.safetensors")
             save_file(_contiguous(_optimizer_state(learner)), draft / "optimizer.safetensors")
-            files = {str(file.relative_to(draft)): _digest(file) for file in sorted(draft.rglob("*")) if file.is_file()}
-            table = {**asdict(replace(state, memory=learner.memory())), "files": files}
-            (draft / "state.json").write_text(json.dumps(table, indent=2) + "\n")
+            (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
+            files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
+            about = {"files": files, "log": asdict(log), "models": models.digests(), "version": __version__}
+            table = {**asdict(replace(state, memory=learner.memory())), **about}
+            (draft / STATE).write_text(json.dumps({**table, "digest": _digest_of(table)}, indent=2) + "\n")
         self._let_go(state)
         return target
 
-    def resume(self, models: Models, learner: Learner) -> tuple[State, list[str]]:
-        """Load the newest whole checkpoint into models and learner → its state, and what was passed over.
-
-        A run that has none yet starts from the beginning.
+    def newest(self) -> tuple[Record | None, list[str]]:
+        """The newest whole checkpoint, and what is wrong with those after it. None where no checkpoint was written.
 
         Raises:
             ValueError: checkpoints are there, but none is whole.
@@ -67,22 +94,17 @@ class Checkpoints:
         damaged: list[str] = []
         for path in reversed(self.steps()):
             try:
-                state = verify(path)
+                return read_record(path), damaged
             except ValueError as error:
                 damaged.append(str(error))
-                continue
-            load_policies(path, models, learner.optimizers)
-            critic = load_file(path / "critic.safetensors") if learner.critic else {}
-            _restore(learner, critic, load_file(path / "optimizer.safetensors"))
-            learner.remember(state.memory)
-            return state, damaged
         if damaged:
             raise ValueError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
-        return State(), []
+        return None, []
 
     def steps(self) -> list[Path]:
         """Checkpoint folders, oldest first."""
-        return sorted(path for path in self.path.glob("step_*") if path.is_dir())
+        found = [path for path in self.path.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
+        return sorted(found, key=lambda path: int(path.name[5:]))
 
     def find(self, name: str) -> Path:
         """A checkpoint by name: ``last``, ``best`` or ``step_000050``.
@@ -96,7 +118,7 @@ class Checkpoints:
         if steps and name == "best":
             best = self.path / name_of(verify(steps[-1]).best_step)
             return best if best.is_dir() else steps[-1]
-        if (self.path / name).is_dir():
+        if name in (path.name for path in steps):
             return self.path / name
         known = ", ".join(["last", "best", *(path.name for path in steps)]) if steps else "none yet"
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
@@ -120,15 +142,50 @@ def verify(path: Path) -> State:
     Raises:
         ValueError: something is missing or not as it was written.
     """
+    return read_record(path).state
+
+
+def read_record(path: Path) -> Record:
+    """Check every file of a checkpoint against its digest → what it says of itself.
+
+    Raises:
+        ValueError: something is missing or not as it was written.
+    """
     try:
-        table = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        files = table.pop("files")
+        table = json.loads((path / STATE).read_text(encoding="utf-8"))
+        if "digest" not in table:
+            raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
+        if table.pop("digest") != _digest_of(table):
+            raise ValueError(f"{path}: {STATE} is damaged")
+        files, log, models, version = (table.pop(key) for key in ("files", "log", "models", "version"))
         for name, digest in files.items():
             if _digest(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
-        return State(**table)
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
+        if weights := [name for name in added if name.endswith(".safetensors")]:
+            raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
+        return Record(path, State(**table), Mark(**log), models, version)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
+
+
+def restore(record: Record, models: Models, learner: Learner) -> State:
+    """Load a run's checkpoint into models and learner → its state.
+
+    Raises:
+        ValueError: it does not fit, or the run learned with other models.
+    """
+    for name, digest in models.digests().items():
+        if record.models.get(name, digest) != digest:
+            raise ValueError(
+                f"{name} is not what the run learned with up to step {record.state.step}: its weights, tokenizer or "
+                "chat template are others. Put the old ones back, or start a new run with --from"
+            )
+    load_policies(record.path, models, learner.optimizers)
+    critic = _read(record.path / "critic.safetensors") if learner.critic else {}
+    _restore(learner, critic, _read(record.path / "optimizer.safetensors"))
+    learner.remember(record.state.memory)
+    return record.state
 
 
 def load_policies(path: Path, models: Models, policies: Mapping[str, object]) -> None:
@@ -187,6 +244,14 @@ def _prefixed(prefix: str, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Pa
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _digest_of(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from marft import __version__
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
-from marft.runs import atomic
+from marft.runs import atomic, lock, removing
+from marft.runs.log import read_rows
+
+FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +28,11 @@ class RunFolder:
         """Make ``<output>/<name>`` with the resolved recipe in it.
 
         Raises:
-            ValueError: a run of that name is there already.
+            ValueError: a run of that name is there already, or files that it would write.
         """
         folder = RunFolder(Path(run.output) / run.name)
-        if folder.config.exists():
-            raise ValueError(
-                f"{folder.path} holds a run already; go on with it (--resume), give this one another name (--name …), "
-                "or delete it"
-            )
-        folder.write_config(run)
+        folder.check_free()
+        folder.begin(run)
         return folder
 
     @staticmethod
@@ -42,12 +44,95 @@ class RunFolder:
         """
         folder = RunFolder(Path(path))
         if not folder.config.is_file():
-            raise ValueError(f"no run at {path}: it has no config.toml")
+            raise ValueError(f"no run at {path}: it has no config.toml{folder.whole_recipe()}")
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process from training here. A folder in which no run has begun goes again.
+
+        Raises:
+            ValueError: another process is at work on it, or it cannot be made.
+        """
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        with lock.held(self.path / "run.lock"):
+            try:
+                yield
+            finally:
+                if not self.is_run():
+                    (self.path / "run.lock").unlink()
+                    with suppress(OSError):  # somebody has put something there
+                        for path in missing:
+                            path.rmdir()
+
+    def is_run(self) -> bool:
+        """Whether a run of ours has begun here: its mark says so, not what its files are called."""
+        try:
+            return bool(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["format"] == FORMAT)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def check_free(self, overwrite: bool = False) -> None:
+        """See that a run can begin here.
+
+        Raises:
+            ValueError: one is there already, and is not to be overwritten; or what is there is none, but has files that
+                a run would write.
+        """
+        if self.is_run():
+            if not overwrite:
+                raise ValueError(
+                    f"{self.path} holds a run already; go on with it (--resume), give this one another name "
+                    "(--name …), or let it take the other's place (--overwrite)"
+                )
+            return
+        there = next(removing.written_by_a_run(self.path), None)
+        if there is not None:
+            raise ValueError(
+                f"{self.path} is no run of MARFT's, for it has no mark of one (run.json), but {there.name} is there, "
+                "which a run would write, and nothing of it is removed. Give this run another name (--name …), or "
+                "delete the folder yourself"
+            )
+
+    def begin(self, run: RunSettings, *, overwrite: bool = False, start_from: Path | None = None) -> list[Path]:
+        """Put the run's mark and its recipe here, in the place of a run before it → what is left, and not a run's.
+
+        Raises:
+            ValueError: somebody else's run, or files, came in between.
+        """
+        left: list[Path] = []
+        if overwrite and self.is_run():
+            left = removing.remove_run(self.path)
+        elif not self.is_run() or self.has_progress():
+            self.check_free()
+        mark = {
+            "format": FORMAT,
+            "version": __version__,
+            "begun": datetime.now().astimezone().isoformat("T", "seconds"),
+        }
+        if start_from is not None:
+            mark["from"] = str(start_from)
+        atomic.write_file(self.path / "run.json", json.dumps(mark, indent=2) + "\n")
+        self.write_config(run)
+        return [path for path in left if path.name != "run.lock"]
+
+    def has_progress(self) -> bool:
+        """Whether the run has done anything yet."""
+        return self.checkpoints.exists() or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
+
+    def started_from(self) -> str:
+        """The checkpoint whose weights the run began with; "" for none."""
+        return str(json.loads((self.path / "run.json").read_text(encoding="utf-8")).get("from", ""))
 
     def write_config(self, run: RunSettings) -> None:
         """Save the resolved recipe."""
         atomic.write_file(self.config, to_toml(run))
+
+    def whole_recipe(self) -> str:
+        """Where a copy of the recipe lies, for those who have lost theirs; "" where none does."""
+        copies = sorted(self.checkpoints.glob("step_*/recipe.toml"))
+        return f". The recipe it was made with is in {copies[-1]}: copy that to {self.config}" if copies else ""
 
     @property
     def config(self) -> Path:
@@ -100,20 +185,25 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.html"
 
-    def settings(self) -> RunSettings:
-        return load_recipe(self.config)
+    def settings(self, overrides: Sequence[str] = ()) -> RunSettings:
+        """The run's recipe.
+
+        Raises:
+            ValueError: it cannot be read; the message says where a whole copy is.
+        """
+        try:
+            load_recipe(self.config)
+        except ValueError as error:
+            raise ValueError(f"{error}{self.whole_recipe()}") from error
+        return load_recipe(self.config, overrides)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One object a step; a last line that a crash cut short is left out."""
-        if not self.metrics.is_file():
-            return []
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
+        """One object a step; lines that cannot be read are left out, and :meth:`metrics_problems` names them."""
+        return read_rows(self.metrics)[0]
+
+    def metrics_problems(self) -> list[str]:
+        """Which lines of the metrics cannot be read. A last one that a crash cut short is none of them."""
+        return read_rows(self.metrics)[1]
 
     def write_evaluation(self, evaluation: Mapping[str, Any], name: str) -> Path:
         path = self.evaluations / f"{name}.json"
@@ -121,7 +211,22 @@ class RunFolder:
         return path
 
     def read_evaluations(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.evaluations.glob("*.json"))]
+        """All evaluations, by name.
+
+        Raises:
+            ValueError: one cannot be read.
+        """
+        return [_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
+
+
+def _evaluation(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it holds no table")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from error
+    return table
 
 
 def step_of(path: Path) -> int:

@@ -1,0 +1,82 @@
+"""Names that people give: of models, policies, tools, roles and runs. All of them become names of files or columns."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+LONGEST = 64  # characters; a file's name has at most 255 bytes, and ours has words around it
+DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)  # which Windows keeps for itself
+NOT_IN_FILES = '/ \\ : * ? " < > |'
+
+
+def check_name(name: str) -> str:
+    """A name of a model, a policy or a tool source.
+
+    >>> check_name("reasoner-2")
+    'reasoner-2'
+
+    Raises:
+        PydanticCustomError: it could not be a folder, a part of a metric's name, or a key on the command line.
+    """
+    if not name or any(not (c.isalnum() or c in "_-") for c in name) or name.startswith("-"):
+        raise _refused("must consist of letters, digits, _ and -, and not begin with -")
+    return _short_and_free(name)
+
+
+def check_role(name: str) -> str:
+    """A role, which organizations call: ``agents.planner``.
+
+    Raises:
+        PydanticCustomError: it could not be called, or is no good as a part of a metric's name.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise _refused("a role is a name that organizations call: letters, digits and _")
+    return _short_and_free(name)
+
+
+def check_run_name(name: str) -> str:
+    """The name of a run's folder.
+
+    Raises:
+        PydanticCustomError: it could not be a folder's, here or on another system.
+    """
+    if not name or not name.isprintable() or set(name) & set(NOT_IN_FILES.split()):
+        raise _refused(f"must be usable as a folder name: no control characters, and none of {NOT_IN_FILES}")
+    if name[0] in ".- " or name[-1] in ". ":
+        raise _refused(
+            "must be usable as a folder name: not begin with '.', '-' or a space, nor end with '.' or a space"
+        )
+    return _short_and_free(name)
+
+
+def collisions(kind: str, names: Iterable[str]) -> Iterable[str]:
+    """Names that some file systems take for the same: they differ in capitals, or in how a letter is composed."""
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if other != name:
+            yield f"{kind}: {other!r} and {name!r} are one file's name on some systems; rename one"
+
+
+def _short_and_free(name: str) -> str:
+    if len(name) > LONGEST or len(name.encode("utf-8", "replace")) > 2 * LONGEST:
+        raise _refused(f"must have at most {LONGEST} characters")
+    if DEVICES.match(name):
+        raise _refused("is the name of a device on some systems; take another")
+    return name
+
+
+def _refused(why: str) -> PydanticCustomError:
+    return PydanticCustomError("name", "{why}", {"why": why})
+
+
+Name = Annotated[str, AfterValidator(check_name)]
+Role = Annotated[str, AfterValidator(check_role)]
+RunName = Annotated[str, AfterValidator(check_run_name)]

@@ -1,0 +1,83 @@
+"""What may be different when a run goes on, and what makes it another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from marft.config.run import RunSettings
+
+FREE = (
+    "name", "output", "device", "threads",
+    "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
+    "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch",
+    "training.record_episodes_every", "checkpoints.*", "evaluation.*", "engine.*", "rollout.max_live_episodes",
+    "rollout.timeout_seconds", "*.endpoint.url", "*.endpoint.api_key_variable", "*.endpoint.timeout_seconds",
+    "*.endpoint.retries", "*.endpoint.requests_per_minute", "*.endpoint.concurrent_requests", "*.endpoint.price_*",
+    "rewards.*.cache", "algorithm.complete_from",
+)  # fmt: skip
+ABSENT = "absent"
+
+
+def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[Any, Any]]:
+    """What shapes learning and differs: key → old and new value.
+
+    Everything shapes learning but what is known not to (``FREE``): where things lie, how long and how fast a run goes,
+    what is kept of it and how it is evaluated.
+    """
+    old, new = dict(_flat(_table(before))), dict(_flat(_table(now)))
+    return {
+        key: (old.get(key, ABSENT), new.get(key, ABSENT))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key, ABSENT) != new.get(key, ABSENT) and not _is_free(key, before)
+    }
+
+
+def refuse_changes(before: RunSettings, now: RunSettings) -> None:
+    """A run goes on with what shaped it.
+
+    Raises:
+        ValueError: a setting that shapes learning is another one than before; the message names each.
+    """
+    different = changes(before, now)
+    if different:
+        lines = "\n".join(f"  {key}: {old!r} → {new!r}" for key, (old, new) in different.items())
+        raise ValueError(
+            f"a run goes on with the settings that it learned with so far, but these are others:\n{lines}\n"
+            "Take them back; or start a new run with these weights:  marft train recipe.toml --name … --from …"
+        )
+
+
+def notes(before: RunSettings, now: RunSettings) -> Iterator[str]:
+    """What may change and still shows in what the run learns."""
+    optimizer = now.algorithm.optimizer
+    if before.training.steps != now.training.steps and optimizer.schedule != "constant":
+        yield (
+            f"training.steps: {before.training.steps} → {now.training.steps}, and the learning rate follows a "
+            f"{optimizer.schedule} schedule over all steps: from here on it is that of the new length, a jump"
+        )
+
+
+def _is_free(key: str, run: RunSettings) -> bool:
+    parts = key.split(".")
+    if parts[0] == "models" and parts[-1] == "path" and run.is_remote(parts[1]):
+        return False  # the model's name at its endpoint
+    return any(fnmatchcase(key, pattern) for pattern in FREE)
+
+
+def _table(run: RunSettings) -> dict[str, Any]:
+    table = run.model_dump(mode="json", exclude_none=True)
+    table["agents"] = {agent["role"]: agent for agent in table["agents"]} | {
+        "order": [a["role"] for a in table["agents"]]
+    }
+    table["rewards"] = {str(number): reward for number, reward in enumerate(table["rewards"])}
+    return table
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

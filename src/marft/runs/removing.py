@@ -1,0 +1,77 @@
+"""Taking back what a run wrote, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from marft.runs.atomic import UNFINISHED
+
+CHECKPOINT = re.compile(r"checkpoints/step_\d{6,}")
+IN_CHECKPOINTS = re.compile(
+    r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors"
+    r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
+)
+IN_RUNS = re.compile(
+    r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html"
+    r"|episodes/step_\d{6,}\.parquet"
+    r"|evaluations/[^/]+-(greedy|sampled)(-shuffled)?\.json"
+    r"|replays/step_\d{6,}\.(html|json)"
+    r"|graphs/step_\d{6,}-[^/]+\.svg"
+    r"|tensorboard/events\.out\.tfevents\.[^/]+)"
+)
+FOLDERS = re.compile(
+    rf"(episodes|evaluations|replays|graphs|tensorboard|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
+)
+
+
+def written_by_a_run(folder: Path) -> Iterator[Path]:
+    """Files in the folder that are called what a run calls its files, and folders that it did not finish."""
+    for place, folders, files in os.walk(folder):
+        where = Path(place)
+        for name in [name for name in folders if name.startswith(UNFINISHED)]:
+            folders.remove(name)
+            yield where / name
+        inside = where.relative_to(folder).as_posix()
+        checkpoint = CHECKPOINT.match(inside)
+        listed = _listed(folder / checkpoint[0]) if checkpoint else frozenset()
+        for name in files:
+            path = where / name
+            at = path.relative_to(folder).as_posix()
+            if checkpoint:
+                at = path.relative_to(folder / checkpoint[0]).as_posix()
+            mine = (at in listed or IN_CHECKPOINTS.fullmatch(at)) if checkpoint else IN_RUNS.fullmatch(at)
+            if mine or name.startswith(UNFINISHED):
+                yield path
+
+
+def remove_run(folder: Path) -> list[Path]:
+    """Remove what a run wrote to its folder, but for the folder itself → what is left in it, which is somebody else's.
+
+    Its mark goes last: what a crash leaves is a run's still.
+    """
+    for path in sorted(written_by_a_run(folder), key=lambda path: path == folder / "run.json"):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    _remove_empty(folder)
+    return sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove those of a run's folders in its own that have become empty."""
+    for place, _, _ in os.walk(folder, topdown=False):
+        path = Path(place)
+        if path != folder and FOLDERS.fullmatch(path.relative_to(folder).as_posix()) and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _listed(checkpoint: Path) -> frozenset[str]:
+    """The files that a checkpoint says it has."""
+    try:
+        table = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        return frozenset(table["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()

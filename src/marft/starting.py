@@ -1,0 +1,106 @@
+"""How a run starts: anew, with weights of another one, or where it stopped. What is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from marft.config.run import RunSettings
+from marft.learning.learner import Learner
+from marft.models.pool import Models
+from marft.runs.changes import notes, refuse_changes
+from marft.runs.checkpoints import Checkpoints, Record, State, load_critic, load_policies, read_record, restore
+from marft.runs.folder import RunFolder
+from marft.runs.log import Mark, rewind
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run starts from, once everything that can be refused without its models has been."""
+
+    run: RunSettings
+    folder: RunFolder
+    resume: bool
+    overwrite: bool
+    record: Record | None  # the checkpoint to go on from, of this run or, at its beginning, of another one
+    note: Note
+
+    @staticmethod
+    def of(
+        run: RunSettings, folder: RunFolder, note: Note, *, resume: bool, overwrite: bool, start_from: Path | None
+    ) -> Start:
+        """Look at what is there.
+
+        Raises:
+            ValueError: the run, or the checkpoint it is to start from, is not as it must be.
+        """
+        if resume and (overwrite or start_from):
+            raise ValueError(
+                f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else '--from'} begins a "
+                "new one; give one of them"
+            )
+        if not resume:
+            return Start(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
+        if not folder.is_run():
+            raise ValueError(f"{folder.path} has no mark of a run (run.json) of this version of MARFT; start a new run")
+        record, damaged = Checkpoints(folder, run.checkpoints).newest()
+        for problem in damaged:
+            note(f"passed over a checkpoint: {problem}")
+        if record is not None:
+            refuse_changes(record.recipe(), run)
+            for text in notes(record.recipe(), run):
+                note(text)
+        elif source := folder.started_from():
+            raise ValueError(
+                f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
+                f"with --from {source} --overwrite"
+            )
+        return Start(run, folder, resume, overwrite, record, note)
+
+    def load(self, models: Models, learner: Learner) -> State:
+        """Put the weights in place → where the run stands.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        if self.record is None:
+            return State()
+        if self.resume:
+            return restore(self.record, models, learner)
+        load_policies(self.record.path, models, learner.optimizers)
+        if learner.critic and not load_critic(self.record.path, learner):
+            self.note("the checkpoint has no critic that fits; a new one starts from zero")
+        return State()
+
+    def commit(self, state: State, models: Models, learner: Learner) -> None:
+        """Nothing was refused: make the folder this run's, and its log what it was at ``state``.
+
+        A run that starts with the weights of another one has a checkpoint of them: were it stopped before its first
+        own, they would be lost.
+
+        Raises:
+            ValueError: somebody else has begun a run there.
+        """
+        if self.resume:
+            self._rewind(state)
+            self.folder.write_config(self.run)
+            return
+        source = self.record.path if self.record else None
+        left = self.folder.begin(self.run, overwrite=self.overwrite, start_from=source)
+        if left:
+            self.note(f"left in {self.folder.path}, for no run wrote them: {', '.join(str(path) for path in left)}")
+        if self.record:
+            Checkpoints(self.folder, self.run.checkpoints).save(state, self.run, models, learner, Mark.of(b""))
+
+    def _rewind(self, state: State) -> None:
+        if self.record is not None:
+            for problem in rewind(self.folder.metrics, state.step, self.record.log):
+                self.note(problem)
+            return
+        logged = len(self.folder.read_metrics())
+        if logged:
+            self.note(f"no checkpoint was written yet; begins again, and plays the {logged} logged steps once more")
+        rewind(self.folder.metrics, 0, Mark.of(b""))

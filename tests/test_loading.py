@@ -1,0 +1,205 @@
+"""Models and adapters that others made: what is broken, incomplete or a program is refused by name, in time."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from marft.config.models import ModelSettings
+from marft.models import loading, templates
+from marft.models.loading import load_backbone, load_tokenizer, resolve_path
+from marft.stage import Stage
+from tests.helpers import settings
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the bundled model, to break."""
+    return Path(shutil.copytree(resolve_path("tiny"), tmp_path / "model"))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], name: str = "model") -> None:
+    weights = load_file(folder / f"{name}.safetensors")
+    change(weights)
+    save_file(weights, folder / f"{name}.safetensors", metadata={"format": "pt"})
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ValueError, match=r"models: ") as caught:
+        load_backbone(ModelSettings(path=str(folder)), torch.device("cpu"), torch.float32)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def truncated(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def without_a_shard(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    half = dict(list(weights.items())[:10])
+    save_file(half, folder / "model-00001-of-00002.safetensors", metadata={"format": "pt"})
+    places = {name: f"model-0000{1 if name in half else 2}-of-00002.safetensors" for name in weights}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda f: change_weights(f, lambda w: w.pop(f"{Q_PROJ}.weight")), f"lacks {Q_PROJ}.weight: they would stay random"),
+    "unused": (lambda f: change_weights(f, lambda w: w.update({"model.layers.0.self_attn.o_proj.bias": torch.ones(128)})), "o_proj.bias, which Qwen2ForCausalLM does not compute"),
+    "shape": (lambda f: change_weights(f, lambda w: w.update({f"{Q_PROJ}.weight": torch.ones(3, 128)})), "q_proj.weight has shape (3, 128) where config.json asks for (128, 128)"),
+    "nan": (lambda f: change_weights(f, lambda w: w[f"{Q_PROJ}.weight"][3, 4].fill_(math.nan)), f"{Q_PROJ}.weight holds NaN"),
+    "inf": (lambda f: change_weights(f, lambda w: w["model.norm.weight"][3].fill_(-math.inf)), "model.norm.weight holds NaN or inf"),
+    "truncated": (truncated, "incomplete metadata"),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "header too small"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
+    "no shard": (without_a_shard, "model-00002-of-00002.safetensors"),
+    "pickled": (pickled, "pytorch_model.bin and no *.safetensors: pickled weights can run code"),
+    "code": (lambda f: change_json(f / "config.json", model_type="mine", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}), "code of its own"),
+    "unknown": (lambda f: change_json(f / "config.json", model_type="mine"), "does not recognize this architecture"),
+    "no config": (lambda f: (f / "config.json").unlink(), "cannot load"),
+    "config": (lambda f: (f / "config.json").write_text("[]"), "cannot load"),
+    "type": (lambda f: change_json(f / "config.json", hidden_size="big"), "hidden_size"),
+    "adapter": (lambda f: (f / "adapter_config.json").write_text("{}"), "is an adapter; name its base"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_model_is_refused_by_name(model: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing weights once stayed random, NaN trained on, and code of a model was asked about on standard input."""
+    monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("asked on standard input"))
+    breaks, message = BROKEN[name]
+    breaks(model)
+    assert message in refusal(model)
+
+
+def test_a_whole_model_is_not_refused_whatever_else_lies_beside_it(model: Path) -> None:
+    change_weights(model, lambda w: w.update({"vision_tower.patch.weight": torch.ones(2)}))  # a part that nobody uses
+    torch.save({}, model / "training_args.bin")
+    (model / "pytorch_model.bin").write_bytes(b"also as a pickle")
+    load_backbone(ModelSettings(path=str(model)), torch.device("cpu"), torch.float32)
+    load_tokenizer(ModelSettings(path=str(model)))
+
+
+TEMPLATES = {
+    "loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it loops"),
+    "loops with a system message": (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'system' %}{% for a in range(99999) %}"
+        "{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}{% endfor %}", "it loops",
+    ),
+    "recurses": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    "syntax": ("{% for m in messages %}", "TemplateSyntaxError"),
+    "refuses": ("{{ raise_exception('nobody may speak') }}", "nobody may speak"),
+    "deaf": ("<|im_start|>", "does not show what a user says"),
+    "obeyed by a terminal": ("{{ raise_exception('\x1b[2J') }}", "cannot render a message"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_template_that_does_not_work_is_refused_in_time(
+    model: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    template, message = TEMPLATES[name]
+    (model / "chat_template.jinja").write_text(template)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"models: the chat template of '.*model'") as caught:
+        load_tokenizer(ModelSettings(path=str(model)))
+    assert time.monotonic() - began < 10
+    assert message in str(caught.value)
+    assert "set chat_template to a Jinja file" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_template_without_system_messages_is_fine(model: Path) -> None:
+    source = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(source)
+    assert load_tokenizer(ModelSettings(path=str(model)))
+
+
+def test_a_tokenizer_that_is_broken_or_of_another_model_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "check_template", lambda *_: None)
+    table = json.loads((model / "tokenizer.json").read_text())
+    table["model"]["vocab"] |= {f"word{n}": 442 + n for n in range(100)}
+    (model / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(ValueError, match=r"models.base: its tokenizer has 5\d\d tokens and its model knows 442"):
+        Stage(settings(model))
+    (model / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ValueError, match="cannot load the tokenizer"):
+        load_tokenizer(ModelSettings(path=str(model)))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """An adapter of policy ``actor``, to break."""
+    with Stage(settings("tiny")) as stage:
+        stage.models.save_policy("actor", tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def broken_adapter(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_json(folder / "adapter_config.json", **changes)
+
+
+def adapter_without(key: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        table = json.loads((folder / "adapter_config.json").read_text())
+        del table[key]
+        (folder / "adapter_config.json").write_text(json.dumps(table))
+
+    return change
+
+
+def pickled_adapter(folder: Path) -> None:
+    torch.save(load_file(folder / "adapter_model.safetensors"), folder / "adapter_model.bin")
+    (folder / "adapter_model.safetensors").unlink()
+
+
+ADAPTERS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no r": (adapter_without("r"), "lacks r"),
+    "no alpha": (adapter_without("lora_alpha"), "lacks lora_alpha"),
+    "no targets": (broken_adapter(target_modules=None), "lacks target_modules"),
+    "targets": (broken_adapter(target_modules="all-linear"), "target_modules = 'all-linear', which is no list"),
+    "r": (broken_adapter(r="8"), "says r = '8'"),
+    "modules_to_save": (broken_adapter(modules_to_save=["lm_head"]), "asks for modules_to_save"),
+    "dora": (broken_adapter(use_dora=True), "asks for use_dora"),
+    "pissa": (broken_adapter(init_lora_weights="pissa_niter_4"), "changes the base too"),
+    "kind": (broken_adapter(peft_type="IA3"), "says peft_type 'IA3'"),
+    "list": (lambda folder: (folder / "adapter_config.json").write_text("[]") and None, "holds no table"),
+    "pickled": (pickled_adapter, "adapter_model.bin and no *.safetensors"),
+    "nan": (lambda f: change_weights(f, lambda w: w[f"base_model.model.{Q_PROJ}.lora_B.weight"].fill_(math.nan), "adapter_model"), "holds NaN"),
+    "truncated": (lambda f: (f / "adapter_model.safetensors").write_bytes((f / "adapter_model.safetensors").read_bytes()[:-8]) and None, "cannot read the adapter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
+    breaks, message = ADAPTERS[name]
+    breaks(adapter)
+    with pytest.raises(ValueError, match="adapter at ") as caught:
+        Stage(settings("tiny", "runs", "--policies.actor.adapter", str(adapter)))
+    assert message in str(caught.value)

@@ -1,0 +1,85 @@
+"""Names that become files, folders and columns: checked once, wherever people give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marft.config import parse_recipe
+from marft.stage import Stage
+from tests.helpers import recipe
+
+BAD = (
+    "/somewhere",
+    "..",
+    ".",
+    "a/b",
+    "a\\b",
+    "a.b",
+    "",
+    "a b",
+    "a\x1b[2J",
+    "a\nb",
+    "-a",
+    "a" * 65,
+    "é" * 65,
+    "CON",
+    "nul",
+    "\ud800",
+)
+
+
+def renamed(kind: str, name: str) -> dict[str, Any]:
+    """A recipe whose second model, policy or agent, or only tool, is called ``name``."""
+    table = recipe()
+    if kind == "models":
+        table["models"][name] = {"path": "tiny"}
+        table["policies"]["actor"]["model"] = name
+    elif kind == "policies":
+        table["policies"][name] = table["policies"].pop("actor")
+        table["agents"][1]["policy"] = name
+    elif kind == "tools":
+        table["tools"] = {name: {"name": "python"}}
+        table["agents"][1]["tools"] = [name]
+    else:
+        table["agents"][1]["role"] = name
+    return table
+
+
+@pytest.mark.parametrize("kind", ["models", "policies", "tools", "roles"])
+@pytest.mark.parametrize("name", BAD, ids=ascii)
+def test_what_could_be_a_path_or_be_obeyed_by_a_terminal_is_no_name(kind: str, name: str) -> None:
+    with pytest.raises(ValueError, match=r"recipe:\n") as caught:
+        parse_recipe(renamed(kind, name))
+    assert any(why in str(caught.value) for why in ("letters, digits", "at most 64 characters", "a device"))
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".hidden", "-rf", "a/b", "a:b", "a\tb", "ends.", "aux", "prn.txt", "x" * 65, " x"]
+)
+def test_a_run_is_called_what_a_folder_can_be_called(name: str) -> None:
+    with pytest.raises(ValueError, match=r"recipe:\n  name: ") as caught:
+        parse_recipe(recipe(name=name))
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-1.5", "2026-11-22", "7", "true", "my run (2)", "größer"])
+def test_ordinary_run_names_are_fine_on_the_command_line_too(name: str) -> None:
+    assert parse_recipe(recipe(name=name)).name == name
+    assert parse_recipe(recipe(), ["--name", name]).name == name
+
+
+@pytest.mark.parametrize(("kind", "name"), [("models", "Base"), ("policies", "REASONER"), ("roles", "Reasoner")])
+def test_names_that_one_file_system_takes_for_the_same_are_refused(kind: str, name: str) -> None:
+    with pytest.raises(ValueError, match="are one file's name on some systems"):
+        parse_recipe(renamed(kind, name))
+
+
+def test_every_allowed_name_works_also_one_that_torch_has_a_use_for(tmp_path: Path) -> None:
+    """Adapters once could not be called ``train`` or ``keys``."""
+    run = parse_recipe(renamed("policies", "train"), ["--output", str(tmp_path)])
+    with Stage(run) as stage:
+        assert stage.models.policies["train"].parameters()
