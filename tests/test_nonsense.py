@@ -53,12 +53,10 @@ def test_the_walk_finds_the_tables() -> None:
 
 
 @pytest.mark.parametrize(("name", "taken"), NUMBERS, ids=lambda value: value if isinstance(value, str) else "")
-@pytest.mark.parametrize(
-    "value", [True, False, float("nan"), float("inf"), -float("inf"), 10**30, -(10**30), 1e300, "1"]
-)
-def test_no_number_takes_a_truth_value_or_what_is_beyond_all_bounds(name: str, taken: Any, value: object) -> None:
-    with pytest.raises(ValidationError):
-        taken.validate_python(value)
+def test_no_number_takes_a_truth_value_or_what_is_beyond_all_bounds(name: str, taken: Any) -> None:
+    for value in (True, False, float("nan"), float("inf"), -float("inf"), 10**30, -(10**30), 1e300, "1"):
+        with pytest.raises(ValidationError):
+            taken.validate_python(value)
 
 
 def complaint(*overrides: str, **changes: Any) -> str:
@@ -119,7 +117,7 @@ def test_absurd_sizes_come_with_their_arithmetic() -> None:
 
 def test_a_key_in_place_of_the_name_of_its_variable_is_refused() -> None:
     table = {"url": "http://127.0.0.1:8000/v1", "api_key_variable": "sk-12 34"}
-    with pytest.raises(ValueError, match="must name|is the name of an environment variable"):
+    with pytest.raises(ValueError, match="the name of an environment variable"):
         endpoint.EndpointSettings.model_validate(table)
 
 
@@ -141,5 +139,5 @@ def test_what_agents_are_told_is_written_down_to_the_letter(text: str, tmp_path:
 def test_files_that_are_too_deep_or_long_are_refused(text: str, tmp_path: Any) -> None:
     path = tmp_path / "deep.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match="is not valid TOML|tables and lists are inside each other"):
+    with pytest.raises(ValueError, match=r"is not valid TOML|tables and lists are inside each other"):
         load_recipe(path)
