@@ -28,8 +28,8 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import LARGEST, Names, did_you_mean
+from marft.faults import defined
 from marft.rewards.patterns import Pattern, holds
-from marft.texts import defined
 from marft.types import Episode
 
 Roles = Names
