@@ -57,9 +57,9 @@ class Selection:
                     self.running[file, line].add(test)
 
     def __call__(self, mutant: Mutant) -> list[str]:
-        path = str(mutant.source.path)
         lines = mutant.lines if mutant.function else ()
-        tests = set().union(*(self.running.get((path, line), ()) for line in lines)) or self.reading.get(path)
+        tests = set().union(*(self.running.get((mutant.file, line), ()) for line in lines))
+        tests = tests or self.reading.get(mutant.file, set())
         kills = self.killers[function_of(mutant)]
         chosen: list[str] = []
         total = 0.0
@@ -154,17 +154,16 @@ def looked_at(project: Project, results: Results, killers: dict[str, Counter[str
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     files = project.test_files()
     for file in files:
-        digests = table.get(file, {}).get("digests", {"": "?"})
-        if any(results.digest(of) != digest for of, digest in digests.items()):
-            table.pop(file, None)
+        if file in table and any(results.digest(of) != digest for of, digest in table[file]["digests"].items()):
+            del table[file]
     changed = [file for file in files if file not in table]
     if changed:
         print(f"looking at the tests of {len(changed)} files without a mutant", flush=True)
         sources = {str(project.root / file): file for file in project.sources}
-        seen = look(project.options, changed, list(sources), project.patience)
+        seen = look(project.options, changed, sources, project.patience)
         for file in changed:
             mine = {test: one for test, one in seen.items() if test.partition("::")[0] == file}
-            run = {sources[path] for one in mine.values() for path in one.lines}
+            run = {source for one in mine.values() for source in one.lines}
             digests = {of: results.digest(of) for of in (file, *sorted(run))}
             table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in mine.items()}}
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -208,12 +207,12 @@ def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, opt
     for function, names in hints.items():
         killers[function].update({test: len(names) - place for place, test in enumerate(names)})
     warm_up(project.root, project.warm, project.environment)
-    seen = look(project.options, tests, [], project.patience)
+    seen = look(project.options, tests, {}, project.patience)
     for function, names in hints.items():
         for test in names:
             file = function.partition(":")[0]
             if file in files and test in seen:
-                seen[test].lines[str(project.root / file)] = []
+                seen[test].lines[file] = []
     results = Results(project, Path(tempfile.mkdtemp()) / "results.jsonl")
     meet(project, sample, Selection(seen, killers, project.budget), results, options.jobs)
     return results
