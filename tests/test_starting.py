@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.errors import RunError
+from marft.evaluation.report import write_report
 from marft.learning.learner import Learner
 from marft.learning.undoing import MOST_IN_A_ROW, Before, not_finite
 from marft.runs import lock
@@ -122,8 +123,8 @@ class TestOverwriting:
             assert contents(folder.path).keys() == before.keys()
             (place / name).unlink()
         (folder.checkpoints / "step_000001" / "notes.txt").write_text("theirs")
-        again = run.model_copy(update={"training": run.training.model_copy(update={"steps": 4})})
-        train(again, folder, resume=True)  # which lets go of the first checkpoint
+        four = settings("tiny", folder.path.parent, "--training.steps", "4", "--checkpoints.keep_best", "false")
+        train(four, folder, resume=True)  # which lets go of the first checkpoint
         assert (folder.checkpoints / "step_000001" / "notes.txt").read_text() == "theirs"
         assert list((folder.checkpoints / "step_000001").iterdir()) == [
             folder.checkpoints / "step_000001" / "notes.txt"
@@ -364,6 +365,8 @@ class TestDamage:
         folder.metrics.write_bytes(damaged)
         assert [row["step"] for row in folder.read_metrics()] == [2]
         assert folder.metrics_problems() == ["line 1 cannot be read"]
+        write_report(folder)
+        assert "metrics.jsonl: line 1 cannot be read" in folder.report.read_text()
         observer = Listening()
         train(run, folder, resume=True, observer=observer)
         (note,) = observer.notes

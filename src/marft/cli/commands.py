@@ -14,6 +14,7 @@ from marft.algorithms import ABOUT
 from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_console
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.names import in_a_file_name
 from marft.config.settings import did_you_mean
 from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
@@ -133,7 +134,7 @@ def graph(path: Path, name: str, step: int) -> None:
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}", markup=False)
     console.print(timeline(episode))
-    target = folder.graphs / f"{file.stem}-{episode.task.id.replace('/', '_')}-{episode.sample}.svg"
+    target = folder.graphs / f"{file.stem}-{in_a_file_name(episode.task.id)}-{episode.sample}.svg"
     target.parent.mkdir(exist_ok=True)
     draw(episode).savefig(target, metadata={"Date": None})
     console.print(f"see {target}", markup=False, soft_wrap=True)
