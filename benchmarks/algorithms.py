@@ -1,7 +1,7 @@
 """Every preset on the demo task, in 30 steps of 128 sampled actions: where it ends, how soon, how often it fails.
 
     python benchmarks/algorithms.py                        # all; goes on where it stopped
-    python benchmarks/algorithms.py --presets marft,grpo --seeds 1
+    python benchmarks/algorithms.py --presets marft,grpo --merge     # these anew, the stored figures of all others
     python benchmarks/algorithms.py --presets rloo --name faster --algorithm.optimizer.learning_rate 1.5e-3
 
 All runs train the shipped demo team from the same bundled model, with the same learning rate. Presets that fork
@@ -27,6 +27,7 @@ from recording import (
     save_plot,
     save_rows,
     smooth,
+    stored_rows,
     tidy,
 )
 
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--name", default="algorithms", help="of the results")
+    parser.add_argument("--merge", action="store_true", help="keep the stored rows of presets that are not named")
     arguments, changes = parser.parse_known_args()
     output = str(arguments.output / arguments.name)
     jobs = [
@@ -53,8 +55,29 @@ def main() -> None:
         for name in arguments.presets.split(",")
     ]
     rows = measure(jobs, arguments.workers, "{preset:12s} seed {seed}: {after[sampled]:.1%}".format_map)
+    if arguments.merge:
+        rows = merged(rows, stored_rows(arguments.results, arguments.name))
     save_rows(arguments.results, arguments.name, rows, markdown(rows))
     save_plot(arguments.results, arguments.name, plot(rows))
+
+
+def merged(rows: list[Row], stored: list[Row]) -> list[Row]:
+    """New rows beside the stored ones of other presets, in the order of the presets; those that are gone are left out.
+
+    Raises:
+        SystemExit: the stored runs had other seeds, steps or held-out tasks.
+    """
+    named = {row["preset"] for row in rows}
+    others = [row for row in stored if row["preset"] in PRESETS and row["preset"] not in named]
+    grounds = {_ground([row for row in rows + others if row["preset"] == name]) for name in PRESETS} - {frozenset()}
+    if len(grounds) > 1:
+        raise SystemExit("the stored runs had other seeds, steps or held-out tasks; run all presets, or use --name")
+    return sorted(rows + others, key=lambda row: list(PRESETS).index(row["preset"]))
+
+
+def _ground(rows: list[Row]) -> frozenset[tuple[int, int, int]]:
+    """What the runs of a preset must have in common with those of another: seeds, steps, held-out tasks."""
+    return frozenset((row["seed"], len(row["actions"]), row["tasks"]) for row in rows)
 
 
 def job_of(name: str, seed: int, tasks: int, overrides: list[str]) -> Job:

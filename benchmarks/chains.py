@@ -124,7 +124,7 @@ def own_rewards(episode: Episode) -> float:
 def advantages(episodes: Sequence[Episode], values: Floats, chain: Chain, decay: float) -> Floats:
     """Advantages of every decision of every episode, [E, agents]."""
     credit = GAE(chain=chain, gamma_step=1.0, lambda_agent=decay, lambda_step=decay)
-    flat = Values([np.array([v]) for v in values.ravel()], np.zeros(len(episodes)))
+    flat = Values([np.array([v]) for v in values.ravel()])
     found = credit.assign(Evidence(episodes, "action", flat)).advantages
     return np.concatenate(found).reshape(values.shape)
 

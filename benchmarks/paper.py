@@ -1,7 +1,8 @@
-"""The paper's experiment in small, the sensitivity study that it announces, and teams of up to twelve.
+"""The paper's experiment in small, its own settings at three entropies, the sensitivity study that it announces, and
+teams of up to twelve.
 
-    python benchmarks/paper.py                                  # all three; goes on where it stopped
-    python benchmarks/paper.py --studies experiment --workers 2
+    python benchmarks/paper.py                                  # all four; goes on where it stopped
+    python benchmarks/paper.py --studies entropy --workers 2
     python benchmarks/paper.py --studies populations --tasks 200
 
 Each study is a file in ``studies/``. Every run trains on the bundled model and is evaluated on held-out tasks. Writes
@@ -13,10 +14,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from recording import measure, parser_of, save_plot, save_rows
-from studies import experiment, populations, sensitivity
+from studies import entropy, experiment, populations, sensitivity
 
 STUDIES: dict[str, ModuleType] = {
-    "experiment": experiment, "sensitivity": sensitivity, "populations": populations
+    "experiment": experiment, "entropy": entropy, "sensitivity": sensitivity, "populations": populations
 }  # fmt: skip
 
 

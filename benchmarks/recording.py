@@ -48,11 +48,13 @@ class Job:
     about: Mapping[str, Any]
     checkpoints: tuple[str, ...] = ("last",)
     modes: tuple[Mode, ...] = ("sampled",)
+    steps_per_point: int = 1  # training steps that a point of the curves is the mean of
 
     @property
     def recipe(self) -> str:
         """Everything that the figures depend on."""
-        return to_toml(self.run) + repr((self.tasks, dict(self.about), self.checkpoints, self.modes))
+        about = (self.tasks, dict(self.about), self.checkpoints, self.modes, self.steps_per_point)
+        return to_toml(self.run) + repr(about)
 
     @property
     def digest(self) -> str:
@@ -140,13 +142,30 @@ def train_and_evaluate(job: Job) -> Row:
             when: {e.mode: e.agents for e in evaluations if (e.checkpoint == BASE) == (when == "before")}
             for when in ("before", "after")
         },
-        "curves": {name: [row.get(name) for row in metrics] for name in (*CURVES, "message_tokens")},
-        "episodes": [row["episodes"] for row in metrics],
-        "actions": [row["sampled_actions"] for row in metrics],
+        "curves": {
+            name: points([row.get(name) for row in metrics], job.steps_per_point)
+            for name in (*CURVES, "message_tokens")
+        },
+        "episodes": [sum(part) for part in _parts([row["episodes"] for row in metrics], job.steps_per_point)],
+        "actions": [sum(part) for part in _parts([row["sampled_actions"] for row in metrics], job.steps_per_point)],
         "seconds": sum(row["seconds"] for row in metrics),
         "wall_seconds": time.perf_counter() - began,
         "digest": job.digest,
     }
+
+
+def points(curve: Sequence[float | None], steps: int) -> list[float | None]:
+    """A curve with one point for every ``steps`` training steps: the mean of those that have a value.
+
+    >>> points([1.0, 3.0, None, 5.0, None], steps=2)
+    [2.0, 5.0, None]
+    """
+    known = [[value for value in part if value is not None] for part in _parts(curve, steps)]
+    return [float(np.mean(part)) if part else None for part in known]
+
+
+def _parts(curve: Sequence[Any], steps: int) -> list[Sequence[Any]]:
+    return [curve[first : first + steps] for first in range(0, len(curve), steps)]
 
 
 def interval(rows: Sequence[Row], when: str = "after", mode: Mode = "sampled") -> str:
@@ -159,20 +178,20 @@ def interval(rows: Sequence[Row], when: str = "after", mode: Mode = "sampled") -
 
 
 def smooth(curve: Sequence[float], over: int = 3) -> npt.NDArray[np.float64]:
-    """Means over ``over`` steps in a row: one value fewer for each step more."""
+    """Means over ``over`` points in a row: one value fewer for each point more."""
     return np.convolve(np.array(curve, float), np.ones(over) / over, "valid")
 
 
 def collapsed(row: Row) -> bool:
-    """Whether the last three steps are far below the best three in a row."""
+    """Whether the last three points of the curve (of a step each, or of more) are far below the best three in a row."""
     curve = smooth(row["curves"]["accuracy"])
     return bool(curve[-1] < curve.max() - 0.2)
 
 
-def band(axes: Axes, curves: Sequence[Sequence[float]], label: str) -> None:
-    """The mean over seeds and the band from lowest to highest, smoothed over three steps."""
+def band(axes: Axes, curves: Sequence[Sequence[float]], label: str, steps_per_point: int = 1) -> None:
+    """The mean over seeds and the band from lowest to highest, smoothed over three points."""
     smoothed = [smooth(curve) for curve in curves]
-    steps = np.arange(3, 3 + len(smoothed[0]))
+    steps = steps_per_point * np.arange(3, 3 + len(smoothed[0]))
     (line,) = axes.plot(steps, np.mean(smoothed, axis=0), label=label, linewidth=1.4)
     axes.fill_between(
         steps, np.min(smoothed, axis=0), np.max(smoothed, axis=0), alpha=0.15, color=line.get_color(), linewidth=0
@@ -193,6 +212,12 @@ def save_rows(results: Path, name: str, rows: Sequence[Row], table: str) -> None
     (results / f"{name}.md").write_text(table)
     print(table)
     print(f"{hours:.2f} hours of runs in all")
+
+
+def stored_rows(results: Path, name: str) -> list[Row]:
+    """The rows that an earlier call saved; none where there was none."""
+    path = results / f"{name}.json"
+    return list(json.loads(path.read_text())["runs"]) if path.is_file() else []
 
 
 def save_plot(results: Path, name: str, figure: Figure) -> None:

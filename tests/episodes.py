@@ -68,10 +68,11 @@ def episodes(draw: st.DrawFn, chain: bool = False, sees_nothing: bool = False, m
         for _ in range(steps)
     )
     truncated = draw(st.booleans())
+    decided = [action.agent for action in sorted(actions, key=lambda action: (-action.step, action.index))]
     return Episode(
         task=Task("t", "o"), stream="train/0", sample=draw(st.integers(0, 3)), actions=tuple(actions),
         status="truncated" if truncated else "terminated", transitions=transitions,
-        bootstrap=np.array([1, 2], np.int32) if truncated and actions else None, bootstrap_policy="a",
+        bootstrap={agent: np.array([1, 2], np.int32) for agent in decided} if truncated else {},
     )  # fmt: skip
 
 
@@ -80,5 +81,5 @@ def values_for(draw: st.DrawFn, batch: list[Episode], level: Level) -> Values:
     sizes = [1 if level == "action" else len(action.tokens) for action in all_actions(batch)]
     return Values(
         [np.array([draw(FLOATS) for _ in range(size)], np.float64) for size in sizes],
-        np.array([draw(FLOATS) if e.bootstrap is not None else 0.0 for e in batch], np.float64),
+        [{agent: draw(FLOATS) for agent in episode.bootstrap} for episode in batch],
     )

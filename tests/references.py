@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.learning.interfaces import Level, Values
@@ -31,9 +31,12 @@ class Decision:
 
 
 def gae(
-    episode: Episode, values: Sequence[Sequence[float]], final_value: float, s: Settings, level: Level
+    episode: Episode, values: Sequence[Sequence[float]], finals: Mapping[str, float], s: Settings, level: Level
 ) -> list[list[float]]:
-    """Advantages of one episode, by action and decision; γ and λ are looked up hop by hop."""
+    """Advantages of one episode, by action and decision; γ and λ are looked up hop by hop.
+
+    ``finals`` are the values of the final observation, by agent.
+    """
     actions = episode.actions
     pay = rewards(episode, s)
     found: dict[tuple[int, int], float] = {}
@@ -52,9 +55,9 @@ def gae(
         else:
             after = successor(actions, k, s.chain)
             if after is None:
-                alive = episode.status == "truncated" and episode.bootstrap is not None
                 passed = len(episode.transitions) - actions[k].step
-                result = pay[k] + (s.gamma_step**passed * final_value if alive else 0.0) - here
+                final = finals[actions[goes_on_with(actions, k, s.chain)].agent] if finals else 0.0
+                result = pay[k] + s.gamma_step**passed * final - here
             else:
                 passed = actions[after].step - actions[k].step
                 gamma = s.gamma_agent if passed == 0 else s.gamma_step**passed
@@ -84,6 +87,13 @@ def successor(actions: Sequence[Action], k: int, chain: str) -> int | None:
     if actions[own[0]].step == actions[k].step:
         return own[0]
     return min(roots(actions, own[0]))
+
+
+def goes_on_with(actions: Sequence[Action], k: int, chain: str) -> int:
+    """The decision whose agent would decide after k, were there a step more."""
+    if chain == "joint":
+        return min(j for j in range(len(actions)) if actions[j].step == actions[-1].step)
+    return k if chain == "agent" else min(roots(actions, k))
 
 
 def roots(actions: Sequence[Action], k: int) -> set[int]:

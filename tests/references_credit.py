@@ -172,7 +172,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return covariance / math.sqrt(sum((x - ma) ** 2 for x in ra) * sum((y - mb) ** 2 for y in rb))
 
 
-def comam(batch: Sequence[Episode], scale: bool) -> list[list[float]]:
+def comam(batch: Sequence[Episode], scale: bool, fallback: float = 1.0) -> list[list[float]]:
     def local(e: Episode, agent: str) -> float:
         return sum(t.agent_rewards.get(agent, 0.0) for t in e.transitions)
 
@@ -185,11 +185,80 @@ def comam(batch: Sequence[Episode], scale: bool) -> list[list[float]]:
         for action in episode.actions:
             agent = action.agent
             peers = [o for o in batch if o.task.id == episode.task.id and any(a.agent == agent for a in o.actions)]
-            weight = max(0.0, spearman([local(o, agent) for o in peers], [whole(o) for o in peers]))
+            own = [local(o, agent) for o in peers]
+            silent = max(own) - min(own) < EQUAL
+            weight = fallback if silent else max(0.0, spearman(own, [whole(o) for o in peers]))
             mixed = [local(o, agent) + weight * whole(o) for o in peers]
             row.append(relative(local(episode, agent) + weight * whole(episode), mixed, scale))
         results.append(row)
     return results
+
+
+def reinforce_plus_plus(
+    batch: Sequence[Episode], costs: Sequence[Sequence[Sequence[float]]], trained: Sequence[str], whiten: bool
+) -> list[float]:
+    """One number a decision: the return minus the costs of this decision and all after it, whitened over the decisions
+    of trained policies. ``costs`` are by episode, action and decision."""
+    net: list[float] = []
+    counted: list[float] = []
+    for episode, of_actions in zip(batch, costs, strict=True):
+        flat = [(action, cost) for action, row in zip(episode.actions, of_actions, strict=True) for cost in row]
+        for place, (action, _) in enumerate(flat):
+            to_come = 0.0
+            for _, cost in flat[place:]:
+                to_come += cost
+            net.append(team_return(episode) - to_come)
+            if action.policy in trained:
+                counted.append(net[-1])
+    if not whiten:
+        return net
+    earned = [team_return(episode) for episode in batch]
+    if len(batch) == 1 or max(earned) - min(earned) < EQUAL:
+        return [0.0] * len(net)
+    if not counted:
+        return net
+    deviation = spread(counted) if len(counted) > 1 else 0.0
+    return [(x - mean(counted)) / (deviation + EPSILON) for x in net]
+
+
+def magrpo(batch: Sequence[Episode], costs: Sequence[Sequence[float]], scale: bool) -> list[float]:
+    """One number an action: what is earned from its turn on, costs taken off, against the group's at that turn.
+    ``costs`` are by episode and action."""
+
+    def from_turn(number: int, turn: int) -> tuple[float, float]:
+        earned = price = 0.0
+        for t, transition in enumerate(batch[number].transitions):
+            if t >= turn:
+                earned += transition.reward + sum(transition.agent_rewards.values())
+        for action, cost in zip(batch[number].actions, costs[number], strict=True):
+            if action.step >= turn:
+                price += cost
+        return earned, earned - price
+
+    results = []
+    for number, episode in enumerate(batch):
+        for action in episode.actions:
+            group = [
+                from_turn(other, action.step)
+                for other, o in enumerate(batch)
+                if o.task.id == episode.task.id and any(a.step == action.step for a in o.actions)
+            ]
+            gross, net = [g for g, _ in group], [n for _, n in group]
+            if len(group) == 1 or max(gross) - min(gross) < EQUAL:
+                results.append(0.0)
+            else:
+                mine = from_turn(number, action.step)[1]
+                results.append((mine - mean(net)) / (spread(net) + EPSILON if scale else 1.0))
+    return results
+
+
+def running_moments(batches: Sequence[Sequence[float]], decay: float) -> tuple[float, float]:
+    """Exponential mean of the batches' means and deviation from that of their squares, their start's bias taken out:
+    batch k of K weighs decay^(K − k)."""
+    weights = [decay ** (len(batches) - 1 - k) for k in range(len(batches))]
+    first = sum(w * mean(b) for w, b in zip(weights, batches, strict=True)) / sum(weights)
+    second = sum(w * mean([x * x for x in b]) for w, b in zip(weights, batches, strict=True)) / sum(weights)
+    return first, math.sqrt(max(second - first**2, 1e-2))
 
 
 def step_gae(
@@ -218,7 +287,6 @@ def step_gae(
             g = gamma ** (following - t)
             advantage[t] = reward[t] + g * value[following] - value[t] + g * lam * rho[following] * advantage[following]
         else:
-            alive = episode.status == "truncated" and episode.bootstrap is not None
-            last = final_value * gamma ** (len(episode.transitions) - t) if alive else 0.0
+            last = final_value * gamma ** (len(episode.transitions) - t)
             advantage[t] = reward[t] + last - value[t]
     return [advantage[a.step] for a in episode.actions]

@@ -87,10 +87,6 @@ class TestRefusals:
         assert "low is not below high" in self.problems("--algorithm.sampler_correction", "{ low = 3.0, high = 2.0 }")
         assert "must be above 1" in self.problems("--algorithm.objective.dual_clip", "0.5")
 
-    def test_the_samplers_correction_needs_the_learners_numbers(self) -> None:
-        text = self.problems("--algorithm.sampler_correction.level", "geometric")
-        assert "old_log_probs = 'learner'" in text
-
     def test_k1_in_the_loss_has_no_gradient(self) -> None:
         text = self.problems("--algorithm.kl.coefficient", "0.1", "--algorithm.kl.estimator", "k1")
         assert "place = 'reward'" in text

@@ -221,7 +221,7 @@ class Chooser(Plugin):
 def test_choices_are_recorded_and_trained(level: str, tmp_path: Path) -> None:
     run = recipe(
         "tiny", tmp_path, "--team.organization", "tests.test_choices:Chooser", "--algorithm.level", level,
-        "--algorithm.entropy", "0.01", "--algorithm.kl.coefficient", "0.01", "--algorithm.old_log_probs", "learner",
+        "--algorithm.entropy", "0.01", "--algorithm.kl.coefficient", "0.01",
     )  # fmt: skip
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2

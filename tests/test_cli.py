@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from marft.algorithms import PRESETS
-from marft.cli import errors
 from marft.cli.main import app, main
 from marft.config import to_toml
 from marft.runs.folder import RunFolder
@@ -79,6 +78,24 @@ def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(
     assert not (tmp_path / "test").exists()
 
 
+def test_a_dry_run_reads_the_environments_tasks(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
+    text = run(capsys, "train", str(recipe_file), "--dry-run")
+    assert text.startswith("# train: 64 tasks, the first is chain_sum/1: State the final answer")
+    assert "# test: 16 tasks" in text
+    data = tmp_path / "problems.jsonl"
+    data.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n{"problem": 3')
+    given = ("train", str(recipe_file), "--dry-run", "--environment", f"{{ name = 'math', path = '{data}' }}")
+    assert "problems.jsonl, line 2 is not JSON" in run(capsys, *given, status=2)
+    data.write_text("")
+    assert "training split has no tasks" in run(capsys, *given, status=2)
+    twice = "{ name = 'tests.plugins:Flaky', count = 0 }"
+    assert "training split has no tasks" in run(
+        capsys, "train", str(recipe_file), "--dry-run", "--environment", twice, status=2
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -108,7 +125,8 @@ def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[s
     assert all(name in table for name in PRESETS)
     one = run(capsys, "algorithms", "grpo")
     assert 'name = "grpo"' in one
-    assert "coefficient = 0.04" in one
+    assert "coefficient = 0.04 # Shao et al. 2024, §4.2" in one
+    assert "minibatches = 2 #" not in one  # ours
     assert "did you mean 'grpo'?" in run(capsys, "algorithms", "grop", status=2)
 
 
@@ -122,17 +140,6 @@ def test_a_run_is_not_overwritten_unless_told(
 def test_checkpoints_that_are_not_there_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     RunFolder.create(settings("tiny", tmp_path))
     assert "no checkpoint 'last'" in run(capsys, "eval", str(tmp_path / "test"), status=2)
-
-
-def test_a_full_disk_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), errors.friendly():
-        raise OSError(28, "No space left on device", "somewhere")
-    assert "cannot write: No space left on device (somewhere)" in capsys.readouterr().err
-
-
-def test_our_own_broken_invariants_keep_their_traceback() -> None:
-    with pytest.raises(AssertionError), errors.friendly():
-        raise AssertionError
 
 
 def test_parts_are_imported_from_the_folder_that_the_command_runs_in(recipe_file: Path, tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ class TestPresets:
         assert parse_recipe(recipe(algorithm={"name": name}), ["--training.steps", "9"]).algorithm.name == name
 
     def test_a_recipe_changes_a_preset_field_by_field(self) -> None:
-        run = parse_recipe(recipe(algorithm={"name": "marft-paper", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1}))
+        run = parse_recipe(
+            recipe(algorithm={"name": "marft-paper-table5", "credit": {"gamma_step": 0.5}, "kl_stop": 0.1})
+        )
         assert run.algorithm.credit.gamma_step == 0.5  # type: ignore[attr-defined]
         assert run.algorithm.credit.gamma_token == 0.99  # type: ignore[attr-defined]
         assert run.algorithm.kl_stop == 0.1
@@ -171,7 +173,7 @@ class TestPresets:
         assert parse_recipe(recipe(), ["--algorithm.level", "token"]).algorithm.resolved_aggregation == "token-mean"
 
     def test_the_papers_settings_are_the_papers(self) -> None:
-        paper = parse_recipe(recipe(algorithm={"name": "marft-paper"})).algorithm
+        paper = parse_recipe(recipe(algorithm={"name": "marft-paper-table5"})).algorithm
         assert (paper.optimizer.learning_rate, paper.critic.learning_rate, paper.optimizer.epsilon) == (
             1e-6,
             1e-5,

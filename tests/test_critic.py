@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from marft.config.algorithm import CriticSettings
+from marft.learning.credit.gae import GAE
 from marft.learning.critic import Critic, Reading, read_features, reading
-from marft.learning.interfaces import Level
+from marft.learning.interfaces import Evidence, Level
 from marft.models.backbone import Backbone, PackedRows
 from marft.types import Action, Episode, Observation, Task, Transition
 from tests.episodes import make_action
@@ -45,7 +46,7 @@ def test_the_value_of_an_action_stands_at_the_last_token_before_it(backbone: Bac
     hidden = backbone.hidden_states(PackedRows.of([action.prompt], [None], backbone.device))
     mine = critic(backbone)
     expected = mine.heads["base"](hidden[-1:]).item()
-    assert mine.evaluate([episode(action)]).actions[0][0] == pytest.approx(expected, abs=1e-6)
+    assert mine.evaluate([episode(action)]).actions[0][0] == pytest.approx(expected, abs=1e-5)
     other = replace(action, prompt=np.array([5, 6, 7, 9], np.int32))
     assert mine.evaluate([episode(other)]).actions[0][0] != pytest.approx(expected, abs=1e-4)
 
@@ -108,10 +109,41 @@ def test_equal_readings_are_computed_once_and_all_get_their_rows(backbone: Backb
 def test_only_truncated_episodes_have_a_bootstrap_value(backbone: Backbone) -> None:
     mine = critic(backbone)
     ended = episode(make_action("a"))
-    cut = episode(make_action("a"), status="truncated", bootstrap=np.array([3, 4], np.int32), bootstrap_policy="b")
+    cut = episode(make_action("a"), status="truncated", bootstrap={"a": np.array([3, 4], np.int32)})
     values = mine.evaluate([ended, cut])
-    assert values.bootstrap[0] == 0.0
-    assert values.bootstrap[1] != 0.0
+    assert values.bootstrap[0] == {}
+    assert values.final(0) == 0.0
+    assert values.final(1) == values.bootstrap[1]["a"] != 0.0
+
+
+def test_every_head_reads_the_end_of_a_truncated_episode_as_its_own_agent_sees_it(backbone: Backbone) -> None:
+    ends = {"b": np.array([3, 4], np.int32), "a": np.array([7, 8, 9], np.int32)}
+    batch = [episode(make_action("b"), make_action("a", index=1), status="truncated", bootstrap=ends)]
+    own = critic(backbone, heads="agent")
+    features = read_features(backbone, [Reading(ids, np.array([len(ids) - 1])) for ids in ends.values()], 99, None)
+    with torch.no_grad():
+        expected = {name: own.heads[f"base/{name}"](features[i : i + 1]).item() for i, name in enumerate(ends)}
+    assert own.evaluate(batch).bootstrap[0] == pytest.approx(expected, abs=1e-5)
+    shared = critic(backbone)
+    with torch.no_grad():
+        first = shared.heads["base"](features[:1]).item()
+    assert shared.evaluate(batch).bootstrap[0] == pytest.approx({"a": first, "b": first}, abs=1e-5)  # one row a head
+
+
+def test_agents_with_heads_of_their_own_bootstrap_from_them(backbone: Backbone) -> None:
+    """Heads that say +10 and −10 make returns of 0.1 + 0.99 · (±10), whoever decided first."""
+    mine = critic(backbone, kind="independent", heads="agent")
+    with torch.no_grad():
+        for agent, value in (("a", 10.0), ("b", -10.0)):
+            mine.heads[f"base/{agent}"].layers[-1].weight.zero_()  # type: ignore[union-attr, operator]
+            mine.heads[f"base/{agent}"].layers[-1].bias.fill_(value)  # type: ignore[union-attr, operator]
+    ends = {"a": np.array([3, 4], np.int32), "b": np.array([3, 5], np.int32)}
+    cut = episode(make_action("a"), make_action("b", index=1), status="truncated", bootstrap=ends, reward=0.1)
+    values = mine.evaluate([cut])
+    for chain, expected in (("agent", [10.0, -9.8]), ("graph", [10.0, -9.8]), ("joint", [10.0, 10.0])):
+        gae = GAE(chain=chain, gamma_step=0.99, lambda_step=1.0, lambda_agent=1.0)  # type: ignore[arg-type]
+        returns = gae.assign(Evidence([cut], "action", values)).returns
+        assert [float(r[0]) for r in returns] == pytest.approx(expected)
 
 
 def test_features_are_computed_once_for_all_epochs(backbone: Backbone) -> None:

@@ -34,7 +34,7 @@ def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataOb
     for number, episode in enumerate(batch):
         own = references.values_of(values, batch, number)
         s = references.Settings(chain=chain, alpha=alpha, **numbers)
-        expected += references.gae(episode, own, float(values.bootstrap[number]), s, level)
+        expected += references.gae(episode, own, values.bootstrap[number], s, level)
     assert len(expected) == len(credits.advantages)
     for mine, theirs in zip(credits.advantages, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
@@ -86,7 +86,7 @@ def test_action_level_is_token_level_with_one_token(data: st.DataObject) -> None
 def test_with_all_lambdas_one_returns_are_monte_carlo(data: st.DataObject) -> None:
     """λ = 1 telescopes: the return of a decision of a terminated episode is what was earned from there on."""
     episode = data.draw(episodes(chain=True))
-    ended = Episode(**{**_fields(episode), "status": "terminated", "bootstrap": None,
+    ended = Episode(**{**_fields(episode), "status": "terminated", "bootstrap": {},
                        "transitions": tuple(Transition(t.observation, t.reward) for t in episode.transitions)})  # fmt: skip
     values = data.draw(values_for([ended], "action"))
     credits = GAE(gamma_agent=1.0, gamma_step=1.0, lambda_critic=1.0).assign(Evidence([ended], "action", values))
@@ -110,33 +110,33 @@ def test_no_credit_flows_from_one_episode_to_another() -> None:
     """A done flag shifted by one once let agents before the last lose their return, or gain the next episode's."""
     poor = _two_agent_episode(reward=0.0)
     rich = _two_agent_episode(reward=100.0)
-    zeros = Values([np.zeros(1) for _ in range(4)], np.zeros(2))
+    zeros = Values([np.zeros(1) for _ in range(4)])
     credits = GAE(gamma_agent=1.0, gamma_step=1.0).assign(Evidence([poor, rich], "action", zeros))
     assert [float(r[0]) for r in credits.returns] == [0.0, 0.0, 100.0, 100.0]
 
 
 def test_every_agent_of_a_chain_gets_the_last_ones_reward() -> None:
     credits = GAE(gamma_agent=1.0, lambda_agent=1.0).assign(
-        Evidence([_two_agent_episode(1.0)], "action", Values([np.zeros(1), np.zeros(1)], np.zeros(1)))
+        Evidence([_two_agent_episode(1.0)], "action", Values([np.zeros(1), np.zeros(1)]))
     )
     assert [float(a[0]) for a in credits.advantages] == [1.0, 1.0]
 
 
 def test_the_next_state_is_valued_with_its_own_decision() -> None:
     """Not with a raw string or a constant: δ of the first agent uses V of the second agent's rollout observation."""
-    values = Values([np.array([0.2]), np.array([0.7])], np.zeros(1))
+    values = Values([np.array([0.2]), np.array([0.7])])
     credits = GAE(gamma_agent=0.9, lambda_agent=0.0).assign(Evidence([_two_agent_episode(1.0)], "action", values))
     assert credits.advantages[0][0] == pytest.approx(0.9 * 0.7 - 0.2)
     assert credits.advantages[1][0] == pytest.approx(1.0 - 0.7)
 
 
 def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
-    values = Values([np.zeros(1), np.zeros(1)], np.array([5.0]))
+    values = Values([np.zeros(1), np.zeros(1)], [{"b": 5.0}])
     ended = _two_agent_episode(1.0)
-    cut = Episode(**{**_fields(ended), "status": "truncated", "bootstrap": np.array([3], np.int32)})
+    cut = Episode(**{**_fields(ended), "status": "truncated", "bootstrap": {"b": np.array([3], np.int32)}})
     gae = GAE(gamma_step=0.5, lambda_agent=1.0)
     assert gae.assign(Evidence([cut], "action", values)).returns[1][0] == pytest.approx(1.0 + 0.5 * 5.0)
-    none = Values(values.actions, np.zeros(1))
+    none = Values(values.actions)
     assert gae.assign(Evidence([ended], "action", none)).returns[1][0] == pytest.approx(1.0)
 
 
@@ -144,7 +144,7 @@ def test_the_papers_discounts_leave_little_of_the_signal_at_token_level() -> Non
     """0.99^512 of a reward at the end reaches the first of 512 tokens; with γ_token = 1 all of it does."""
     action = make_action(tokens=tuple(range(512)))
     episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
-    zeros = Values([np.zeros(512)], np.zeros(1))
+    zeros = Values([np.zeros(512)])
     paper = GAE(gamma_token=0.99, lambda_token=0.95).assign(Evidence([episode], "token", zeros)).advantages[0]
     vetted = GAE(gamma_token=1.0, lambda_token=1.0).assign(Evidence([episode], "token", zeros)).advantages[0]
     assert paper[0] == pytest.approx((0.99 * 0.95) ** 511)
@@ -155,7 +155,7 @@ def test_observation_tokens_inside_an_action_are_jumped_over() -> None:
     """Only sampled tokens are decisions: tool tokens neither discount nor hold a value."""
     action = make_action(tokens=(1, 2, 3, 4), marks=(0, 1, 1, 0))
     episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
-    values = Values([np.zeros(int(action.sampled.sum()))], np.zeros(1))
+    values = Values([np.zeros(int(action.sampled.sum()))])
     advantages = GAE(gamma_token=0.5, lambda_token=1.0).assign(Evidence([episode], "token", values)).advantages[0]
     assert advantages.tolist() == [0.5, 1.0]
 

@@ -93,17 +93,20 @@ class TestEpisodes:
         episode = run(game(Script([goes_on()] * 9), max_steps=3), critic_states=True)
         assert episode.status == "truncated"
         assert len(episode.transitions) == 3
-        assert episode.bootstrap is not None
-        assert episode.bootstrap_policy == "a"
+        assert list(episode.bootstrap) == ["a"]
 
-    def test_the_bootstrap_is_the_final_observation_as_the_first_decider_sees_it_alone(self) -> None:
+    def test_the_bootstrap_is_the_final_observation_as_every_agent_would_see_it_alone(self) -> None:
         script = Script([goes_on(0.0, "the end", truncated=True)])
         episode = run(game(script, "a", "b"), critic_states=True)
-        assert episode.bootstrap is not None
-        text = bytes(episode.bootstrap.astype("uint8")).decode()
-        assert "You are a." in text
-        assert "the end" in text
-        assert "Message" not in text
+        assert list(episode.bootstrap) == ["a", "b"]
+        for agent, ids in episode.bootstrap.items():
+            text = bytes(ids.astype("uint8")).decode()
+            assert f"You are {agent}." in text
+            assert "the end" in text
+            assert "Message" not in text
+
+    def test_without_a_critic_nothing_is_kept_of_the_end(self) -> None:
+        assert run(game(Script([goes_on(0.0, "the end", truncated=True)]), "a")).bootstrap == {}
 
     def test_the_critic_also_reads_earlier_actions_that_an_agent_did_not_see(self) -> None:
         episode = run(game(Script([ends()]), "a", "b", "c", organization=Chain(sees="previous")), critic_states=True)
@@ -254,17 +257,20 @@ class TestFailures:
 
 
 class TestTheEndOfATruncatedEpisode:
-    def test_it_is_seen_as_by_whoever_last_decided_first_even_if_nobody_acts_in_the_last_step(self) -> None:
-        class Once:
+    def test_those_who_decided_last_come_first_even_if_nobody_acts_in_the_last_step(self) -> None:
+        class Fading:
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 if observation.text == "begin":
+                    await agents.a(observation)
+                if observation.text != "third":
+                    await agents.c(observation)
                     await agents.b(observation)
                 return JointAction()
 
-        script = Script([goes_on(), goes_on()])
-        episode = run(game(script, "a", "b", organization=Once(), max_steps=2), critic_states=True)
-        assert (episode.status, episode.bootstrap_agent) == ("truncated", "b")
-        assert episode.bootstrap is not None
+        script = Script([goes_on(0.0, "second"), goes_on(0.0, "third"), goes_on()])
+        episode = run(game(script, "a", "b", "c", organization=Fading(), max_steps=3), critic_states=True)
+        assert episode.status == "truncated"
+        assert list(episode.bootstrap) == ["c", "b", "a"]
 
     def test_a_final_observation_that_is_none_fails_the_episode_alone(self) -> None:
         script = Script([lambda _: Step(None, 1.0, truncated=True)])  # type: ignore[arg-type]

@@ -66,6 +66,8 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, tuple) and not hasattr(a, "_fields"):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)  # the order of agents counts too
     if hasattr(a, "__dataclass_fields__"):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name != "data")
     return bool(a == b)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+import marft.learning.learner as learner_module
 from marft.config import RunSettings
 from marft.gathering import gather, training_tasks
 from marft.learning.batching import KnownLogProbs
@@ -18,6 +20,8 @@ from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Judgement, Learner
 from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
+from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.schedules import A2PO
 from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.stage import Stage
@@ -101,7 +105,7 @@ def a2po(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Se
     for number, episode in enumerate(evidence.episodes):
         last = first + len(episode.actions)
         values = [row.tolist() for row in evidence.values.actions[first:last]]
-        final = float(evidence.values.bootstrap[number])
+        final = evidence.values.final(number)
         advantages += slow.step_gae(episode, values, final, "first", 0.99, 0.95, factors[first:last])
         first = last
     width = 0.2 * phase.clip_scale / 2
@@ -130,12 +134,58 @@ def test_the_clip_of_a2po_widens_from_policy_to_policy(played: list[Episode], tm
     assert [phase.clip_scale for phase in phases] == pytest.approx([0.5 + 0.5 * i / 4 for i in (1, 2, 3, 4)])
 
 
+class TestSemiGreedyOrder:
+    """A2PO: by turns the policy with the largest advantages, and one that is drawn."""
+
+    SIZES: ClassVar = {"a": 0.1, "b": 0.9, "c": 0.5, "d": 0.7}
+
+    def orders(self, steps: int = 60) -> list[list[str]]:
+        schedule = A2PO()
+        return [
+            [phase.policies[0] for phase in schedule.plan(Progress(step, 0, self.SIZES), tuple(self.SIZES), 0)]
+            for step in range(steps)
+        ]
+
+    def test_every_other_turn_is_the_largest_of_those_left(self) -> None:
+        for order in self.orders():
+            assert sorted(order) == ["a", "b", "c", "d"]
+            for place in (0, 2):
+                assert order[place] == max(order[place:], key=self.SIZES.__getitem__)
+
+    def test_the_turns_between_are_drawn_and_the_same_again_under_the_same_seed(self) -> None:
+        orders = self.orders()
+        assert {order[1] for order in orders} == {"a", "c", "d"}
+        assert self.orders() == orders
+
+    def test_between_equals_the_draw_decides(self) -> None:
+        firsts = {A2PO().plan(Progress(step, 0, {"a": 1.0, "b": 1.0}), ("a", "b"), 0)[0].policies for step in range(20)}
+        assert firsts == {("a",), ("b",)}
+
+    def test_the_learner_says_how_large_each_policys_advantages_are(
+        self, played: list[Episode], tmp_path: Path
+    ) -> None:
+        told: list[Progress] = []
+
+        class Told(A2PO):
+            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+                told.append(progress)
+                return super().plan(progress, policies, seed)
+
+        run = recipe(tmp_path, "a2po")
+        learner = Learner(run, Models(run))
+        learner.schedule = Told()
+        judgement = learner.judge(played, learner.known(played))
+        sizes: dict[str, list[float]] = {}
+        for action, row in zip(judgement.evidence.actions, judgement.credits.advantages, strict=True):
+            sizes.setdefault(action.policy, []).extend(abs(float(x)) for x in row)
+        learner.learn(played, START)
+        assert told[0].advantages == pytest.approx({name: sum(rows) / len(rows) for name, rows in sizes.items()})
+        assert all(size > 0 for size in told[0].advantages.values())
+
+
 def test_with_one_shared_policy_happo_is_ppo(played: list[Episode], tmp_path: Path) -> None:
     shared = ("--agents.actor.policy", "reasoner", "--algorithm.credit", "{ name = 'step-gae' }")
-    episodes = [
-        replace(e, actions=tuple(replace(a, policy="reasoner") for a in e.actions), bootstrap_policy="reasoner")
-        for e in played
-    ]
+    episodes = [replace(e, actions=tuple(replace(a, policy="reasoner") for a in e.actions)) for e in played]
     results = []
     for schedule in ("sequential", "simultaneous"):
         run = recipe(tmp_path, "happo", *shared, "--algorithm.schedule", f"{{ name = '{schedule}' }}", "--policies",
@@ -175,8 +225,41 @@ class TestAcceptance:
         assert metrics["rollbacks"] == 1.0
         assert all(torch.equal(after[key], value) for key, value in before.items())
 
+    def test_what_makes_the_surrogate_worse_is_undone_however_wide_the_region(
+        self, played: list[Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Uphill(PolicyOptimizer):
+            def step(self) -> float:
+                for parameter in self.parameters.values():
+                    if parameter.grad is not None:
+                        parameter.grad.neg_()
+                return super().step()
+
+        monkeypatch.setattr(learner_module, "PolicyOptimizer", Uphill)
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
+                     "--algorithm.optimizer.learning_rate", "1e-3")  # fmt: skip
+        after, metrics = learned(run, played)
+        assert metrics["rollbacks"] == 1.0
+        before = parameters(Learner(run, Models(run)))
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+
+    def test_what_is_undone_leaves_no_moments_behind(self, played: list[Episode], tmp_path: Path) -> None:
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
+                     "--algorithm.optimizer.learning_rate", "1e-3")  # fmt: skip
+        learner = Learner(run, Models(run))
+        assert learner.learn(played, START)["rollbacks"] == 0.0  # there are moments now
+        before = {name: optimizer.snapshot() for name, optimizer in learner.optimizers.items()}
+        learner.schedule = learner.schedule.model_copy(update={"kl_limit": 1e-12})  # type: ignore[attr-defined]
+        assert learner.learn(played, Progress(1, 0))["rollbacks"] == 1.0
+        for name, optimizer in learner.optimizers.items():
+            now = optimizer.snapshot()
+            assert before[name].moments.keys() == now.moments.keys() != set()
+            assert all(torch.equal(now.moments[key], value) for key, value in before[name].moments.items())
+            assert all(map(torch.equal, now.parameters, before[name].parameters))
+
     def test_a_wide_region_is_happo(self, played: list[Episode], tmp_path: Path) -> None:
-        wide, metrics = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100"), played)
-        plain, _ = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "0"), played)
+        small = "--algorithm.optimizer.learning_rate", "1e-3"  # so small that the surrogate improves
+        wide, metrics = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100", *small), played)
+        plain, _ = learned(recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "0", *small), played)
         assert metrics["accepted_fraction"] == 1.0
         assert all(torch.equal(plain[key], value) for key, value in wide.items())

@@ -1,4 +1,4 @@
-"""Text that a teammate wrote inside an agent's own turn: recorded as such, read by all, trained by AIPO alone."""
+"""Text that a teammate wrote inside an agent's own turn: recorded as such, read by all, trained where a recipe asks for it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def calls_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("calls_first")
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_an_agent_with_tools_trains_on_its_own_tokens_alone(level: str, tmp_path: Path) -> None:
-    run = with_tools(tmp_path, "--algorithm.level", level, "--algorithm.old_log_probs", "learner")
+    run = with_tools(tmp_path, "--algorithm.level", level)
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2
     rows = folder.read_metrics()

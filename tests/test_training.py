@@ -137,13 +137,6 @@ def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
     assert all(t.abs().max() == 0 for key, t in b.items() if "lora_B" in key)
 
 
-def test_old_log_probs_may_be_the_learners(tmp_path: Path) -> None:
-    folder = trained(
-        tmp_path, "--algorithm.old_log_probs", "learner", "--algorithm.epochs", "1", "--algorithm.minibatches", "1"
-    )
-    assert folder.read_metrics()[-1]["kl"] == pytest.approx(0.0, abs=1e-12)
-
-
 def test_learning_rates_follow_their_schedule(tmp_path: Path) -> None:
     folder = trained(
         tmp_path, "--training.steps", "4", "--algorithm.optimizer.schedule", "linear", "--algorithm.optimizer.warmup_steps", "2",

@@ -79,6 +79,20 @@ def random_samples(backbone: Backbone, level: str, count: int = 7, seed: int = 0
     return scored
 
 
+def begun(
+    samples: Sequence[Sample],
+    chosen: AlgorithmSettings,
+    made: Mapping[str, PolicyOptimizer],
+    pack: Packing,
+    meter: Meter,
+) -> Update:
+    """An update whose policies have moved already, from where the samples' log-probs say."""
+    old = {id(sample.action): sample.action.log_probs.astype(np.float64) for sample in samples}
+    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, KnownLogProbs(old=old), meter, seed=0)
+    update.moved |= set(POLICIES)
+    return update
+
+
 class Recording(PolicyOptimizer):
     """Keeps the gradient that a step would have used, and steps nothing."""
 
@@ -113,8 +127,7 @@ def gradients(
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     chosen = chosen or algorithm(level=pack.level, entropy=0.01)
     made, meter = optimizers(backbone), Meter()
-    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, KnownLogProbs(), meter, seed=0)
-    update.run(UpdatePhase(POLICIES), samples, step=0)
+    begun(samples, chosen, made, pack, meter).run(UpdatePhase(POLICIES), samples, step=0)
     return {f"{p}.{n}": g for p, o in made.items() for n, g in o.gradient.items()}, meter.means()
 
 
@@ -155,7 +168,7 @@ def test_workers_with_global_denominators_add_up_to_the_whole(
     def gradient(part: Sequence[Sample]) -> list[torch.Tensor]:
         for batch in pack.micro_batches(part, counts) if part else []:
             scores = score(batch)
-            inputs = LossInputs(batch.units(scores.log_probs), batch.units(batch.old_log_probs), batch.advantages)
+            inputs = LossInputs(batch.units(scores.log_probs), batch.units(batch.engine_log_probs), batch.advantages)
             (PPO()(inputs).terms * batch.unit_weights).sum().backward()
         found = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         for w in weights:
@@ -213,7 +226,7 @@ def test_normalising_by_tokens_makes_gspos_sequence_ratio(double: Backbone) -> N
     sample = random_samples(double, "action", count=1)[0]
     by_tokens = replace(sample, normaliser=float(len(sample.action.tokens)))
     batch = packing(double).micro_batches([by_tokens], Denominators.of([by_tokens], pooled=False))[0]
-    difference = batch.units(score(batch).log_probs) - batch.units(batch.old_log_probs)
+    difference = batch.units(score(batch).log_probs) - batch.units(batch.engine_log_probs)
     per_token = np.array(_log_probs(double, sample)) - sample.action.log_probs
     assert difference.exp().item() == pytest.approx(math.exp(per_token.mean()), rel=1e-6)
 
@@ -253,15 +266,8 @@ def test_the_kl_stop_comes_before_the_optimizer_step(double: Backbone) -> None:
     samples = random_samples(double, "action", drift=2.0)
     for tokens in (10**6, 13):  # one micro-batch, and several
         made, meter = optimizers(double), Meter()
-        update = Update(
-            algorithm(kl_stop=0.01, epochs=3),
-            PPO(),
-            made,
-            packing(double, tokens=tokens),
-            KnownLogProbs(),
-            meter,
-            seed=0,
-        )
+        chosen = algorithm(kl_stop=0.01, epochs=3)
+        update = begun(samples, chosen, made, packing(double, tokens=tokens), meter)
         update.run(UpdatePhase(POLICIES), samples, step=0)
         assert all(not hasattr(optimizer, "gradient") for optimizer in made.values())
         assert meter.total("kl_stops") == 1
@@ -273,8 +279,8 @@ def test_a_kl_that_is_not_a_number_stops_too(double: Backbone) -> None:
     samples = random_samples(double, "action")
     broken = replace(samples[0].action, log_probs=np.full(len(samples[0].action.tokens), np.nan, np.float32))
     made = optimizers(double)
-    update = Update(algorithm(kl_stop=0.5), PPO(), made, packing(double), KnownLogProbs(), Meter(), seed=0)
-    update.run(UpdatePhase(POLICIES), [replace(samples[0], action=broken)], step=0)
+    stopped = [replace(samples[0], action=broken)]
+    begun(stopped, algorithm(kl_stop=0.5), made, packing(double), Meter()).run(UpdatePhase(POLICIES), stopped, step=0)
     assert not hasattr(made["one"], "gradient")
 
 
@@ -352,9 +358,7 @@ _CACHE: list[Backbone] = []
 def _gradients_of_one(backbone: Backbone, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     made = optimizers(backbone)
     chosen = algorithm(entropy=0.01)
-    Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, packing(backbone), KnownLogProbs(), Meter(), seed=0).run(
-        UpdatePhase(("one",)), samples, step=0
-    )
+    begun(samples, chosen, made, packing(backbone), Meter()).run(UpdatePhase(("one",)), samples, step=0)
     return {f"one.{n}": g for n, g in made["one"].gradient.items()}
 
 

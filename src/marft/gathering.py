@@ -10,6 +10,7 @@ import numpy as np
 
 from marft import forking, seeds
 from marft.config.run import RunSettings
+from marft.envs.tasks import tasks_of
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.credit.tree import step_score
@@ -84,15 +85,14 @@ def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, 
 
 
 def training_tasks(run: RunSettings) -> Sequence[Task]:
-    """The training split.
+    """The training split; the validation split is looked at, where it will be needed.
 
     Raises:
-        ValueError: it is empty.
+        ValueError: one of them cannot be used.
     """
-    tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
-    if not tasks:
-        raise ValueError("environment: its training split has no tasks")
-    return tasks
+    if run.evaluation.every:
+        tasks_of(run.environment, "validation")
+    return tasks_of(run.environment, "train")
 
 
 def _play(

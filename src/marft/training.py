@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from marft.config.run import RunSettings
+from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
@@ -160,7 +161,7 @@ def _step(
 
 
 def _validate(stage: Stage) -> float:
-    tasks = stage.run.environment.tasks("validation")[: stage.run.evaluation.validation_tasks]  # type: ignore[attr-defined]
+    tasks = tasks_of(stage.run.environment, "validation")[: stage.run.evaluation.validation_tasks]
     evaluation, _ = evaluate(stage, "now", "sampled", tasks, split="validation")
     return evaluation.accuracy
 

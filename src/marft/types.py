@@ -328,8 +328,9 @@ class Episode:
     """Every action of one attempt at one task, in the order asked for (τ), with what it earned.
 
     ``failed`` and ``timed_out`` episodes could not be scored: they carry the reason in ``error``, leave the batch
-    and are counted. A truncated episode ends in a state worth something; ``bootstrap`` holds that state's ids,
-    rendered for the agent that decided first in the last step. A ``paused`` one was to show what one step pays.
+    and are counted. A truncated episode ends in a state worth something; ``bootstrap`` holds that state's ids as each
+    agent that has decided would see it, those of the last step first and in the order asked. A ``paused`` one was to
+    show what one step pays.
 
     >>> episode = Episode(Task("t1", "…"), stream="train/0", sample=0, actions=(), status="failed", error="boom")
     >>> episode.scored, episode.total_reward
@@ -344,9 +345,7 @@ class Episode:
     transitions: tuple[Transition, ...] = ()
     success: bool | None = None
     error: str = ""
-    bootstrap: TokenIds | None = None  # [S]
-    bootstrap_agent: str = ""
-    bootstrap_policy: str = ""
+    bootstrap: Mapping[str, TokenIds] = field(default_factory=dict)  # by agent, each [S]; empty unless truncated
     seconds: float = 0.0
     fork: Fork | None = None
 

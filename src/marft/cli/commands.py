@@ -12,14 +12,20 @@ from rich.progress import Progress
 
 from marft.algorithms import ABOUT
 from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_console
+from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.names import in_a_file_name
 from marft.config.settings import did_you_mean
+from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_table
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
+from marft.game.environment import Split
 from marft.runs.folder import RunFolder
+from marft.sources import OURS, source_of
+from marft.texts import visible
 
+PROMPT_SHOWN = 80  # characters of a task
 MODES: tuple[Mode, ...] = ("greedy", "sampled")
 console = wide_console()
 
@@ -30,6 +36,8 @@ def train(
     """``marft train``."""
     run, folder = _run_of(recipe, overrides)
     if dry_run:
+        for sentence in _looked_at(run):
+            console.print(f"# {sentence}", markup=False, soft_wrap=True)
         console.print(to_toml(run), markup=False)
         return
     if folder is None:
@@ -38,6 +46,7 @@ def train(
         RunFolder.open(folder.path)
     else:
         folder.check_free(overwrite)
+    beside(folder.path)
     quieten()
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
@@ -49,6 +58,17 @@ def train(
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
     else:
         console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+
+
+def _looked_at(run: RunSettings) -> list[str]:
+    """What is in each split that training and evaluation will need."""
+    splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
+    sentences = []
+    for split in splits:
+        tasks = tasks_of(run.environment, split)
+        prompt = visible(" ".join(tasks[0].prompt.split()))
+        sentences.append(f"{split}: {len(tasks)} tasks, the first is {visible(tasks[0].id)}: {prompt[:PROMPT_SHOWN]}")
+    return sentences
 
 
 def evaluate(
@@ -96,6 +116,7 @@ def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     """``marft replay``."""
     folder = RunFolder.open(path)
+    beside(folder.path)
     own = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
@@ -130,6 +151,7 @@ def graph(path: Path, name: str, step: int) -> None:
     from marft.runs.episodes import read_episodes
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     file = folder.recorded(step)
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}", markup=False)
@@ -153,8 +175,19 @@ def algorithms(name: str) -> None:
         return
     settings = _preset(name)
     console.print(f"# {ABOUT[name]}", markup=False, soft_wrap=True)
-    table = {"algorithm": settings.model_dump(mode="json", exclude_none=True)}
-    console.print(tomli_w.dumps(table), markup=False, soft_wrap=True)
+    console.print(_with_sources(settings), markup=False, soft_wrap=True)
+
+
+def _with_sources(settings: AlgorithmSettings) -> str:
+    """A preset as a recipe would spell it out, and beside each value that is somebody's where it is from."""
+    lines, table = [], ""
+    for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
+        if line.startswith("[algorithm"):
+            table = line.strip("[]").removeprefix("algorithm").removeprefix(".")
+        key = f"{table}.{line.split(' = ')[0]}".removeprefix(".")
+        source = source_of(settings.name, key)
+        lines.append(line if source == OURS else f"{line}  # {source}")
+    return "\n".join(lines)
 
 
 def compare(paths: Sequence[Path]) -> None:
@@ -167,6 +200,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     from marft.evaluation.report import write_report
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     write_report(folder, [RunFolder.open(other) for other in against])
     console.print(f"wrote {folder.report}")
 
@@ -183,6 +217,7 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     """Settings from a recipe file, or from a run's folder, which then comes too."""
     if path.is_dir():
         folder = RunFolder.open(path)
+        beside(folder.path)
         place = path.resolve()  # "." has no name
         return folder.settings([*overrides, "--output", str(path.parent), "--name", place.name]), folder
     return load_recipe(path, overrides), None

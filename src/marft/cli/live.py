@@ -15,6 +15,7 @@ from rich.text import Text
 from marft.config import RunSettings
 from marft.config.settings import did_you_mean
 from marft.engines.human import HumanSeats
+from marft.envs.tasks import tasks_of
 from marft.evaluation.session import find_checkpoint
 from marft.game.game import Attempt
 from marft.game.play import play
@@ -91,7 +92,7 @@ def play_live(
             raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
     path: Path | None = find_checkpoint(run, folder, checkpoint)
     with Stage(run) as stage:
-        tasks = run.environment.tasks("test")  # type: ignore[attr-defined]
+        tasks = tasks_of(run.environment, "test")
         if not 0 <= task < len(tasks):
             raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
         if path is not None:

@@ -94,7 +94,8 @@ class SamplerCorrectionSettings(Settings):
 
 
 class TeammateTextSettings(Settings):
-    """AIPO for text that a teammate wrote inside an agent's own turn, which the agent did not sample:
+    """Text that a teammate wrote inside an agent's own turn, which the agent did not sample: LlamaRL's asynchronous,
+    importance-weighted policy optimisation, the teammate in place of its stale sampler.
     ``−coefficient · min(π/μ, cap) · A · log π``, the weight without gradient, μ the teammate that wrote it.
 
     Averaged over the policy's teammate tokens. With coefficient 0 such text is read and not trained.
@@ -119,6 +120,8 @@ class CriticSettings(Settings):
     loss: Literal["huber", "squared"] = "huber"
     huber_delta: Positive = 1.0
     value_clip: NotNegative = 0.2  # 0 is off
+    normalise_values: bool = False  # heads learn targets over their running mean and deviation (MAPPO)
+    value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
     coefficient: Positive = 1.0
     epochs: Count = 1
     minibatches: Count = 1
@@ -141,7 +144,6 @@ class AlgorithmSettings(Settings):
     entropy: NotNegative = 0.0
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
     dynamic_sampling: Annotated[int, Field(ge=0)] = 0  # times that tasks are drawn again for all-equal groups (DAPO)
-    old_log_probs: Literal["engine", "learner"] = "engine"
     reward: RewardSettings = RewardSettings()
     kl: KLSettings = KLSettings()
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
@@ -210,8 +212,6 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
             f"credit {credit.name!r} reads no values, so a critic would be trained for nothing; "
             "set critic.kind = 'none', or use credit 'gae'"
         )
-    if algorithm.sampler_correction.level != "none" and algorithm.old_log_probs == "engine":
-        yield "sampler_correction compares the engine with the learner: it needs old_log_probs = 'learner'"
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
     correction = getattr(algorithm.schedule, "correction", "")

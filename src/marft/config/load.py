@@ -63,14 +63,12 @@ def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(_readable(problem["loc"], table))
-        message = problem["msg"]
+        message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
             message = "is missing"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
             message = f"{message[0].lower()}{message[1:]} (given: {_shown(problem['input'])})"
-        lines += [
-            f"  {where + ': ' if where else ''}{line}" for line in message.removeprefix("Value error, ").split("\n")
-        ]
+        lines += [f"  {where + ': ' if where else ''}{line}" for line in message.split("\n")]
     return "\n".join(lines)
 
 

@@ -2,20 +2,29 @@
 
 An environment, organization, credit, objective or schedule is one class in one file. A recipe names it by its
 built-in name, by a name that an installed package registered under the entry-point group ``marft.<kind>``, or by
-import path (``my_package.module:Class``).
+import path (``my_package.module:Class``). It is held to its seam (:mod:`marft.config.seams`) when the recipe is read.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PrivateAttr, SerializeAsAny, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BeforeValidator,
+    PrivateAttr,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic_core import PydanticCustomError
 
+from marft.config.seams import class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
+from marft.faults import described
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "environments": {
@@ -98,6 +107,11 @@ class Plugin(Settings):
         return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
 
 
+def called(plugin: Plugin) -> str:
+    """``credit 'my_package.credits:Median'``, for messages."""
+    return f"{plugin._kind[:-1] or 'part'} {plugin.name!r}"
+
+
 def plugin_names(kind: str) -> list[str]:
     """The names that a recipe may use for ``kind``, built in or registered by installed packages."""
     return sorted({*BUILT_IN[kind], *(point.name for point in entry_points(group=f"marft.{kind}"))})
@@ -107,7 +121,7 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
     """The class behind ``name``.
 
     Raises:
-        ValueError: nothing goes by that name, or what does is not a :class:`Plugin`.
+        ValueError: nothing goes by that name, it cannot be imported, or what does is no plugin of this kind.
     """
     if name in BUILT_IN[kind]:
         found = import_path(BUILT_IN[kind][name])
@@ -117,9 +131,12 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
         registered = {point.name: point for point in entry_points(group=f"marft.{kind}")}
         if name not in registered:
             raise ValueError(f"no {kind[:-1]} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
-        found = registered[name].load()
+        found = _imported(registered[name].value, registered[name].load)
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from marft.config.plugins.Plugin")
+    problems = class_problems(kind, found)
+    if problems:
+        raise ValueError(refusal(kind, found, problems))
     return found
 
 
@@ -130,10 +147,16 @@ def import_path(path: str) -> Any:
         ValueError: it cannot be imported.
     """
     module, _, attribute = path.partition(":")
+    if not attribute:
+        raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
+    return _imported(path, lambda: getattr(importlib.import_module(module), attribute))
+
+
+def _imported(path: str, load: Callable[[], Any]) -> Any:
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import {path!r}: {error}") from error
+        return load()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"cannot import {path!r}: {described(error)}") from error
 
 
 def _resolver(kind: str) -> Any:
@@ -148,11 +171,23 @@ def _resolver(kind: str) -> Any:
             known = ", ".join(plugin_names(kind))
             raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
         cls = find_plugin(kind, table[tag])
-        plugin = cls.model_validate({key: value for key, value in table.items() if key != tag})
+        plugin = _made(cls, {key: value for key, value in table.items() if key != tag})
         plugin._kind, plugin._name = kind, table[tag]
+        problems = value_problems(kind, plugin)
+        if problems:
+            raise ValueError(refusal(kind, cls, problems))
         return plugin
 
     return BeforeValidator(resolve)
+
+
+def _made(cls: type[Plugin], table: dict[str, Any]) -> Plugin:
+    try:
+        return cls.model_validate(table)
+    except (ValidationError, PydanticCustomError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{cls.__module__}.{cls.__qualname__} raised {described(error)}") from error
 
 
 EnvironmentPlugin = Annotated[SerializeAsAny[Plugin], _resolver("environments")]

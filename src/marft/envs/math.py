@@ -18,6 +18,7 @@ from marft.envs.splits import split_of
 from marft.game.answers import last_boxed
 from marft.game.environment import Split
 from marft.rewards.grader import Grader
+from marft.texts import storable
 from marft.types import Task
 
 
@@ -87,13 +88,28 @@ def _read_tasks(settings: Math, path: str, split: str) -> list[Task]:
     rows = _read_jsonl(path) if is_file else _read_dataset(path, settings.subset, split)
     tasks = []
     for number, row in enumerate(rows):
-        for column in (settings.question, settings.answer):
-            if column not in row:
-                raise ValueError(f"environment: {path} has no column {column!r}{did_you_mean(column, row)}")
-        gold = _gold(str(row[settings.answer]))
+        question, answer = (
+            _text(row, key, f"{path}, row {number + 1}") for key in (settings.question, settings.answer)
+        )
+        if not question.strip():
+            raise ValueError(f"environment: {path}, row {number + 1}: column {settings.question!r} is empty")
+        gold = _gold(answer)
         if gold:
-            tasks.append(Task(f"{Path(path).stem}/{number}", str(row[settings.question]), {"answer": gold}))
+            tasks.append(Task(f"{Path(path).stem}/{number}", question, {"answer": gold}))
     return tasks
+
+
+def _text(row: Mapping[str, Any], column: str, where: str) -> str:
+    """What stands in a column, which is text, a number, or nothing."""
+    if column not in row:
+        raise ValueError(f"environment: {where} has no column {column!r}{did_you_mean(column, row)}")
+    value = row[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise ValueError(f"environment: {where}: column {column!r} is a {type(value).__name__}, not text or a number")
+    text = "" if value is None else str(value)
+    if storable(text) != text:
+        raise ValueError(f"environment: {where}: column {column!r} is no whole text: {ascii(text)[:100]}")
+    return text
 
 
 def _gold(text: str) -> str:
@@ -103,17 +119,22 @@ def _gold(text: str) -> str:
 
 
 def _read_jsonl(path: str) -> Iterable[Mapping[str, Any]]:
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
+    number = 0
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"environment: {path}, line {number} is not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"environment: {path}, line {number} is no JSON object")
-            yield row
+                if not isinstance(row, dict):
+                    raise ValueError(f"environment: {path}, line {number} is no JSON object")
+                yield row
+    except OSError as error:
+        raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"environment: {path} is not UTF-8 after line {number}: {error.reason}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"environment: {path}, line {number} is not JSON: {error}") from error
 
 
 def _read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, load_critic, verify
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
-from marft.types import Episode
+from marft.types import Episode, all_actions
 
 FITTING_FILES = 8  # recorded steps that a critic is fitted on
 FITTING_PASSES = 25
@@ -120,7 +120,7 @@ class _Judge:
     ) -> None:  # fmt: skip
         self.folder, self.run, self.settings, self.step = folder, run, settings, step
         correction = settings.sampler_correction.model_copy(update={"level": "none"})
-        as_sampled = settings.model_copy(update={"old_log_probs": "engine", "sampler_correction": correction})
+        as_sampled = settings.model_copy(update={"sampler_correction": correction})
         self.learner = Learner(run.model_copy(update={"algorithm": as_sampled}), models)
         self.notes: list[str] = []
         self.critic = self._prepare_critic(files) if self.learner.critic else ""
@@ -136,11 +136,13 @@ class _Judge:
                 "its episodes would be played again from single actions on, and these were not"
                 + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
             )
-        cut = sum(episode.status == "truncated" and episode.bootstrap is None for episode in own)
+        cut = sum(episode.status == "truncated" and not episode.bootstrap for episode in own)
         if cut and self.learner.critic:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forks else own)
-        judgement = self.learner.judge(batch, self.learner.known(batch))
+        recorded = {id(action): action.log_probs.astype(np.float64) for action in all_actions(batch)}
+        known = replace(self.learner.known(batch), old=recorded)  # the policies of that step are gone
+        judgement = self.learner.judge(batch, known)
         found = {id(s.action): s.advantages for s in judgement.samples}
         metrics = {**judgement.credits.metrics, **advantage_metrics(judgement.samples, judgement.raw)}
         explained = math.nan
@@ -185,8 +187,8 @@ class _Judge:
         meter, samples = Meter(), judgement.samples
         pooled = self.settings.denominator == "pooled"
         for batch in self.learner.packing.micro_batches(samples, Denominators.of(samples, pooled)) if samples else []:
-            log_probs = batch.old_log_probs.clone().requires_grad_()
-            inputs = LossInputs(batch.units(log_probs), batch.units(batch.old_log_probs), batch.advantages)
+            log_probs = batch.engine_log_probs.clone().requires_grad_()
+            inputs = LossInputs(batch.units(log_probs), batch.units(log_probs.detach()), batch.advantages)
             (self.learner.objective(inputs).terms * batch.unit_weights).sum().backward()
             assert log_probs.grad is not None
             measure_gradient_share(meter, batch, log_probs.grad)
@@ -219,7 +221,7 @@ def _scored(path: Path) -> list[Episode]:
 def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
     """What two algorithms must have in common for one's critic to be of use to the other."""
     credit = [getattr(algorithm.credit, key, None) for key in ("chain", "gamma_token", "gamma_agent", "gamma_step")]
-    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden")]
+    critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden", "normalise_values")]
     return [algorithm.level, algorithm.reward, *credit, *critic]
 
 

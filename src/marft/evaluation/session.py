@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marft.config.run import RunSettings
+from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, evaluate, shuffle
 from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.folder import RunFolder
@@ -34,9 +35,7 @@ def evaluate_checkpoints(
     """
     paths = {name: find_checkpoint(run, folder, name) for name in checkpoints}
     with Stage(run) as stage:
-        chosen = stage.run.environment.tasks("test")[:tasks]  # type: ignore[attr-defined]
-        if not chosen:
-            raise ValueError("environment: its test split has no tasks")
+        chosen = tasks_of(stage.run.environment, "test")[:tasks]
         advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen))
         results = []
         for version, (name, path) in enumerate(paths.items()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from marft.game.engine import Engine
 from marft.game.environment import Environment
@@ -84,6 +84,7 @@ class Attempt:
 class EpisodeFailedError(Exception):
     """An episode that cannot be scored, with its status and a reason for people."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Literal["failed", "timed_out"], reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status: Status = "timed_out" if status == "timed_out" else "failed"  # whoever raises it
+        self.reason = reason

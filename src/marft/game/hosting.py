@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from marft.texts import raised
+from marft.texts import described, one_line, place, raised, visible
 
 T = TypeVar("T")
 GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
 OPEN_FILES = 65536  # what is asked of the system: every thread's event loop keeps three open
+
+
+class OverdueError(TimeoutError):
+    """A call took longer than it may. What a call itself raises never is one."""
+
+
+class RaisedError(Exception):
+    """What somebody else's code raised, put in words on its own thread: to say it may hang, raise, or never end.
+
+    Args:
+        said: ``ValueError: boom``.
+        place: ``environment.py:12``.
+    """
+
+    def __init__(self, said: str, place: str) -> None:
+        super().__init__(f"{said} ({place})" if place else said)
+        self.said, self.place = said, place
 
 
 class HostThread:
@@ -21,18 +40,21 @@ class HostThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(complain)
         self._under_way = 0  # calls
+        self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="marft-session", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        left = asyncio.all_tasks(self.loop)
-        for task in left:
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self.loop.close()
+        while not self._stopping and not self.loop.is_closed():
+            with suppress(BaseException):  # a session's own task may raise SystemExit, which asyncio lets through
+                self.loop.run_forever()
+        with suppress(RuntimeError, asyncio.CancelledError):  # closed by a session, or called off in its turn
+            self.loop.run_until_complete(_call_off_the_rest())
+        with suppress(RuntimeError):
+            self.loop.close()
 
     async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float | None) -> T:
         """Run ``function(*arguments)`` on this thread, awaiting what it returns if that is awaitable.
@@ -41,43 +63,103 @@ class HostThread:
             timeout: seconds; None for what keeps to a limit of its own.
 
         Raises:
-            TimeoutError: it took longer than ``timeout`` seconds.
+            OverdueError: it took longer than ``timeout`` seconds.
         """
-        future = asyncio.run_coroutine_threadsafe(self._counted(function, arguments), self.loop)
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+        return await self._finished(self._counted(_settled, function, arguments), timeout)
 
-    async def _counted(self, function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> T:
+    async def call_theirs(
+        self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float | None,
+        passing: type[Exception] | tuple[()] = (),
+    ) -> T:  # fmt: skip
+        """:meth:`call`, for somebody else's code: whatever it raises comes as words.
+
+        Args:
+            passing: a kind of error that is ours, and comes as it is.
+
+        Raises:
+            OverdueError: it took longer than ``timeout`` seconds.
+            RaisedError: it raised something, whatever that is.
+        """
+        return await self._finished(self._counted(in_words, function, arguments, passing), timeout)
+
+    async def _finished(self, coroutine: Coroutine[Any, Any, T], timeout: float | None) -> T:
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError as error:  # a session has closed the loop
+            coroutine.close()
+            raise RaisedError(raised(error), "") from None
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            if limit.expired():
+                raise OverdueError(f"it took over {timeout:g} s") from error
+            raise
+        except asyncio.CancelledError:
+            if called_off():
+                raise
+            raise RaisedError("CancelledError: the call called itself off", "") from None
+
+    async def _counted(self, run: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         self._under_way += 1
         try:
-            return await _settle(function, arguments)
+            return await run(*arguments)
         finally:
             self._under_way -= 1
 
-    async def _idle(self) -> None:
-        while self._under_way:
+    async def _idle(self) -> bool:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._under_way and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+        return not self._under_way
 
     async def responsive(self) -> bool:
         """Whether it comes to an end with its calls: none blocks it, or goes on though it was called off."""
-        answered = asyncio.run_coroutine_threadsafe(self._idle(), self.loop)
+        return await self._answers(self._idle())
+
+    async def vacated(self) -> bool:
+        """Call off what a session has left behind → whether that came to an end."""
+        return await self._answers(_call_off_the_rest())
+
+    async def _answers(self, question: Coroutine[Any, Any, bool]) -> bool:
         try:
-            await asyncio.wait_for(asyncio.wrap_future(answered), GRACE_SECONDS)
+            answer = asyncio.run_coroutine_threadsafe(question, self.loop)
+        except RuntimeError:  # closed by a session
+            question.close()
+            return False
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), GRACE_SECONDS + 0.2)
         except TimeoutError:
             return False
-        return True
+        except asyncio.CancelledError:  # by what the session has left behind
+            if called_off():
+                raise
+            return False
+
+    def later(self, function: Callable[[], Any]) -> None:
+        """Have ``function()`` run once the thread is free again, whatever comes of it."""
+        coroutine = in_words(function, (), ())
+        try:
+            asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:
+            coroutine.close()
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._stopping = True
+        with suppress(RuntimeError):  # closed by a session
+            self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 class Host:
-    """A pool of host threads. A thread that does not come back from a call is given up and counted."""
+    """A pool of host threads. A thread that does not come back from a call is given up and counted; one whose session
+    failed ends."""
 
     def __init__(self) -> None:
         allow_open_files()
         self._idle: list[HostThread] = []
         self._slots: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self.given_up = 0
+        self.not_closed = 0  # sessions whose ``close`` raised, or did not end in time
 
     def acquire(self) -> HostThread:
         """A thread that nobody uses.
@@ -96,12 +178,13 @@ class Host:
             ) from error
 
     async def release(self, thread: HostThread, suspect: bool) -> None:
-        """Take a thread back; a ``suspect`` one (its session timed out) only if it still answers."""
-        if suspect and not await thread.responsive():
-            self.given_up += 1
+        """Take a thread back; a ``suspect`` one (its session failed) serves nobody else."""
+        free = (not suspect or await thread.responsive()) and await thread.vacated()
+        self.given_up += not free
+        if suspect or not free:
             thread.stop()  # takes effect should the call ever return
-            return
-        self._idle.append(thread)
+        else:
+            self._idle.append(thread)
 
     def slots(self, name: str, count: int) -> asyncio.Semaphore:
         """What lets ``count`` calls of one kind be under way at a time, over all episodes."""
@@ -129,23 +212,58 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _settle(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> Coroutine[Any, Any, T]:
-    async def run() -> T:
-        try:
-            result = function(*arguments)
-            return await result if isinstance(result, Awaitable) else result
-        except BaseException as error:
-            if isinstance(error, Exception) or _called_off():
-                raise
-            raise RuntimeError(raised(error)) from error  # theirs would end the thread's loop, or look like our own
-
-    return run()
+async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> T:
+    try:
+        result = function(*arguments)
+        return await result if isinstance(result, Awaitable) else result
+    except BaseException as error:
+        if isinstance(error, Exception) or called_off():
+            raise
+        raise RuntimeError(raised(error)) from error  # it would end the thread's loop, or look like our own
 
 
-def _called_off() -> bool:
-    """Whether it is us who end the call."""
+async def in_words(
+    function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...], passing: type[Exception] | tuple[()]
+) -> T:
+    """``function(*arguments)``, awaited if that is awaitable; see :meth:`HostThread.call_theirs`.
+
+    Raises:
+        RaisedError: it raised something that is not of the kind ``passing``.
+    """
+    try:
+        result = function(*arguments)
+        return await result if isinstance(result, Awaitable) else result
+    except passing:
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and called_off():
+            raise
+        raise RaisedError(raised(error), place(error)) from None
+
+
+async def _call_off_the_rest() -> bool:
+    """Cancel all other tasks of the running loop → whether they came to their end."""
+    own, deadline = asyncio.current_task(), time.monotonic() + GRACE_SECONDS
+    while left := [task for task in asyncio.all_tasks() if task is not own]:
+        if time.monotonic() > deadline:
+            return False
+        for task in left:
+            task.cancel()
+        await asyncio.sleep(0.01)
+    return True
+
+
+def called_off() -> bool:
+    """Whether it is us who end the running task, and not somebody's code that raises ``CancelledError``."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # the loop itself ends
         return True
     return task is None or task.cancelling() > 0
+
+
+def complain(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:  # noqa: ARG001
+    """What nobody awaits and has failed, in one line that a terminal does not obey; for an event loop."""
+    error = context.get("exception")
+    said = described(error) if isinstance(error, BaseException) else str(context.get("message"))
+    logging.getLogger("marft").warning("a task that nobody waits for failed: %s", one_line(visible(said)))

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from marft.game.hosting import Host, HostThread
+from marft.game.hosting import Host, HostThread, OverdueError, RaisedError
 from marft.game.tool_sources import ToolSession, ToolSource
+from marft.texts import storable
 from marft.types import Task
 
 OPEN_SECONDS = 60.0
@@ -40,16 +41,17 @@ class OpenTools:
         """Use a tool; the time until it is its turn, and the session is open, does not count.
 
         Raises:
-            TimeoutError: it took too long.
-            RuntimeError: an earlier call never ended.
+            OverdueError: it took too long.
+            RaisedError: it raised something.
+            RuntimeError: an earlier call never ended, or the tools could not be opened in time.
         """
         async with self._turn:
             if self._hangs:
                 raise RuntimeError("an earlier call still hangs")
             try:
                 session = await self._opened()
-                return await self.thread.call(session.call, tool, arguments, timeout=seconds)
-            except (TimeoutError, asyncio.CancelledError):
+                return await self.thread.call_theirs(_answer, session, tool, arguments, timeout=seconds)
+            except (OverdueError, asyncio.CancelledError):
                 self._hangs = not await self.thread.responsive()
                 raise
 
@@ -57,7 +59,7 @@ class OpenTools:
         if self._session is None:
             if self._opening is None or (self._opening.done() and self._session is None):
                 begin: Any = self._open
-                self._opening = asyncio.ensure_future(self.thread.call(begin, timeout=None))
+                self._opening = asyncio.ensure_future(self.thread.call_theirs(begin, timeout=None))
             try:
                 await asyncio.wait_for(asyncio.shield(self._opening), OPEN_SECONDS)
             except TimeoutError as error:
@@ -88,8 +90,12 @@ class OpenTools:
     async def _end(self, session: ToolSession) -> None:
         end: Any = session.end
         try:
-            await self.thread.call(end, timeout=CLOSE_SECONDS)
-        except TimeoutError:
+            await self.thread.call_theirs(end, timeout=CLOSE_SECONDS)
+        except OverdueError:
             self._hangs = True
-        except Exception:  # noqa: BLE001  somebody else's code; the episode's outcome stands
-            return
+        except RaisedError:
+            return  # the episode's outcome stands
+
+
+async def _answer(session: ToolSession, tool: str, arguments: Mapping[str, Any]) -> str:
+    return storable(str(await session.call(tool, arguments)))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from marft.game.agents import Agent
+from marft.game import reading
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.hosting import HostThread
-from marft.game.turns import Turns, describe
+from marft.game.hosting import HostThread, OverdueError, RaisedError
+from marft.game.turns import Turns
 from marft.seeds import derive_seed
-from marft.types import (
-    Episode,
-    Status,
-    Step,
-)
+from marft.texts import defined, name_of
+from marft.types import Episode, Status, Step
 
 
 async def play(game: Game, attempt: Attempt) -> Episode:
@@ -31,7 +25,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     status: Status = "failed"
     error = ""
     try:
-        status = await _run(game, attempt, turns, thread)
+        status = await _run(attempt, turns, Outside(game, thread))
     except EpisodeFailedError as failure:
         status, error = failure.status, failure.reason
     finally:
@@ -39,23 +33,23 @@ async def play(game: Game, attempt: Attempt) -> Episode:
             try:
                 await turns.belt.close()
             finally:
-                await game.host.release(thread, suspect=status == "timed_out")
+                await game.host.release(thread, suspect=status in ("failed", "timed_out"))
     return turns.episode(status, error)
 
 
-async def _run(game: Game, attempt: Attempt, turns: Turns, thread: HostThread) -> Status:
-    origin = attempt.replay or attempt
-    key = (origin.stream, attempt.task.id, origin.sample)
-    session = await _outside(
-        game, thread, game.environment.start, attempt.task, derive_seed(game.seed, "session", *key)
-    )
+async def _run(attempt: Attempt, turns: Turns, outside: Outside) -> Status:
+    game, origin = turns.game, attempt.replay or attempt
+    seed = derive_seed(game.seed, "session", origin.stream, attempt.task.id, origin.sample)
+    roles = {agent.role for agent in game.team.agents}
+    session = await outside.call("start", reading.started, game.environment, attempt.task, seed)
     try:
-        observation = await _outside(game, thread, session.reset)
-        turns.belt.join(session, thread)
+        observation = await outside.call("reset", reading.reset, session)
+        if game.tools:
+            await outside.call("tools", turns.belt.join, session, outside.thread)
         while True:
             joint = await turns.act(observation)
-            step = await _outside(game, thread, session.step, joint)
-            turns.record(observation, _checked(step, game.team.agents))
+            step: Step = await outside.call("step", reading.stepped, session, joint, roles)
+            turns.record(observation, step)
             observation = step.observation
             if step.terminated:
                 return "terminated"
@@ -65,35 +59,43 @@ async def _run(game: Game, attempt: Attempt, turns: Turns, thread: HostThread) -
                 turns.bootstrap(observation)
                 return "truncated"
     finally:
-        await _close(game, thread, session)
+        await outside.close(session)
 
 
-async def _outside(game: Game, thread: HostThread, function: Any, *arguments: Any) -> Any:
-    """Call into the environment, on its thread, within the time limit."""
-    name = getattr(function, "__name__", "call")
-    try:
-        with game.engine.outside():
-            return await thread.call(function, *arguments, timeout=game.timeout)
-    except TimeoutError as error:
-        raise EpisodeFailedError("timed_out", f"environment {name}() took over {game.timeout:g} s") from error
-    except Exception as error:
-        raise EpisodeFailedError("failed", f"environment {name}() raised {describe(error)}") from error
+class Outside:
+    """Calls into the environment of one episode: on a thread of its own, within a limit of time."""
 
+    def __init__(self, game: Game, thread: HostThread) -> None:
+        self.game, self.thread = game, thread
+        self.hung = False  # a call has not come back in time
 
-async def _close(game: Game, thread: HostThread, session: Any) -> None:
-    try:
-        await _outside(game, thread, session.close)
-    except EpisodeFailedError:
-        return  # the episode's own outcome stands
+    async def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(*arguments)``, which calls ``method`` of the environment or its session.
 
+        Raises:
+            EpisodeFailedError: it raised, took too long, or gave what cannot be used.
+        """
+        who = f"environment {name_of(self.game.environment)}: {method}()"
+        try:
+            with self.game.engine.outside():
+                return await self.thread.call_theirs(
+                    function, *arguments, timeout=self.game.timeout, passing=reading.RefusedError
+                )
+        except OverdueError as error:
+            self.hung = True
+            raise EpisodeFailedError("timed_out", f"{who} took over {self.game.timeout:g} s") from error
+        except RaisedError as error:
+            raise EpisodeFailedError("failed", f"{who} raised {error}") from error
+        except reading.RefusedError as error:
+            owner = type(self.game.environment if method == "start" else arguments[0])
+            raise EpisodeFailedError("failed", f"{who} {error} ({defined(getattr(owner, method, owner))})") from error
 
-def _checked(step: Any, agents: Sequence[Agent]) -> Step:
-    if not isinstance(step, Step):
-        raise EpisodeFailedError("failed", f"environment step() returned {type(step).__name__}, not marft.types.Step")
-    roles = {agent.role for agent in agents}
-    for who, reward in (("the team", step.reward), *step.agent_rewards.items()):
-        if not isinstance(reward, int | float | np.number) or not math.isfinite(reward):
-            raise EpisodeFailedError("failed", f"environment step() gave {who} a reward of {reward!r}; must be finite")
-        if who != "the team" and who not in roles:
-            raise EpisodeFailedError("failed", f"environment step() rewards an agent {who!r} that is not in the team")
-    return step
+    async def close(self, session: Any) -> None:
+        """End a session. What comes of it is counted; the episode's own outcome stands."""
+        if self.hung and not await self.thread.responsive():
+            self.thread.later(lambda: reading.closed(session))
+            return
+        try:
+            await self.call("close", reading.closed, session)
+        except EpisodeFailedError:
+            self.game.host.not_closed += 1

@@ -13,7 +13,7 @@ from marft.config.settings import did_you_mean
 from marft.game.engine import Engine
 from marft.game.environment import Session
 from marft.game.game import EpisodeFailedError
-from marft.game.hosting import Host, HostThread
+from marft.game.hosting import Host, HostThread, OverdueError, RaisedError
 from marft.game.open_tools import OpenTools
 from marft.game.tool_sources import ToolSource, ToolUse
 from marft.texts import raised, storable
@@ -112,12 +112,16 @@ class ToolBelt:
 async def _answered(opened: OpenTools, call: ToolCall, arguments: Mapping[str, Any], seconds: float) -> ToolCall:
     began = time.perf_counter()
     try:
-        output = storable(str(await opened.call(call.name, arguments, seconds)))
-    except Exception as error:  # noqa: BLE001  somebody else's code; the agent is told
-        spent = time.perf_counter() - began
-        late = isinstance(error, TimeoutError) and spent >= seconds
-        return replace(_failed(call, f"{call.name} took over {seconds:g} s" if late else raised(error)), seconds=spent)
-    return replace(call, output=output, seconds=time.perf_counter() - began)
+        output = await opened.call(call.name, arguments, seconds)
+    except OverdueError:
+        why = f"{call.name} took over {seconds:g} s"
+    except RaisedError as error:
+        why = error.said
+    except RuntimeError as error:
+        why = raised(error)
+    else:
+        return replace(call, output=output, seconds=time.perf_counter() - began)
+    return replace(_failed(call, why), seconds=time.perf_counter() - began)
 
 
 def _failed(call: ToolCall, why: str) -> ToolCall:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from marft.game.agents import Agent, Agents, Request
+from marft.game.agents import Agent, Agents, Excerpt, Request
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.hearing import Heard, hear, listen, render, tokens_of
+from marft.game.hosting import called_off
+from marft.game.reading import RefusedError, whole
 from marft.game.rendering import Cut
 from marft.game.speaking import choose, opening_of, options_of, write
 from marft.game.tools import ToolBelt
 from marft.seeds import derive_seed
-from marft.texts import raised, storable
+from marft.texts import cut, described, name_of, storable
 from marft.types import (
     Action,
     ActionKey,
@@ -31,9 +33,11 @@ from marft.types import (
     Prompt,
     Status,
     Step,
+    TokenIds,
     Transition,
 )
 
+GRACE_SECONDS = 0.5  # for an organization that is called off to come to its end
 NOT_THE_SAME = (
     "something else than recorded; the environment or the organization does not do the same again under the same seed"
 )
@@ -47,13 +51,13 @@ class Turns:
         self.actions: dict[int, Action] = {}  # by the order asked for
         self.transitions: list[Transition] = []
         self.success: bool | None = None
-        self.first_decided: Agent | None = None  # first to act in the last step in which anybody did
-        self._first_of_step: Agent | None = None
-        self.final_prompt: Prompt | None = None
+        self.final_prompts: dict[str, TokenIds] = {}  # by agent: the end of a truncated episode
         self.first_fresh = ""  # id of the first action that was sampled and not served
         self._given: dict[int, tuple[Observation, Sequence[Heard], int]] = {}  # by index: what it was made from, room
+        self._handed: dict[int, Action] = {}  # by identity: actions that the organization was given
         self._acting: int | None = None  # the step in which agents may be asked
-        self._engine_failure: Exception | None = None
+        self._under_way = 0  # actions that are waited for
+        self._failure: Exception | None = None  # of an action: no organization can go on without it
         self._asked = 0
         self._calls: Counter[str] = Counter()
         self._began = time.perf_counter()
@@ -63,43 +67,72 @@ class Turns:
 
     async def act(self, observation: Observation) -> JointAction:
         """Let the organization act once; fill in the actions and the default answer."""
-        check_observation(observation)
         self._check_replayed(observation)
         if self.game.watcher:
             self.game.watcher.observed(observation)
         self._calls.clear()
         first = self._asked
-        self._first_of_step = None
         self._acting = step = len(self.transitions)
+        organization = self.game.team.organization
         try:
-            seats = Agents(self.game.team.agents, partial(self._ask, step))
-            joint: Any = await self.game.team.organization.act(observation, seats)
+            joint = await self._organized(step, observation)
         except EpisodeFailedError:
             raise
-        except Exception as error:
-            if self._engine_failure:
-                raise self._engine_failure from error  # ours, however the organization has wrapped it
-            raise EpisodeFailedError("failed", f"the organization raised {describe(error)}") from error
+        except BaseException as error:
+            if called_off():
+                raise
+            if self._failure:
+                raise self._failure from error  # ours, however the organization has wrapped it
+            who = f"the organization {name_of(organization)}"
+            raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
         finally:
             self._acting = None
-        if self._engine_failure:
-            raise self._engine_failure  # an organization cannot go on without an action that it asked for
-        if not isinstance(joint, JointAction):
-            name = type(joint).__name__
-            raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
+        if self._failure:
+            raise self._failure  # an organization cannot go on without an action that it asked for
         done = [self.actions[index] for index in range(first, self._asked) if index in self.actions]
         if self.attempt.critic_states:
             done = [self._with_state(action, done) for action in done]
             self.actions.update({action.index: action for action in done})
         return JointAction(joint.answer or self._default_answer(done), tuple(done))
 
+    async def _organized(self, step: int, observation: Observation) -> JointAction:
+        """What the organization makes of an observation. One that waits for nobody is called off after as long as a
+        call into the environment may take."""
+        acting = asyncio.ensure_future(self._acted(step, observation))
+        try:
+            while not acting.done():
+                idle, asked = self._under_way == 0, self._asked
+                await asyncio.wait([acting], timeout=self.game.timeout)
+                if not acting.done() and idle and self._under_way == 0 and self._asked == asked:
+                    who = f"the organization {name_of(self.game.team.organization)}"
+                    raise EpisodeFailedError("timed_out", f"{who} waited over {self.game.timeout:g} s for no agent")
+        finally:
+            if not acting.done():
+                acting.cancel()
+                await asyncio.wait([acting], timeout=GRACE_SECONDS)
+        return acting.result()
+
+    async def _acted(self, step: int, observation: Observation) -> JointAction:
+        seats = Agents(self.game.team.agents, partial(self._ask, step))
+        try:
+            joint: Any = await self.game.team.organization.act(observation, seats)
+            if not isinstance(joint, JointAction):
+                name = type(joint).__name__
+                raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
+            answer = joint.answer
+        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the loop that all episodes share
+            who = f"the organization {name_of(self.game.team.organization)}"
+            raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
+        if answer is not None:
+            self._check_own("the team", "answers with", answer)
+        return JointAction(answer)
+
     async def _ask(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_acting(step, agent)
+        self._check_request(agent, request)
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
-        if self._first_of_step is None:
-            self._first_of_step = self.first_decided = agent
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
@@ -112,22 +145,23 @@ class Turns:
         prompt = render(self.game.renderer, agent, request.observation, heard, room)
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
         if served is not None:
-            await self._call_again(agent, served)
-            self.actions[index] = replace(served, index=index)
-            return self.actions[index]
+            with self._waited_for():
+                await self._call_again(agent, served)
+            return self._taken(replace(served, index=index))
         self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
         if self.game.watcher:
             self.game.watcher.asked(agent.role, [one.message for one in heard])
         started = time.perf_counter() - self._began
         try:
-            made = await (
-                choose(self.game.engine, agent, request, prompt, options, key)
-                if options
-                else write(self.game.engine, self.game.renderer, self.belt, agent, prompt, opening, key)
-            )
+            with self._waited_for():
+                made = await (
+                    choose(self.game.engine, agent, request, prompt, options, key)
+                    if options
+                    else write(self.game.engine, self.game.renderer, self.belt, agent, prompt, opening, key)
+                )
         except Exception as error:
             if step == self._acting:
-                self._engine_failure = error
+                self._failure = error
             raise
         self._check_acting(step, agent)
         whole = made.choice.log_probs if made.choice else made.log_probs
@@ -145,10 +179,59 @@ class Turns:
             started=started,
             ended=time.perf_counter() - self._began,
         )
-        self.actions[index] = action
+        self._taken(action)
         if self.game.watcher:
             self.game.watcher.acted(action)
         return action
+
+    def _taken(self, action: Action) -> Action:
+        """Record an action, and that the organization is given it."""
+        self.actions[action.index] = action
+        self._handed[id(action)] = action
+        return action
+
+    @contextmanager
+    def _waited_for(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    def _check_request(self, agent: Agent, request: Request) -> None:
+        """An agent is shown what can be rendered, and acts on actions of its own episode: D names them by their ids,
+        which mean others in another one."""
+        try:
+            whole(request.observation)
+        except RefusedError as error:
+            raise EpisodeFailedError("failed", f"the organization, asking {agent.role}, {error}") from error
+        for seen in request.sees:
+            self._check_own(agent.role, "sees", seen.action if isinstance(seen, Excerpt) else seen)
+        if request.begins is not None:
+            self._check_own(agent.role, "begins with", request.begins)
+
+    def _check_own(self, who: str, does: str, action: Any) -> None:
+        """
+        Raises:
+            EpisodeFailedError: it is no action that the organization was given in this episode, at whatever step.
+        """
+        if id(action) in self._handed:
+            return
+        if not isinstance(action, Action):
+            what, remedy = (
+                f"a {type(action).__name__}",
+                "actions that seats have returned, or Excerpts of them, are seen",
+            )
+        elif any(action.key == other.key for other in self._handed.values()):
+            what, remedy = f"a changed copy of {action.id}", "pass on an Excerpt of the action that the seat returned"
+        else:
+            key = action.key
+            what = f"{action.id} of the episode {key.stream} {key.task} #{key.sample}"
+            remedy = "an organization keeps no actions from one episode to the next"
+        self._failure = EpisodeFailedError(
+            "failed", f"{who} {does} {what}, which is no action of this episode; {remedy}"
+        )
+        raise self._failure
 
     def _check_acting(self, step: int, agent: Agent) -> None:
         if step != self._acting:
@@ -192,27 +275,32 @@ class Turns:
         everything = sorted(
             [*heard, *(hear(self.attempt.messages, other) for other in unseen)], key=lambda one: one.action.index
         )
-        agent, renderer = self.game.team.agent(action.agent), self.game.renderer
+        return replace(action, state=self._read(self.game.team.agent(action.agent), observation, everything, room))
+
+    def _read(self, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int) -> TokenIds:
+        """What a critic reads in the place of an agent."""
         try:
-            return replace(action, state=render(renderer, agent, observation, everything, room).ids)
+            return render(self.game.renderer, agent, observation, heard, room).ids
         except EpisodeFailedError:  # it may be longer than the agent's prompt; the critic then reads what fits
-            return replace(action, state=render(renderer, replace(agent, cut=Cut()), observation, everything, room).ids)
+            return render(self.game.renderer, replace(agent, cut=Cut()), observation, heard, room).ids
 
     def _default_answer(self, done: Sequence[Action]) -> Action | None:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
         return next((action for action in reversed(done) if action.agent in answering), None)
 
     def record(self, observation: Observation, step: Step) -> None:
-        rewards = {role: float(reward) for role, reward in step.agent_rewards.items()}
-        self.transitions.append(Transition(observation, float(step.reward), rewards))
+        self.transitions.append(Transition(observation, step.reward, step.agent_rewards))
         self.success = step.success if step.success is not None else self.success
 
     def bootstrap(self, observation: Observation) -> None:
-        """Keep the final observation as the agent that decided first in the last step would see it, alone."""
-        if self.first_decided is not None and self.attempt.critic_states:
-            check_observation(observation)
-            room = self.first_decided.sampling.max_new_tokens
-            self.final_prompt = render(self.game.renderer, self.first_decided, observation, (), room)
+        """Keep the final observation as each agent that has decided would see it, alone: those of the last step in
+        which anybody did first, in the order asked."""
+        if self.attempt.critic_states and self.actions:
+            for action in sorted(self.actions.values(), key=lambda action: (-action.step, action.index)):
+                agent = self.game.team.agent(action.agent)
+                if agent.role not in self.final_prompts:
+                    room = agent.sampling.max_new_tokens
+                    self.final_prompts[agent.role] = self._read(agent, observation, (), room)
 
     def episode(self, status: Status, error: str) -> Episode:
         return Episode(
@@ -223,29 +311,8 @@ class Turns:
             status=status,
             transitions=tuple(self.transitions),
             success=self.success,
-            error=error,
-            bootstrap=self.final_prompt.ids if self.final_prompt else None,
-            bootstrap_agent=self.first_decided.role if self.final_prompt and self.first_decided else "",
-            bootstrap_policy=self.first_decided.policy if self.final_prompt and self.first_decided else "",
+            error=cut(storable(error)),
+            bootstrap=self.final_prompts,
             seconds=time.perf_counter() - self._began,
             fork=Fork(replay.origin, replay.at or self.first_fresh) if (replay := self.attempt.replay) else None,
         )
-
-
-def check_observation(observation: Any) -> None:
-    """An environment that shows something else than an observation fails its episode."""
-    if not isinstance(observation, Observation):
-        raise EpisodeFailedError(
-            "failed", f"the environment observed a {type(observation).__name__}, not an Observation"
-        )
-    if not isinstance(observation.text, str) or storable(observation.text) != observation.text:
-        raise EpisodeFailedError(
-            "failed", f"the environment observed {ascii(observation.text)[:200]}, which is no whole text"
-        )
-
-
-def describe(error: BaseException) -> str:
-    """``ValueError: boom (environment.py:12)``: what was raised, and where."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    return raised(error) + where

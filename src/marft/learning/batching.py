@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from marft import seeds
 from marft.learning.choosing import Chosen, said_by
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
+from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
@@ -27,6 +28,7 @@ from marft.types import Action, Episode, Sample
 Normalisation = Literal["none", "tokens", "words"]
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 EPSILON = 1e-8
+SIZE_STEP = 64  # tokens
 
 
 def make_samples(
@@ -49,7 +51,7 @@ def make_samples(
     raw = [credits.advantages[i] for i in mine]
     advantages = normalise(raw) if normalise_advantages else raw
     samples = [
-        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, bool(rows[i][0].success))
+        Sample(rows[i][1], normaliser(rows[i][1], normalisation), advantage, succeeded(rows[i][0]))
         for i, advantage in zip(mine, advantages, strict=True)
     ]
     return samples, raw
@@ -145,7 +147,6 @@ class MicroBatch:
     temperatures: Tensor | None  # [R], None when all are 1
     chosen: Chosen | None  # how scores become decisions, where any action was chosen from a list
     engine_log_probs: Tensor  # [T]
-    old_log_probs: Tensor  # [T]
     base_log_probs: Tensor | None  # [T] under the untuned base, where the loss asks for them
     action_of: Tensor  # [T] row of each token's action in the micro-batch
     normalisers: Tensor  # [B] Z of each action
@@ -166,6 +167,17 @@ class MicroBatch:
         sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
         return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
 
+    def of_tokens(self, values: Mapping[int, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Numbers of every decision by ``id`` of the action → [T]."""
+        flat = np.concatenate([values[id(sample.action)] for sample in self.samples])
+        return torch.from_numpy(flat).to(self.engine_log_probs.device, dtype)
+
+    def by_action(self, token_values_T: Tensor) -> dict[int, Floats]:
+        """Undo :meth:`of_tokens`."""
+        flat = token_values_T.detach().double().cpu().numpy()
+        rows = split_rows(flat, [sample.action.decisions for sample in self.samples])
+        return {id(sample.action): row for sample, row in zip(self.samples, rows, strict=True)}
+
     def first_tokens(self) -> Tensor:
         """Index of the first sampled token of each action, [B]."""
         counts = torch.bincount(self.action_of, minlength=len(self.samples))
@@ -180,9 +192,9 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownLogProbs:
-    """Log-probs of sampled tokens that were scored before, by ``id`` of the action.
+    """Log-probs of sampled tokens that were scored before anything moved, by ``id`` of the action.
 
-    ``old`` are the learner's own from before the step, in place of the engine's; ``base`` those of the untuned base.
+    ``old`` are the learner's own; ``base`` those of the untuned base.
     """
 
     old: Mapping[int, Floats] = field(default_factory=dict)
@@ -197,6 +209,7 @@ class Packing:
         temperatures: each agent's sampling temperature: log-probs are taken where they were sampled.
         tokens_per_batch: of a micro-batch; one action is never cut.
         teammate_text: whether text that teammates wrote in an agent's turn is scored too.
+        sizes: of all micro-batches on a backbone, by its ``id``, where they must have one: see :meth:`in_one_size`.
     """
 
     backbones: Mapping[str, Backbone]
@@ -207,6 +220,28 @@ class Packing:
     tokens_per_batch: int
     constant_length: int = 1
     teammate_text: bool = False
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
+        """A packing whose micro-batches all have the size of the largest that ``parts`` need.
+
+        Products of half-precision numbers, and those of a GPU, come out differently in batches of different sizes. In
+        batches of one size a token's score does not depend on what it is packed with, so scores of the same weights
+        are equal to the bit, and a ratio of them is 1.
+        """
+        sizes: dict[int, int] = {}
+        for part in parts:
+            for backbone, mine in self._by_backbone(part):
+                if backbone.wants_full_batches:
+                    largest = max(sum(map(_length, some)) for some in _by_tokens(mine, self.tokens_per_batch))
+                    sizes[id(backbone)] = max(sizes.get(id(backbone), 0), -(-largest // SIZE_STEP) * SIZE_STEP)
+        return replace(self, sizes=sizes)
+
+    def _by_backbone(self, samples: Sequence[Sample]) -> list[tuple[Backbone, list[Sample]]]:
+        owners: dict[int, list[Sample]] = {}
+        for sample in sorted(samples, key=_length):
+            owners.setdefault(id(self.backbones[sample.action.policy]), []).append(sample)
+        return [(self.backbones[mine[0].action.policy], mine) for mine in owners.values()]
 
     def micro_batches(
         self, samples: Sequence[Sample], denominators: Denominators, known: KnownLogProbs | None = None
@@ -216,12 +251,10 @@ class Packing:
         Args:
             known: log-probs of the actions' tokens that were scored before.
         """
-        owners: dict[int, list[Sample]] = {}
-        for sample in samples:
-            owners.setdefault(id(self.backbones[sample.action.policy]), []).append(sample)
         batches = []
-        for mine in owners.values():
-            for part in _by_tokens(sorted(mine, key=_length), self.tokens_per_batch):
+        for backbone, mine in self._by_backbone(samples):
+            size = self.sizes.get(id(backbone), 0)
+            for part in in_batches(mine, _length, size) if size else _by_tokens(mine, self.tokens_per_batch):
                 ordered = sorted(part, key=lambda sample: sample.action.policy)
                 batches.append(_pack(ordered, self, denominators, known or KnownLogProbs()))
         return batches
@@ -236,6 +269,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         [np.concatenate([action.prompt, said.tokens[:-1]]) for action, said in written],
         [packing.adapters[action.policy] for action, _ in written],
         device,
+        packing.sizes.get(id(backbone), 0),
     )
     counts = np.array([action.decisions for action in actions])
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
@@ -271,7 +305,6 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
         chosen=Chosen.of(actions, device),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
-        old_log_probs=tensor(np.concatenate([known.old.get(id(action), action.log_probs) for action in actions])),
         base_log_probs=tensor(np.concatenate([known.base[id(action)] for action in actions])) if known.base else None,
         action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
         normalisers=tensor(np.array([sample.normaliser for sample in samples])),

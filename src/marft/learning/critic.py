@@ -14,6 +14,7 @@ from torch import Tensor
 from marft import seeds
 from marft.config.algorithm import CriticSettings
 from marft.learning.interfaces import Floats, Level, Values, split_rows
+from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
 from marft.models.critic import ValueHead
@@ -100,6 +101,9 @@ class Critic:
                 base = bases[policy]
                 head = ValueHead(base.head.in_features, settings.hidden, seeds.derive_seed(seed, "critic", name))
                 self.heads[name], self.base_of[name] = head.to(base.device), base_names[policy]
+        self.normalisers = {
+            name: ValueNormaliser(settings.value_decay) for name in self.heads if settings.normalise_values
+        }
         groups: list[dict[str, object]] = [
             {"params": [p for head in self.heads.values() for p in head.parameters()], "lr": settings.learning_rate}
         ]
@@ -116,16 +120,14 @@ class Critic:
         reads = [reading(action, self.level, self.settings.kind) for action in actions]
         sizes = [len(read.positions) for read in reads]
         firsts = np.cumsum([0, *sizes])
-        flat, bootstrap = np.zeros(sum(sizes)), np.zeros(len(episodes))
+        flat = np.zeros(sum(sizes))
         owners = [self._head_of(action.agent, action.policy) for action in actions]
-        ends = [
-            (i, self._head_of(e.bootstrap_agent, e.bootstrap_policy), _at_the_end(e.bootstrap))
-            for i, e in enumerate(episodes) if e.bootstrap is not None
-        ]  # fmt: skip
+        ends = [self._ends(episode) for episode in episodes]
+        finals: list[dict[str, float]] = [{} for _ in episodes]
         self._decisions = []
         for name, head in self.heads.items():
             mine = [i for i, owner in enumerate(owners) if owner == name]
-            mine_ends = [(i, read) for i, owner, read in ends if owner == name]
+            mine_ends = [(i, heads[name]) for i, heads in enumerate(ends) if name in heads]
             if not mine and not mine_ends:
                 continue
             base = self.base_of[name]
@@ -133,36 +135,69 @@ class Critic:
             with torch.no_grad():
                 features = self._features(base, readings)
                 values = head(features).double().cpu().numpy()
+                if name in self.normalisers:
+                    values = self.normalisers[name].denormalise(values)
             rows = (
                 np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
             )
             flat[rows] = values[: len(rows)]
-            bootstrap[[i for i, _ in mine_ends]] = values[len(rows) :]
+            for (i, _), value in zip(mine_ends, values[len(rows) :], strict=True):
+                finals[i][name] = float(value)
             kept = features[: len(rows)] if self.settings.body == "frozen" else None
             self._decisions.append(_Decisions(name, base, rows, readings[: len(mine)], kept))
+        bootstrap = [
+            {agent: of_head[self._head_of(agent, policy)] for agent, policy in _policies(episode).items()}
+            for episode, of_head in zip(episodes, finals, strict=True)
+        ]
         return Values(split_rows(flat, sizes), bootstrap)
+
+    def _ends(self, episode: Episode) -> dict[str, Reading]:
+        """What each head reads at the end of a truncated episode: the final observation as the first of its agents
+        would see it."""
+        ends: dict[str, Reading] = {}
+        for agent, policy in _policies(episode).items():
+            ids = episode.bootstrap[agent]
+            ends.setdefault(self._head_of(agent, policy), Reading(ids, np.array([len(ids) - 1])))
+        return ends
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
         """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
         flat_values, returns = np.concatenate(values.actions), np.concatenate(targets)
-        losses, norms = [], []
+        old, goals = self._as_said(flat_values, returns)
+        losses, norms, skipped = [], [], 0.0
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
                 self.optimizer.zero_grad(set_to_none=True)
-                losses.append(self._backward(part, flat_values, returns))
+                losses.append(self._backward(part, old, goals))
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
-                self.optimizer.step()
+                if torch.isfinite(norm):
+                    self.optimizer.step()
+                skipped += float(not torch.isfinite(norm))
                 norms.append(norm.item())
         return {
             "critic/loss": float(np.mean(losses)) if losses else math.nan,
             "critic/gradient_norm": float(np.mean(norms)) if norms else math.nan,
+            "critic/skipped_updates": skipped / len(norms) if norms else 0.0,
             "critic/explained_variance": explained_variance(flat_values, returns),
             "critic/value": float(flat_values.mean()) if len(flat_values) else math.nan,
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        heads = {f"{name}.{key}": p for name, head in self.heads.items() for key, p in head.named_parameters()}
-        return heads | self._adapter_parameters()
+        """Everything that a checkpoint keeps: heads, running statistics of what they learn, adapters."""
+        parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalisers.items()]
+        return {f"{name}.{key}": p for name, part in parts for key, p in part.named_parameters()} | (
+            self._adapter_parameters()
+        )
+
+    def _as_said(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
+        """Old values and targets as the heads say them. The targets of a batch are in the statistics by then."""
+        values, targets = values.copy(), targets.copy()
+        for mine in self._decisions:
+            if normaliser := self.normalisers.get(mine.head):
+                values[mine.rows] = normaliser.normalise(values[mine.rows])
+                normaliser.update(targets[mine.rows])
+                targets[mine.rows] = normaliser.normalise(targets[mine.rows])
+        return values, targets
 
     def _adapter_parameters(self) -> dict[str, torch.nn.Parameter]:
         if self.settings.body == "frozen":
@@ -217,8 +252,10 @@ class Critic:
                 first += count
 
 
-def _at_the_end(ids: TokenIds) -> Reading:
-    return Reading(ids, np.array([len(ids) - 1]))
+def _policies(episode: Episode) -> dict[str, str]:
+    """The agents that the end of a truncated episode is rendered for, in their order, and their policies."""
+    policies = {action.agent: action.policy for action in episode.actions}
+    return {agent: policies[agent] for agent in episode.bootstrap}
 
 
 def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:

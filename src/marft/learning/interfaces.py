@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,12 +28,19 @@ def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> li
 class Values:
     """V at every decision, in the row order of ``marft.types.all_actions``.
 
-    >>> Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=np.array([0.0])).actions[1].tolist()
-    [0.7]
+    >>> values = Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=[{}, {"planner": 0.9, "coder": 0.4}])
+    >>> values.final(0), values.final(1), values.final(1, "coder")
+    (0.0, 0.9, 0.4)
     """
 
     actions: Sequence[Floats]  # each [1] at action level, [sampled tokens] at token level
-    bootstrap: Floats  # [E] value of the final observation of truncated episodes, else 0
+    bootstrap: Sequence[Mapping[str, float]] = ()  # [E] of the final observation by agent; empty unless truncated
+
+    def final(self, episode: int, agent: str = "") -> float:
+        """V at the end of an episode for one agent, or for the one that decided first in the last step; 0 where the
+        episode was not truncated."""
+        of = self.bootstrap[episode] if self.bootstrap else {}
+        return (of[agent] if agent else next(iter(of.values()))) if of else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +57,7 @@ class Evidence:
     values: Values | None = None  # of the critic, where the algorithm has one
     costs: Sequence[Floats] = ()  # taken off the reward of each decision: KL in the reward; none when empty
     traces: Floats | None = None  # [actions] in [0, 1]: how far a trace reaches back through a later step (A2PO)
+    trained: Collection[str] | None = None  # policies that learn from it; None where all do
 
     @property
     def actions(self) -> list[Action]:
@@ -63,6 +72,10 @@ class Evidence:
     def spread(self, of_actions: Floats) -> list[Floats]:
         """One number an action → one a decision."""
         return [np.full(size, x) for size, x in zip(self.sizes(), of_actions, strict=True)]
+
+    def trains(self, action: Action) -> bool:
+        """Whether the action's policy learns: credit that scales over the batch leaves the others out."""
+        return self.trained is None or action.policy in self.trained
 
     def cost_of(self, index: int) -> float:
         """What is taken off the reward of one action, in all."""
@@ -142,10 +155,12 @@ class Objective(Protocol):
 
 
 class Progress(NamedTuple):
-    """How far a run is: training steps, and environment steps of all episodes before this one."""
+    """What a schedule plans by: training steps, environment steps of all episodes before this one, and the mean size of
+    the advantages of each policy's decisions, before they were normalised."""
 
     step: int
     environment_steps: int
+    advantages: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,18 @@ from marft.learning.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
-from marft.learning.measuring import advantage_metrics, gradient_shares, measure_base_kl, score_actions
+from marft.learning.measuring import (
+    BASE_KL_ACTIONS,
+    advantage_metrics,
+    advantage_sizes,
+    first_of_each_agent,
+    gradient_shares,
+    measure_base_kl,
+    score_actions,
+)
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.rewarding import rewards_for_credit
+from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import Update
 from marft.models.pool import Models
@@ -58,10 +66,14 @@ class Learner:
         self.objective = cast("Objective", run.algorithm.objective)
         self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
         self.roles = [agent.role for agent in run.agents]
-        self.longest = {agent.role: agent.sampling.max_new_tokens for agent in run.agents}
+        self.longest = {  # of what is trained: others' length is nobody's business
+            agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in run.trained_policies
+        }
+        self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
+        steps = max(1, run.training.steps - self.warmup)  # those in which policies learn
         self.optimizers = {
             name: PolicyOptimizer(
-                models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), run.training.steps
+                models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), steps
             )
             for name in run.trained_policies
         }
@@ -86,7 +98,7 @@ class Learner:
             self.critic = Critic(
                 run.algorithm.critic,
                 run.algorithm.level,
-                self.base_packing.backbones,
+                {name: policy.reader for name, policy in models.policies.items()},
                 {name: policy.base for name, policy in models.policies.items()},
                 [(agent.role, agent.policy) for agent in run.agents],
                 seed=run.seed,
@@ -95,11 +107,13 @@ class Learner:
 
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
         """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``."""
-        warming_up = self.critic is not None and progress.step < self.settings.critic.warmup_steps
-        known = KnownLogProbs() if warming_up else self.known(episodes)
+        warming_up = progress.step < self.warmup
+        known = self.known(episodes, to_judge_alone=warming_up)
         judgement = self.judge(episodes, known)
         credits, values = judgement.credits, judgement.evidence.values
         metrics = {**advantage_metrics(judgement.samples, judgement.raw), **credits.metrics}
+        if self.settings.nll:
+            metrics |= success_metrics(judgement.evidence.episodes)
         if judgement.samples and not warming_up:
             metrics |= self._improve(judgement, known, progress)
         if self.critic and values:
@@ -111,7 +125,9 @@ class Learner:
         """Assign credit to scored episodes."""
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
-        evidence = Evidence(rewarded, self.settings.level, values, self._costs(episodes, known.base))
+        evidence = Evidence(
+            rewarded, self.settings.level, values, self._costs(episodes, known), trained=self.optimizers.keys()
+        )
         credits = self.credit.assign(evidence)
         for action, advantages in zip(evidence.actions, credits.advantages, strict=True):
             if not np.isfinite(advantages).all():
@@ -136,8 +152,15 @@ class Learner:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
         return {part: it for part, it in parts.items() if isinstance(it, Remembering)}
 
-    def known(self, episodes: Sequence[Episode]) -> KnownLogProbs:
-        """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them."""
+    def known(self, episodes: Sequence[Episode], to_judge_alone: bool = False) -> KnownLogProbs:
+        """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them.
+
+        Args:
+            to_judge_alone: leave out what only a policy's update would read.
+        """
+        kl = self.settings.kl
+        if not kl.coefficient or (to_judge_alone and kl.place != "reward"):
+            return KnownLogProbs()
         acting = [
             Sample(action, 1.0, np.zeros(size))
             for episode in episodes
@@ -145,20 +168,20 @@ class Learner:
             if action.policy in self.optimizers
         ]
         return KnownLogProbs(
-            old=score_actions(self.packing, acting) if self.settings.old_log_probs == "learner" else {},
-            base=score_actions(self.base_packing, acting) if self.settings.kl.coefficient else {},
+            old=score_actions(self.packing, acting) if kl.place == "reward" else {},
+            base=score_actions(self.base_packing, acting),
         )
 
-    def _costs(self, episodes: Sequence[Episode], base: Mapping[int, Floats]) -> list[Floats]:
+    def _costs(self, episodes: Sequence[Episode], known: KnownLogProbs) -> list[Floats]:
         """KL in the reward: coefficient · (log π − log π_base) of each decision; a frozen teammate pays nothing."""
         kl = self.settings.kl
-        if not base or kl.place != "reward":
+        if not known.base or kl.place != "reward":
             return []
 
         def cost(action: Action, size: int) -> Floats:
-            if id(action) not in base:
+            if id(action) not in known.base:
                 return np.zeros(size)
-            tokens = kl.coefficient * (action.log_probs - base[id(action)]).clip(-20.0, 20.0)
+            tokens = kl.coefficient * (known.old[id(action)] - known.base[id(action)]).clip(-20.0, 20.0)
             return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
 
         evidence = Evidence(episodes, self.settings.level)
@@ -173,21 +196,31 @@ class Learner:
     def _improve(self, judgement: Judgement, known: KnownLogProbs, progress: Progress) -> dict[str, float]:
         evidence, samples = judgement.evidence, judgement.samples
         rates = {
-            f"policies/{name}/learning_rate": optimizer.begin_step(progress.step)
+            f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
             for name, optimizer in self.optimizers.items()
         }
         meter = Meter()
         meter.add("kl_stops", 0.0, 1.0)
-        measure_base_kl(meter, samples, self.base_packing, known.base)
         update = Update(self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed)
         ratios = TeamRatios(self.schedule.ratio_limit)
+        progress = progress._replace(advantages=advantage_sizes(samples, judgement.raw))
         phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
         for number, phase in enumerate(phases):
             update.run(phase, self._corrected(evidence, samples, phase, ratios), progress.step)
             if self.schedule.correction and number + 1 < len(phases):
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
-                ratios.add([sample.action for sample in moved], known.old, score_actions(self.packing, moved))
+                ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
+        self._measure_base_kl(meter, samples, known, update)
         return rates | meter.means() | gradient_shares(meter, self.roles) | {"kl_stops": meter.total("kl_stops")}
+
+    def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], known: KnownLogProbs, update: Update) -> None:
+        """KL to the base before the step: over all actions where the base has scored them, else over a few of each
+        agent."""
+        chosen = samples if known.base else first_of_each_agent(samples, BASE_KL_ACTIONS)
+        idle = [sample for sample in chosen if id(sample.action) not in update.old]
+        assert update.moved.isdisjoint(sample.action.policy for sample in idle), "what has moved was scored before"
+        old = {**update.old, **score_actions(self.packing, idle)}
+        measure_base_kl(meter, chosen, old, known.base or score_actions(self.base_packing, chosen))
 
     def _corrected(
         self, evidence: Evidence, samples: Sequence[Sample], phase: UpdatePhase, ratios: TeamRatios

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marft.learning.batching import Denominators, MicroBatch, Packing
-from marft.learning.interfaces import Floats, split_rows
+from marft.learning.interfaces import Floats
 from marft.learning.metering import Meter
 from marft.models.log_probs import TokenScores, token_scores
 from marft.types import Sample
@@ -34,8 +35,9 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
     hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
     own = token_scores(
-        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient
-    )
+        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
+        filled=batch.rows.filled,
+    )  # fmt: skip
     if batch.chosen is not None:
         own = batch.chosen.decide(own)
     text = batch.teammate_text
@@ -49,11 +51,8 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
 def score_actions(packing: Packing, samples: Sequence[Sample]) -> dict[int, Floats]:
     """Log-probs of every sampled token under the policies as they are, by ``id`` of the action."""
     scored: dict[int, Floats] = {}
-    for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
-        log_probs = score(batch).log_probs.double().cpu().numpy()
-        sizes = [sample.action.decisions for sample in batch.samples]
-        for sample, part in zip(batch.samples, split_rows(log_probs, sizes), strict=True):
-            scored[id(sample.action)] = part
+    for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)) if samples else []:
+        scored |= batch.by_action(score(batch).log_probs)
     return scored
 
 
@@ -67,9 +66,9 @@ def measure_units(meter: Meter, batch: MicroBatch, **values_U: Tensor) -> None:
     _measure(meter, batch.unit_agents(), batch.agent_names, values_U)
 
 
-def measure_difference(meter: Meter, batch: MicroBatch, log_probs_T: Tensor) -> None:
+def measure_difference(meter: Meter, batch: MicroBatch, old_T: Tensor) -> None:
     """How far the learner's log-probs are from the engine's, for the same weights: mean and largest."""
-    difference = (log_probs_T - batch.engine_log_probs).abs()
+    difference = (old_T - batch.engine_log_probs).abs()
     measure_tokens(meter, batch, log_prob_difference=difference)
     sizes = difference.double().cpu().numpy()
     meter.peak("log_prob_difference_max", float(sizes.max()))
@@ -100,23 +99,36 @@ def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> d
     return metrics
 
 
-def measure_base_kl(meter: Meter, samples: Sequence[Sample], packing: Packing, scored: Mapping[int, Floats]) -> None:
-    """KL(policy ‖ untuned base): over all actions where the base has scored them, else over a few of each agent.
+def advantage_sizes(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:
+    """Mean |advantage| of each policy's decisions before normalisation."""
+    mine: dict[str, list[np.ndarray]] = {}
+    for sample, advantages in zip(samples, raw, strict=True):
+        mine.setdefault(sample.action.policy, []).append(np.abs(advantages))
+    return {policy: float(np.concatenate(rows).mean()) for policy, rows in mine.items()}
+
+
+def first_of_each_agent(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """At most ``count`` samples of every agent."""
+    counts: Counter[str] = Counter()
+    chosen = []
+    for sample in samples:
+        counts[sample.action.agent] += 1
+        if counts[sample.action.agent] <= count:
+            chosen.append(sample)
+    return chosen
+
+
+def measure_base_kl(
+    meter: Meter, samples: Sequence[Sample], old: Mapping[int, Floats], base: Mapping[int, Floats]
+) -> None:
+    """KL(policy ‖ untuned base) before the step, over ``samples``.
 
     Args:
-        packing: names the bases.
-        scored: the base's log-probs by ``id`` of the action, or nothing.
+        old: the policies' log-probs by ``id`` of the action.
+        base: those of their bases.
     """
-    if not scored:
-        counts: dict[str, int] = {}
-        chosen = []
-        for sample in samples:
-            counts[sample.action.agent] = counts.get(sample.action.agent, 0) + 1
-            if counts[sample.action.agent] <= BASE_KL_ACTIONS:
-                chosen.append(sample)
-        samples, scored = chosen, score_actions(packing, chosen)
     for sample in samples:
-        difference = torch.from_numpy(scored[id(sample.action)] - sample.action.log_probs)
+        difference = torch.from_numpy(base[id(sample.action)] - old[id(sample.action)])
         total = float(k3(difference).sum())
         for scope in ("", f"agents/{sample.action.agent}/"):
             meter.add(f"{scope}kl_to_base", total, len(difference))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,14 @@ def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
     done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
     shape = 1.0 - done if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return settings.final_fraction + (1.0 - settings.final_fraction) * shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A policy and its optimizer at one moment."""
+
+    parameters: Sequence[Tensor]
+    moments: Mapping[str, Tensor]
 
 
 class PolicyOptimizer:
@@ -52,9 +61,27 @@ class PolicyOptimizer:
             group["lr"] = rate
         return rate
 
-    def snapshot(self) -> list[Tensor]:
-        """A copy of the parameters, in their order."""
-        return [parameter.detach().clone() for parameter in self.parameters.values()]
+    def snapshot(self) -> Snapshot:
+        """A copy of the parameters, in their order, and of the optimizer's moments."""
+        moments = optimizer_tensors(self.optimizer, self.parameters)
+        return Snapshot(
+            [parameter.detach().clone() for parameter in self.parameters.values()],
+            {name: tensor.clone() for name, tensor in moments.items()},
+        )
+
+    @torch.no_grad()
+    def place_between(self, before: Snapshot, after: Snapshot, fraction: float) -> None:
+        """Parameters ``fraction`` of the way from one snapshot to another; moments stay."""
+        for parameter, a, b in zip(self.parameters.values(), before.parameters, after.parameters, strict=True):
+            parameter.copy_(torch.lerp(a, b, fraction))
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Parameters and moments as they were."""
+        for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
+            parameter.copy_(value)
+        self.optimizer.state.clear()
+        restore_optimizer(self.optimizer, self.parameters, snapshot.moments)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -5,6 +5,7 @@ Each function takes episodes and returns episodes with other rewards; nothing el
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -19,7 +20,7 @@ def rewards_for_credit(
     """The episodes with the rewards that credit is assigned from: shaped, mixed, and then priced.
 
     Args:
-        limits: ``max_new_tokens`` by agent.
+        limits: ``max_new_tokens`` of the agents that are trained.
     """
     rewarded = list(episodes)
     if settings.shaping != "none":
@@ -29,6 +30,26 @@ def rewards_for_credit(
     if settings.overlong_buffer:
         rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
     return rewarded
+
+
+def succeeded(episode: Episode) -> bool:
+    """Whether the episode solved its task. Where the environment does not say, a positive reward in all, of the team
+    and its agents together, counts as a success."""
+    if episode.success is not None:
+        return episode.success
+    return sum(t.reward + sum(t.agent_rewards.values()) for t in episode.transitions) > 0
+
+
+def success_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What the likelihood of successes is trained on: the share of episodes that succeeded, and how many of all had to
+    be judged by their reward.
+
+    >>> success_metrics([])
+    {'likelihood/successes': nan, 'likelihood/judged_by_reward': 0.0}
+    """
+    share = sum(map(succeeded, episodes)) / len(episodes) if episodes else math.nan
+    unknown = float(sum(episode.success is None for episode in episodes))
+    return {"likelihood/successes": share, "likelihood/judged_by_reward": unknown}
 
 
 def mix(episodes: Sequence[Episode], team: float, own: float) -> list[Episode]:
@@ -73,13 +94,13 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
     to 1, linearly.
 
     Args:
-        limits: ``max_new_tokens`` by agent.
+        limits: ``max_new_tokens`` by agent; who is not in it pays nothing.
     """
     priced = []
     for episode in episodes:
         transitions = list(episode.transitions)
         for action in episode.actions:
-            if action.choice:
+            if action.choice or action.agent not in limits:
                 continue
             over = int(action.sampled.sum()) - (limits[action.agent] - buffer)
             if over > 0 and action.step < len(transitions):

@@ -72,7 +72,11 @@ class Sequential(Plugin):
 class A2PO(Plugin):
     """A2PO (Wang et al. 2023): as sequential, but each ratio is taken together with the clipped product of those of
     the policies updated before, the advantages are traced through them again before each policy's turn, and the clip
-    widens from ``first_clip`` of its width for the first policy towards all of it."""
+    widens from ``first_clip`` of its width for the first policy towards all of it.
+
+    The order is semi-greedy: by turns the policy whose advantages are largest, and one that is drawn, so that nobody
+    is always last.
+    """
 
     correction: ClassVar[Correction] = "preceding"
 
@@ -83,7 +87,7 @@ class A2PO(Plugin):
         count = len(policies)
         return [
             UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * place / count)
-            for place, name in enumerate(drawn_order(policies, progress, seed), 1)
+            for place, name in enumerate(semi_greedy_order(policies, progress, seed), 1)
         ]
 
 
@@ -91,3 +95,19 @@ def drawn_order(policies: Sequence[str], progress: Progress, seed: int) -> list[
     """The order in which policies take their turns at one training step."""
     order = seeds.generator(seed, "update order", progress.step).permutation(len(policies))
     return [policies[index] for index in order]
+
+
+def semi_greedy_order(policies: Sequence[str], progress: Progress, seed: int) -> list[str]:
+    """A2PO's order: of those left, the policy with the largest mean |advantage|, then a drawn one, and so on. The draw
+    decides between equals.
+
+    >>> semi_greedy_order(["a", "b", "c"], Progress(0, 0, {"a": 0.1, "b": 0.9, "c": 0.5}), seed=0)[0]
+    'b'
+    """
+    left = drawn_order(policies, progress, seed)
+    order: list[str] = []
+    while left:
+        greedy = len(order) % 2 == 0
+        order.append(max(left, key=lambda name: progress.advantages.get(name, 0.0)) if greedy else left[0])
+        left.remove(order[-1])
+    return order

@@ -29,7 +29,7 @@ class TeamRatios:
     def add(self, actions: Sequence[Action], old: Mapping[int, Floats], new: Mapping[int, Floats]) -> None:
         """Take in policies that have just been updated, by their actions' log-probs before and after (by ``id``)."""
         for action in actions:
-            moved = float(np.mean(new[id(action)] - old.get(id(action), action.log_probs)))
+            moved = float(np.mean(new[id(action)] - old[id(action)]))
             key = _step(action)
             self._sums[key] = self._sums.get(key, 0.0) + moved
 

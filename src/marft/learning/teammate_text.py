@@ -1,4 +1,4 @@
-"""Text that a teammate wrote inside an agent's own turn, as the learner sees it (formulas: AIPO)."""
+"""Text that a teammate wrote inside an agent's own turn, as the learner sees it (LlamaRL, 2025)."""
 
 from __future__ import annotations
 

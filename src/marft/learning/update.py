@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marft.config.algorithm import AlgorithmSettings
+from marft.learning.acceptance import accept
 from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing, minibatches
-from marft.learning.interfaces import LossInputs, Objective, UpdatePhase
+from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase
 from marft.learning.measuring import (
     k3,
     measure_difference,
@@ -27,11 +29,15 @@ from marft.learning.teammate_text import TeammateText
 from marft.models.log_probs import TokenScores
 from marft.types import Sample
 
-BACKTRACKS = 5  # halvings of an update that moved too far, before it is undone
+PACKING_CHECKS = 16  # steps from one to the next
 
 
 class Update:
     """Moves policies, one phase at a time.
+
+    A ratio's denominator is π_old: the policy itself, as the step found it. Until a policy first steps that is what it
+    says now, so its ratios are 1, whatever an engine has rounded. What it steps on later is scored before that, once,
+    packed as the first epoch will pack it.
 
     Args:
         known: log-probs that were scored before the step.
@@ -49,6 +55,7 @@ class Update:
     ) -> None:
         self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
         self.known, self.meter, self.seed = known, meter, seed
+        self.old: dict[int, Floats] = dict(known.old)  # π_old's log-probs so far, by ``id`` of the action
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
@@ -57,73 +64,89 @@ class Update:
         self.meter.add("idle_phases", float(not mine))
         if not mine:
             return
-        before = {name: self.optimizers[name].snapshot() for name in phase.policies} if phase.kl_limit else {}
-        objective = _scaled(self.objective, phase.clip_scale)
-        self._epochs(mine, objective, step)
+        settings, objective = self.settings, _scaled(self.objective, phase.clip_scale)
+        plan = [minibatches(mine, settings.minibatches, self.seed, step, epoch) for epoch in range(settings.epochs)]
+        self.packing = self.packing.in_one_size([part for parts in plan for part in parts])
+        for part in plan[0][1:]:
+            self._score_old(part)
+        mine_optimizers = {name: self.optimizers[name] for name in phase.policies}
+        before = {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()} if phase.kl_limit else {}
+        self._epochs(plan, objective, check_packing=step % PACKING_CHECKS == 0)
         if phase.kl_limit:
-            self._accept(mine, before, phase.kl_limit)
+            fraction = accept(mine_optimizers, before, lambda: self._is_good(mine, objective, phase.kl_limit))
+            self.meter.add("accepted_fraction", fraction)
+            self.meter.add("rollbacks", float(fraction == 0.0))
 
-    def _epochs(self, samples: Sequence[Sample], objective: Objective, step: int) -> None:
-        for epoch in range(self.settings.epochs):
-            for part in minibatches(samples, self.settings.minibatches, self.seed, step, epoch):
-                if not self._minibatch(part, objective):
+    def score_now(self, samples: Sequence[Sample]) -> dict[int, Floats]:
+        """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
+        return score_actions(self.packing, samples)
+
+    def _score_old(self, samples: Sequence[Sample]) -> None:
+        """π_old of samples whose policies will have moved when they are stepped on.
+
+        What was scored before is taken over only where no packing makes a difference.
+        """
+        known = {} if self.packing.sizes else self.old
+        wanted = [s for s in samples if s.action.policy not in self.moved and id(s.action) not in known]
+        self.old |= score_actions(self.packing, wanted)
+
+    def _epochs(self, plan: Sequence[Sequence[Sequence[Sample]]], objective: Objective, check_packing: bool) -> None:
+        check = check_packing and len(plan) > 1  # the first epoch meets what was scored as it was scored
+        for epoch, parts in enumerate(plan):
+            for number, part in enumerate(parts):
+                if not self._minibatch(part, objective, first_look=epoch == 0, check=check and epoch == number == 0):
                     self.meter.add("kl_stops", 1.0)
                     return
 
-    def _accept(self, samples: Sequence[Sample], before: Mapping[str, Sequence[Tensor]], limit: float) -> None:
-        """Scale a phase's change back until its KL is within ``limit``, else undo it (HATRPO's line search)."""
-        after = {name: self.optimizers[name].snapshot() for name in before}
-        fraction = 1.0
-        for _ in range(BACKTRACKS + 1):
-            if self._moved_by(samples) <= limit:
-                break
-            fraction /= 2
-            self._place(before, after, fraction)
-        else:
-            fraction = 0.0
-            self._place(before, after, fraction)
-        self.meter.add("accepted_fraction", fraction)
-        self.meter.add("rollbacks", float(fraction == 0.0))
+    def _is_good(self, samples: Sequence[Sample], objective: Objective, limit: float) -> bool:
+        """Whether the policies are within ``limit`` of π_old (KL: k3, mean over sampled tokens), and their surrogate is
+        better than π_old's (Kuba et al. 2022)."""
+        now = self.score_now(samples)
+        moved = np.concatenate([now[id(sample.action)] - self.old[id(sample.action)] for sample in samples])
+        return float(k3(torch.from_numpy(moved)).mean()) <= limit and self._gain(samples, objective, now) > 0.0
 
     @torch.no_grad()
-    def _place(
-        self, before: Mapping[str, Sequence[Tensor]], after: Mapping[str, Sequence[Tensor]], fraction: float
-    ) -> None:
-        for name, start in before.items():
-            parameters = self.optimizers[name].parameters.values()
-            for parameter, a, b in zip(parameters, start, after[name], strict=True):
-                parameter.copy_(torch.lerp(a, b, fraction) if fraction else a)
+    def _gain(self, samples: Sequence[Sample], objective: Objective, now: Mapping[int, Floats]) -> float:
+        """How much less the objective's loss is than at π_old, in float64."""
+        gain = 0.0
+        for batch in self.packing.micro_batches(samples, self._denominators(samples), self.known):
+            old = batch.of_tokens(self.old)
+            weights = self._unit_weights(batch, self._sampler_weights(batch, old))
+            units = batch.units(old)
+            at_old, at_now = (
+                objective(LossInputs(u, units - batch.log_factors, batch.advantages.double())).terms
+                for u in (units, batch.units(batch.of_tokens(now)))
+            )
+            gain += float(((at_old - at_now) * weights).sum())
+        return gain
 
-    def _moved_by(self, samples: Sequence[Sample]) -> float:
-        """KL (k3, mean over sampled tokens) of the policies now from those that the step began with."""
-        now = score_actions(self.packing, samples)
-        total, count = 0.0, 0
-        for sample in samples:
-            old = self.known.old.get(id(sample.action), sample.action.log_probs)
-            difference = torch.from_numpy(now[id(sample.action)] - old)
-            total, count = total + float(k3(difference).sum()), count + len(difference)
-        return total / count
+    def _denominators(self, samples: Sequence[Sample]) -> Denominators:
+        return Denominators.of(samples, self.settings.denominator == "pooled")
 
-    def _minibatch(self, samples: Sequence[Sample], objective: Objective) -> bool:
+    def _minibatch(self, samples: Sequence[Sample], objective: Objective, first_look: bool, check: bool) -> bool:
         """One global minibatch: accumulate its gradient over micro-batches, then step its policies.
 
         False when the KL is above the limit; then no optimizer has stepped. The KL is that of the whole minibatch
         and is known before the step; with one micro-batch it is known before the backward pass, which is skipped.
         """
         policies = sorted({sample.action.policy for sample in samples})
-        denominators = Denominators.of(samples, self.settings.denominator == "pooled")
-        batches = self.packing.micro_batches(samples, denominators, self.known)
+        batches = self.packing.micro_batches(samples, self._denominators(samples), self.known)
         for policy in policies:
             self.optimizers[policy].zero_grad()
         kl_sum = tokens = loss = 0.0
-        for batch in batches:
+        for number, batch in enumerate(batches):
             scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
-            kl = k3(scores.log_probs.detach() - batch.old_log_probs)
-            self._observe(batch, scores, kl)
+            old = self._old(batch, scores)
+            kl = k3(scores.log_probs.detach() - old)
+            measure_tokens(self.meter, batch, entropy=scores.entropies, kl=kl)
+            if first_look:
+                measure_difference(self.meter, batch, old)
+            if check and number == 0:
+                self._check_packing(batch.samples[0])
             kl_sum, tokens = kl_sum + kl.sum().item(), tokens + len(kl)
             if len(batches) == 1 and self._over_limit(kl_sum / tokens):
                 return False
-            loss += self._backward(batch, scores, teammate_log_probs, objective)
+            loss += self._backward(batch, scores, old, teammate_log_probs, objective)
         if self._over_limit(kl_sum / tokens):
             return False
         self.meter.add("policy_loss", loss)
@@ -131,22 +154,37 @@ class Update:
             self._step(policy)
         return True
 
+    def _old(self, batch: MicroBatch, scores: TokenScores) -> Tensor:
+        """π_old's log-probs of a batch, [T]: those of its policies themselves until they first move."""
+        if self.moved.isdisjoint(sample.action.policy for sample in batch.samples):
+            self.old |= batch.by_action(scores.log_probs)
+            return scores.log_probs.detach()
+        return batch.of_tokens(self.old, scores.log_probs.dtype)
+
+    def _check_packing(self, sample: Sample) -> None:
+        """Measure how far one action's scores are from its scores alone: what a ratio in a later epoch is off by."""
+        alone = self.score_now([sample])[id(sample.action)]
+        self.meter.peak("packing_difference", float(np.abs(alone - self.old[id(sample.action)]).max()))
+
     def _over_limit(self, kl: float) -> bool:
         return self.settings.kl_stop > 0 and not kl <= self.settings.kl_stop
 
-    def _observe(self, batch: MicroBatch, scores: TokenScores, kl: Tensor) -> None:
-        measure_tokens(self.meter, batch, entropy=scores.entropies, kl=kl)
-        if not self.moved & {sample.action.policy for sample in batch.samples}:
-            measure_difference(self.meter, batch, scores.log_probs.detach())
-
     def _backward(
-        self, batch: MicroBatch, scores: TokenScores, teammate_log_probs: Tensor | None, objective: Objective
+        self,
+        batch: MicroBatch,
+        scores: TokenScores,
+        old: Tensor,
+        teammate_log_probs: Tensor | None,
+        objective: Objective,
     ) -> float:
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
-        old = batch.units(batch.old_log_probs) - batch.log_factors
-        output = objective(LossInputs(batch.units(scores.log_probs), old, batch.advantages))
-        loss = (output.terms * self._unit_weights(batch)).sum() + self._extras(batch, scores)
+        correction = self._sampler_weights(batch, old)
+        if correction is not None:
+            measure_tokens(self.meter, batch, sampler_weight=correction)
+        units = LossInputs(batch.units(scores.log_probs), batch.units(old) - batch.log_factors, batch.advantages)
+        output = objective(units)
+        loss = (output.terms * self._unit_weights(batch, correction)).sum() + self._extras(batch, scores, old)
         if batch.teammate_text is not None and teammate_log_probs is not None:
             loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs)
         loss.backward()
@@ -154,18 +192,19 @@ class Update:
         measure_gradient_share(self.meter, batch, gradient[0])
         return loss.item()
 
-    def _unit_weights(self, batch: MicroBatch) -> Tensor:
-        """Weights of the objective's terms, with the sampler's correction."""
+    def _sampler_weights(self, batch: MicroBatch, old: Tensor) -> Tensor | None:
         correction = self.settings.sampler_correction
         if correction.level == "none":
-            return batch.unit_weights
-        weights = sampler_weights(correction, batch.old_log_probs, batch.engine_log_probs, batch.action_of)
-        measure_tokens(self.meter, batch, sampler_weight=weights)
-        if batch.level == "action":
-            weights = weights[batch.first_tokens()]
-        return batch.unit_weights * weights
+            return None
+        return sampler_weights(correction, old, batch.engine_log_probs, batch.action_of)
 
-    def _extras(self, batch: MicroBatch, scores: TokenScores) -> Tensor:
+    def _unit_weights(self, batch: MicroBatch, correction: Tensor | None) -> Tensor:
+        """Weights of the objective's terms, with the sampler's correction."""
+        if correction is None:
+            return batch.unit_weights
+        return batch.unit_weights * (correction[batch.first_tokens()] if batch.level == "action" else correction)
+
+    def _extras(self, batch: MicroBatch, scores: TokenScores, old: Tensor) -> Tensor:
         """Entropy bonus, KL to the base, likelihood of successful actions: each a sum over tokens."""
         extra = scores.log_probs.new_zeros(())
         if self.settings.entropy:
@@ -173,7 +212,7 @@ class Update:
         kl = self.settings.kl
         if kl.coefficient and kl.place == "loss":
             assert batch.base_log_probs is not None
-            terms = kl_terms(kl, scores.log_probs, batch.base_log_probs, batch.old_log_probs)
+            terms = kl_terms(kl, scores.log_probs, batch.base_log_probs, old)
             extra = extra + kl.coefficient * (terms * batch.token_weights).sum()
         if self.settings.nll:
             extra = extra - self.settings.nll * (scores.log_probs * batch.nll_weights).sum()

@@ -8,6 +8,7 @@ layers therefore never see padding, and rows of all agents share them.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 import torch
@@ -28,10 +29,13 @@ class AttentionPlan(Protocol):
 class PackedPlan:
     """Causal attention inside each row of a packed batch; optionally writes keys and values to a cache.
 
-    Rows of similar length are padded to a common one and attend together; linear layers never see that padding.
+    Rows of similar length are padded to a common one and attend together; linear layers never see that padding. The
+    length that a row is padded to is its own affair (:func:`padded_length`): kernels add up in an order that depends on
+    it, and what a row comes out as must not depend on those beside it.
 
     Args:
         lengths: tokens of each row; rows lie one after the other.
+        tokens: of the whole batch, where it is longer than its rows: the rest attends to nothing of interest.
         cache: where a prefill keeps its keys and values.
         slots: the cache slots of each row, several when rows share a prompt.
     """
@@ -42,29 +46,32 @@ class PackedPlan:
         device: torch.device,
         cache: KVCache | None = None,
         slots: list[list[int]] | None = None,
+        tokens: int = 0,
     ) -> None:
         self.lengths, self.cache, self.slots = lengths, cache, slots
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        self.groups = _groups([lengths[row] for row in order])
-        self.regular = len(self.groups) == 1 and min(lengths) == max(lengths)
+        self.groups = list(Counter(padded_length(lengths[row]) for row in order).items())  # (padded length, rows)
+        spare = max(0, tokens - sum(lengths))
+        self.regular = not spare and all(length == padded_length(max(lengths)) for length in lengths)
         if not self.regular:
             sizes = torch.tensor([lengths[row] for row in order], device=device)
             starts = torch.tensor(lengths, device=device).cumsum(0) - torch.tensor(lengths, device=device)
             starts = starts[torch.tensor(order, device=device)]
-            widths = torch.cat([torch.full((rows,), longest, device=device) for rows, longest in self.groups])
+            widths = torch.cat([torch.full((rows,), longest, device=device) for longest, rows in self.groups])
             columns = _ranges(widths)
             self.real = columns < sizes.repeat_interleave(widths)  # [padded]
             self.padded_from = torch.where(self.real, starts.repeat_interleave(widths) + columns, 0)  # → packed
-            self.packed_from = torch.empty(sum(lengths), dtype=torch.long, device=device)  # → padded
+            self.packed_from = torch.zeros(sum(lengths) + spare, dtype=torch.long, device=device)  # → padded
             places = self.real.nonzero()[:, 0]
             self.packed_from[self.padded_from[places]] = places
+            self.in_rows = torch.arange(len(self.packed_from), device=device) < sum(lengths) if spare else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         if self.cache is not None and self.slots is not None:
             self.cache.write_rows(layer, k, v, self.lengths, self.slots)
         q, k, v = self._pad(q), self._pad(k), self._pad(v)
         parts, start = [], 0
-        for rows, longest in self.groups:
+        for longest, rows in self.groups:
             stop = start + rows * longest
             shape = (rows, longest, -1, q.shape[-1])
             parts.append(
@@ -74,10 +81,10 @@ class PackedPlan:
         return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def _pad(self, x_NHD: Tensor) -> Tensor:
-        """Packed rows → rows of each group padded to its longest, [padded, H, D]."""
+        """Packed rows → rows of each group padded to its length, [padded, H, D]."""
         if self.regular:
             return x_NHD
-        return _regroup(x_NHD.flatten(1), self.padded_from, self.packed_from, None).view(-1, *x_NHD.shape[1:])
+        return _regroup(x_NHD.flatten(1), self.padded_from, self.packed_from, self.in_rows).view(-1, *x_NHD.shape[1:])
 
     def _pack(self, x_PHD: Tensor) -> Tensor:
         if self.regular:
@@ -85,15 +92,14 @@ class PackedPlan:
         return _regroup(x_PHD.flatten(1), self.packed_from, self.padded_from, self.real).view(-1, *x_PHD.shape[1:])
 
 
-def _groups(lengths: list[int]) -> list[tuple[int, int]]:
-    """``(rows, longest)`` of runs of descending lengths in which no row is padded by more than a quarter."""
-    groups: list[tuple[int, int]] = []
-    for length in lengths:
-        if groups and 5 * length >= 4 * groups[-1][1]:
-            groups[-1] = (groups[-1][0] + 1, groups[-1][1])
-        else:
-            groups.append((1, length))
-    return groups
+def padded_length(length: int) -> int:
+    """The length that a row of ``length`` tokens attends at: at least 16, and at most a quarter more than it has.
+
+    >>> [padded_length(length) for length in (1, 16, 17, 64, 65, 100)]
+    [16, 16, 20, 64, 80, 112]
+    """
+    step = 4 << max(0, (length - 1).bit_length() - 5)
+    return max(16, -(-length // step) * step)
 
 
 def _ranges(widths: Tensor) -> Tensor:

@@ -32,12 +32,18 @@ class PackedRows:
 
     ids: Tensor  # [N]
     positions: Tensor  # [N]
-    lengths: list[int]  # [B], sums to N
+    lengths: list[int]  # [B], sums to N, or to less where the batch has been filled up
     stretches: list[tuple[str | None, int, int]]
+    filled: bool = False  # to a size that its rows have not decided
 
     @staticmethod
-    def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device) -> PackedRows:
-        """Pack ``rows`` in the order given. A policy may come back later: that costs a stretch, nothing else."""
+    def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0) -> PackedRows:
+        """Pack ``rows`` in the order given. A policy may come back later: that costs a stretch, nothing else.
+
+        Args:
+            size: tokens to fill the batch up to. In batches of one size a row comes out the same to the bit, whatever
+                lies beside it, where the kernels of the device treat the rows of a product alike.
+        """
         lengths = [len(row) for row in rows]
         stretches: list[tuple[str | None, int, int]] = []
         start = 0
@@ -47,9 +53,10 @@ class PackedRows:
             else:
                 stretches.append((policy, start, start + length))
             start += length
-        ids = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(device)
-        positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
-        return PackedRows(ids, positions, lengths, stretches)
+        spare = np.zeros(max(0, size - start), np.int64)
+        ids = torch.from_numpy(np.concatenate([*rows, spare]).astype(np.int64)).to(device)
+        positions = torch.from_numpy(np.concatenate([*(np.arange(length) for length in lengths), spare])).to(device)
+        return PackedRows(ids, positions, lengths, stretches, size > 0)
 
     def starts(self) -> list[int]:
         """Where each row begins in the packed batch, [B]."""
@@ -80,13 +87,21 @@ class Backbone:
         return self.head.weight.device
 
     @property
+    def wants_full_batches(self) -> bool:
+        """Whether its products may round differently in batches of different sizes, and so coarsely that it shows:
+        scores that are compared are then made in batches of one size."""
+        exact = self.head.weight.dtype in (torch.float32, torch.float64)
+        return self.device.type != "cpu" or not exact
+
+    @property
     def depth(self) -> int:
         return int(self.model.config.get_text_config().num_hidden_layers)
 
     def hidden_states(self, rows: PackedRows, plan: AttentionPlan | None = None) -> Tensor:
         """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
-        with self.routing.by_stretch(rows.stretches):
-            return self._forward(rows.ids, rows.positions, plan or PackedPlan(rows.lengths, self.device))
+        plan = plan or PackedPlan(rows.lengths, self.device, tokens=len(rows.ids))
+        with self.routing.by_stretch(rows.stretches, whole=rows.filled):
+            return self._forward(rows.ids, rows.positions, plan)
 
     def next_hidden_states(
         self, ids: Tensor, positions: Tensor, policies: Sequence[str | None], plan: AttentionPlan
@@ -135,7 +150,7 @@ class Backbone:
         self.lean = False
 
         def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.routing.by_stretch(self.routing.stretches)
+            return nullcontext(), self.routing.by_stretch(self.routing.stretches, self.routing.whole)
 
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):

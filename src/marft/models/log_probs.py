@@ -3,6 +3,9 @@
 With a frozen LM head the derivative of a token's log-probability with respect to its hidden state,
 ``(W[y] - Σ_v p_v W[v]) / τ``, needs nothing from upstream, so the forward computes it while the chunk's logits are at
 hand and the backward is one multiplication. A trained head recomputes its chunks in the backward instead.
+
+A head in half precision is multiplied in float32: logits that are rounded to bfloat16 before the softmax miss by up to
+a tenth, and a derivative of rounded probabilities misses most where a token is nearly certain.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time
+LEAST_ROWS = 16  # of a chunk: fewer are multiplied by other kernels, with other roundings
+FILLED_ROWS = 1024  # at most, of a chunk that is always full
+BLOCK = 8192  # rows of a half-precision head that are made float32 at a time, where no kernel mixes the two
 
 
 class TokenScores(NamedTuple):
@@ -31,6 +38,7 @@ def token_scores(
     targets_T: Tensor,
     temperatures_T: Tensor | None,
     entropy_gradient: bool = False,
+    filled: bool = False,
 ) -> TokenScores:
     """Score ``targets_T`` under ``softmax((hidden · weightᵀ + bias) / temperature)``.
 
@@ -38,26 +46,37 @@ def token_scores(
         hidden_TD: hidden states at the positions that predict the targets.
         temperatures_T: of each token; None when all are 1.
         entropy_gradient: whether the entropies need a gradient; without it they are a metric.
+        filled: whether every chunk has the same size, so that no score depends on how many are wanted.
     """
-    rows = max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
+    count, rows = len(targets_T), max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
+    rows = min(rows, FILLED_ROWS) if filled else rows
+    rest = count % rows
+    if rest:
+        spare = (rows if filled else min(rows, -(-rest // LEAST_ROWS) * LEAST_ROWS)) - rest
+        hidden_TD, targets_T = pad(hidden_TD, (0, 0, 0, spare)), pad(targets_T, (0, spare))
+        temperatures_T = None if temperatures_T is None else pad(temperatures_T, (0, spare), value=1.0)
     trains_head = torch.is_grad_enabled() and (weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad))
     if not trains_head:
         log_probs, entropies = _FrozenHead.apply(  # type: ignore[no-untyped-call]
             hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows
         )
-        return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
+        entropies = entropies if entropy_gradient else entropies.detach()
+        return TokenScores(log_probs[:count], entropies[:count])
     chunks = [
         checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, use_reentrant=False)
         for h, y, t in _split(hidden_TD, targets_T, temperatures_T, rows)
     ]
-    log_probs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+    log_probs, entropies = (torch.cat(parts)[:count] for parts in zip(*chunks, strict=True))
     return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
 
 
 def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None) -> Tensor:
     """Logits over temperature, in float32 or better: the one place where the sampler and the learner make them."""
-    logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if weight.dtype in (torch.float32, torch.float64):
+        logits = linear(hidden.to(weight.dtype), weight, bias)
+    else:
+        logits = _half_product(hidden.to(weight.dtype), weight.t())
+        logits = logits if bias is None else logits.add_(bias)
     return logits if temperatures is None else logits / temperatures[:, None].to(logits.dtype)
 
 
@@ -82,9 +101,13 @@ def _split(
 def _score_chunk(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    log_p = scaled_logits(hidden, weight, bias, temperatures).log_softmax(-1)
-    chosen = log_p.gather(1, targets[:, None])[:, 0]
-    return chosen, -(log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(-1)
+    """As :class:`_FrozenHead` computes them, to the bit, for autograd."""
+    logits = scaled_logits(hidden, weight, bias, temperatures)
+    z = logits - logits.detach().amax(-1, keepdim=True)
+    p = z.exp()
+    total = p.sum(-1)
+    chosen = z.gather(1, targets[:, None])[:, 0] - total.log()
+    return chosen, total.log() - (p * z.clamp_min(torch.finfo(z.dtype).min)).sum(-1) * total.reciprocal()
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -107,10 +130,10 @@ class _FrozenHead(torch.autograd.Function):
             log_probs.append(z.gather(1, y[:, None])[:, 0] - log_total)
             scale = share if temperature is None else share / temperature[:, None].to(p.dtype)
             if needs_gradient:
-                chosen = weight[y].to(p.dtype)
-                slopes.append(
-                    (chosen if temperature is None else chosen / temperature[:, None]) - scale * _times(p, weight)
-                )
+                at, mine = y[:, None], p.gather(1, y[:, None])
+                p.scatter_(1, at, mine - total[:, None])  # p − Σp·[v = y]: nothing is left to cancel
+                slopes.append(-scale * _times(p, weight))
+                p.scatter_(1, at, mine)
             z.mul_(p)
             weighted = z.sum(-1)
             if weighted.isnan().any():  # tokens that cannot be: 0 · −∞ counts as 0
@@ -135,4 +158,24 @@ class _FrozenHead(torch.autograd.Function):
 
 
 def _times(p: Tensor, weight: Tensor) -> Tensor:
-    return (p.to(weight.dtype) @ weight).to(p.dtype)
+    """``p`` [T, V] in float32 or better times ``weight`` [V, D], in the precision of ``p``."""
+    if weight.dtype == p.dtype:
+        return p @ weight
+    if not weight.is_cuda:
+        return _half_product(p, weight)
+    high = p.to(weight.dtype)  # and what its rounding leaves: 16 bits in all
+    return _half_product(high, weight).add_(_half_product((p - high).to(weight.dtype), weight))
+
+
+def _half_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a`` [T, K] times ``b`` [K, N] in half precision, multiplied and added up in float32 → [T, N]. No gradient."""
+    if b.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    out = torch.zeros(len(a), b.shape[1], dtype=torch.float32, device=b.device)
+    if b.shape[1] > b.shape[0]:  # the vocabulary is what is long
+        for start in range(0, b.shape[1], BLOCK):
+            out[:, start : start + BLOCK] = a.float() @ b[:, start : start + BLOCK].float()
+    else:
+        for start in range(0, b.shape[0], BLOCK):
+            out += a[:, start : start + BLOCK].float() @ b[start : start + BLOCK].float()
+    return out

@@ -36,16 +36,22 @@ class Routing:
 
     def __init__(self) -> None:
         self.stretches: Sequence[tuple[str | None, int, int]] = ()
+        self.whole = False  # whether each adapter is multiplied with the whole batch
         self.rows: Sequence[str | None] | None = None
 
     @contextmanager
-    def by_stretch(self, stretches: Sequence[tuple[str | None, int, int]]) -> Iterator[None]:
-        """``(policy, start, stop)`` covers of the packed batch; ``None`` is the base alone."""
-        self.stretches = stretches
+    def by_stretch(self, stretches: Sequence[tuple[str | None, int, int]], whole: bool = False) -> Iterator[None]:
+        """``(policy, start, stop)`` covers of the packed batch; ``None`` is the base alone.
+
+        Args:
+            whole: multiply each adapter with the whole batch and keep its stretch of the product, so that no number
+                depends on how many tokens of the policy there are.
+        """
+        self.stretches, self.whole = stretches, whole
         try:
             yield
         finally:
-            self.stretches = ()
+            self.stretches, self.whole = (), False
 
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
@@ -86,6 +92,8 @@ class MultiLoraLinear(nn.Module):
         if self.routing.rows is not None:
             return self._add_by_row(x, out, self.routing.rows)
         parts = [self._stretch(x, out, *stretch) for stretch in self.routing.stretches]
+        if parts and (end := self.routing.stretches[-1][2]) < out.shape[1]:
+            parts.append(out[:, end:])
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0] if parts else out
 
     def _stretch(self, x: Tensor, out: Tensor, policy: str | None, start: int, stop: int) -> Tensor:
@@ -93,6 +101,9 @@ class MultiLoraLinear(nn.Module):
         adapter = self.adapter(policy)
         if adapter is None:
             return result
+        if self.routing.whole:
+            low = linear(x.to(adapter.a.dtype), adapter.a)
+            return _add_product(out, low, adapter.b, adapter.scale)[:, start:stop]
         return _add_product(result, linear(x[:, start:stop].to(adapter.a.dtype), adapter.a), adapter.b, adapter.scale)
 
     def _add_by_row(self, x: Tensor, out: Tensor, rows: Sequence[str | None]) -> Tensor:

@@ -31,8 +31,9 @@ from marft.models.memory import keep_freed_memory
 class Policy:
     """π_θ by name: a backbone and, for LoRA, the adapter on it.
 
-    ``reference`` is the untuned base: what the critic reads with and KL to the base is measured against. A policy on a
-    remote model has its reader's backbone and tokenizer; nothing is ever sampled from them in its name.
+    ``reference`` is what KL to the untuned base is measured against: the base, in the precision that the policy is
+    trained in. ``reader`` is the base as it is loaded, which the critic reads with. A policy on a remote model has its
+    reader's backbone and tokenizer; nothing is ever sampled from them in its name.
     """
 
     name: str
@@ -41,9 +42,10 @@ class Policy:
     adapter: str | None
     lora: LoraSettings
     reference: Backbone
+    reader: Backbone
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
-    base: str  # name of the local model that ``reference`` and ``tokenizer`` are of
+    base: str  # name of the local model that ``reader`` and ``tokenizer`` are of
     context: int  # tokens of prompt and action together
 
     @property
@@ -76,6 +78,7 @@ class Models:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.bases: dict[str, Backbone] = {}
+        self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
         local = {name: model for name, model in run.models.items() if model.endpoint is None}
         for name, model in local.items():
@@ -89,10 +92,11 @@ class Models:
     def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
         base_name = local_model(run.models, settings.model)
         base, tokenizer = self.bases[base_name], self.tokenizers[base_name]
-        backbone, adapter, lora = base, None, settings.lora
+        backbone, reference, adapter, lora = base, base, None, settings.lora
         if settings.train == "full":
             backbone = load_backbone(run.models[settings.model], self.device, torch.float32)
             backbone.model.requires_grad_(True)
+            reference = self._in_float32(run, base_name)
         elif settings.train == "lora" or settings.adapter:
             adapter = name
             if settings.adapter:
@@ -102,7 +106,15 @@ class Models:
                 load_adapter(base, name, Path(settings.adapter))
         context = _context(run, settings.model, base)
         stop_ids = _stop_ids(tokenizer, base)
-        return Policy(name, settings, backbone, adapter, lora, base, tokenizer, stop_ids, base_name, context)
+        return Policy(name, settings, backbone, adapter, lora, reference, base, tokenizer, stop_ids, base_name, context)
+
+    def _in_float32(self, run: RunSettings, name: str) -> Backbone:
+        """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
+        if self.bases[name].head.weight.dtype == torch.float32:
+            return self.bases[name]
+        if name not in self.whole:
+            self.whole[name] = load_backbone(run.models[name], self.device, torch.float32)
+        return self.whole[name]
 
     def save_policy(self, name: str, folder: Path) -> None:
         """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""

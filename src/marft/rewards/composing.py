@@ -7,10 +7,11 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from marft.config.settings import did_you_mean
 from marft.game.game import EpisodeFailedError
-from marft.game.hosting import Host
+from marft.game.hosting import Host, OverdueError, RaisedError, in_words
+from marft.game.reading import RefusedError, number, own_rewards
 from marft.rewards.terms import Earned, Term
 from marft.types import Episode, Transition
 
@@ -41,12 +42,16 @@ class Composer:
             scores = await self._on_a_thread(episode, [term for term in self.terms if not term.keeps_time])
             for term in self.terms:
                 if term.keeps_time:
-                    scores[id(term)] = await _score(term, self.roles, episode)
+                    scores[id(term)] = await self._here(episode, term)
             return compose(episode, [(term, scores[id(term)]) for term in self.terms])
         except EpisodeFailedError as failure:
             return replace(episode, status=failure.status, error=failure.reason)
-        except Exception as error:  # noqa: BLE001  somebody else's code; the reason is recorded
-            return replace(episode, status="failed", error=f"a reward term raised {type(error).__name__}: {error}")
+
+    async def _here(self, episode: Episode, term: Term) -> Sequence[Earned]:
+        try:
+            return await in_words(_score, (term, self.roles, episode), EpisodeFailedError)
+        except RaisedError as error:
+            raise EpisodeFailedError("failed", f"reward term {term.name!r} raised {error}") from error
 
     async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[Earned]]:
         """What each term gives, by its identity."""
@@ -54,17 +59,21 @@ class Composer:
         if not terms:
             return scores
         async with self._gate:
-            thread, late = self.host.acquire(), ""
+            thread, under_way = self.host.acquire(), ""
             try:
                 for term in terms:
-                    late = term.name
-                    scores[id(term)] = await thread.call(_score, term, self.roles, episode, timeout=self.timeout)
-                late = ""
-            except TimeoutError as error:
-                reason = f"reward term {late!r} took over {self.timeout:g} s"
+                    under_way = term.name
+                    scores[id(term)] = await thread.call_theirs(
+                        _score, term, self.roles, episode, timeout=self.timeout, passing=EpisodeFailedError
+                    )
+                under_way = ""
+            except OverdueError as error:
+                reason = f"reward term {under_way!r} took over {self.timeout:g} s"
                 raise EpisodeFailedError("timed_out", reason) from error
+            except RaisedError as error:
+                raise EpisodeFailedError("failed", f"reward term {under_way!r} raised {error}") from error
             finally:
-                await self.host.release(thread, suspect=bool(late))
+                await self.host.release(thread, suspect=bool(under_way))
         return scores
 
 
@@ -79,22 +88,28 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[Earned]]]) -
         transitions[place] = _composed(transition, [(term, earned[place]) for term, earned in scores])
         numbers = [transitions[place].reward, *transitions[place].agent_rewards.values()]
         if not all(map(math.isfinite, numbers)):
-            raise EpisodeFailedError("failed", f"a reward term gave {transitions[place].terms}, which is not finite")
+            terms = transitions[place].terms
+            raise EpisodeFailedError("failed", f"the reward terms add up to {terms}, which is not finite")
     return replace(episode, transitions=tuple(transitions))
 
 
 async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[Earned]:
+    """What a term gives for each step, in plain values."""
     scored = term.score(episode)
-    earned = list(await scored if inspect.isawaitable(scored) else scored)
-    if len(earned) != len(episode.transitions):
-        reason = f"reward term {term.name!r} gave {len(earned)} entries for {len(episode.transitions)} steps"
-        raise EpisodeFailedError("failed", reason)
-    for agent in (agent for here in earned for agent in here.agents if agent not in roles):
-        reason = (
-            f"reward term {term.name!r} rewards {agent!r}, but no agent is called so{did_you_mean(str(agent), roles)}"
-        )
-        raise EpisodeFailedError("failed", reason)
-    return earned
+    given: Any = await scored if inspect.isawaitable(scored) else scored
+    try:
+        if not isinstance(given, Sequence) or len(given) != len(episode.transitions):
+            many = len(given) if isinstance(given, Sequence) else f"{type(given).__name__}, not"
+            raise RefusedError(f"gave {many} entries for {len(episode.transitions)} steps")
+        return [_read(one, roles) for one in given]
+    except RefusedError as error:
+        raise EpisodeFailedError("failed", f"reward term {term.name!r} {error} ({term.written()})") from error
+
+
+def _read(given: Any, roles: Sequence[str]) -> Earned:
+    if not isinstance(given, Earned):
+        raise RefusedError(f"gave a {type(given).__name__}, not marft.rewards.terms.Earned")
+    return Earned(number(given.team, "gave the team a reward of"), own_rewards(given.agents, roles))
 
 
 def _composed(transition: Transition, earned: Sequence[tuple[Term, Earned]]) -> Transition:

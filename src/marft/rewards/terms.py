@@ -28,6 +28,7 @@ from pydantic import Field, Strict, field_validator
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import did_you_mean
 from marft.rewards.patterns import Pattern, holds
+from marft.texts import defined
 from marft.types import Episode
 
 Roles = Annotated[tuple[str, ...], Strict(False)]
@@ -55,6 +56,10 @@ class Term(Plugin, ABC):
     @abstractmethod
     def score(self, episode: Episode) -> Sequence[Earned] | Awaitable[Sequence[Earned]]:
         """One entry for each environment step of the episode."""
+
+    def written(self) -> str:
+        """Where it is written, ``rewards.py:12``, for messages."""
+        return defined(type(self).score)
 
     def opened(self, answering: Sequence[str]) -> Term:
         """The term with the connections that it needs, for whoever plays episodes and closes it.
@@ -89,11 +94,13 @@ class Outcome(Term):
 
 
 class Trajectory(Term):
-    """1 with the last step of an episode that solved its task."""
+    """1 with the last step of an episode that solved its task. One whose environment does not say so fails."""
 
     def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""
-        return at_the_end(episode, float(bool(episode.success)))
+        if episode.success is None:
+            raise ValueError("the environment does not say whether the task was solved (Step.success)")
+        return at_the_end(episode, float(episode.success))
 
 
 class Progress(Term):
@@ -174,6 +181,10 @@ class Function(Term):
     def _can_be_imported(cls, call: str) -> str:
         import_path(call)
         return call
+
+    def written(self) -> str:
+        """See :class:`Term`."""
+        return defined(import_path(self.call))
 
     def score(self, episode: Episode) -> list[Earned]:
         """See :class:`Term`."""

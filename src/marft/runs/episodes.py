@@ -42,6 +42,7 @@ CALL = pa.struct(
         ("place", pa.int32()),
     ]
 )
+BOOTSTRAP = pa.struct([("agent", pa.string()), ("ids", pa.list_(pa.int32()))])
 USAGE = pa.struct(
     [
         ("prompt_tokens", pa.int64()),
@@ -64,9 +65,7 @@ SCHEMA = pa.schema(
         ("fork_origin", pa.string()),
         ("fork_at", pa.string()),
         ("transitions", pa.list_(TRANSITION)),
-        ("bootstrap", pa.list_(pa.int32())),
-        ("bootstrap_agent", pa.string()),
-        ("bootstrap_policy", pa.string()),
+        ("bootstrap", pa.list_(BOOTSTRAP)),
         ("step", pa.int32()),
         ("agent", pa.string()),
         ("call", pa.int32()),
@@ -148,12 +147,10 @@ def _rows(episode: Episode) -> list[dict[str, Any]]:
         "episode_seconds": episode.seconds,
         "fork_origin": fork.origin if fork else None,
         "fork_at": fork.at if fork else None,
-        "bootstrap_agent": episode.bootstrap_agent,
-        "bootstrap_policy": episode.bootstrap_policy,
     }
     rows: list[dict[str, Any]] = [{**whole, **_action(episode, action)} for action in episode.actions]
     rows = rows or [{**whole, "observation": whole["prompt_text"]}]
-    rows[0]["bootstrap"] = episode.bootstrap
+    rows[0]["bootstrap"] = [{"agent": agent, "ids": ids} for agent, ids in episode.bootstrap.items()]
     rows[0]["transitions"] = [
         {
             "observation": storable(t.observation.text),
@@ -217,9 +214,7 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         ),
         success=first["success"],
         error=first["error"],
-        bootstrap=_array(first["bootstrap"], np.int32),
-        bootstrap_agent=first["bootstrap_agent"],
-        bootstrap_policy=first["bootstrap_policy"],
+        bootstrap={end["agent"]: np.array(end["ids"], np.int32) for end in first["bootstrap"]},
         seconds=first["episode_seconds"],
         fork=Fork(first["fork_origin"], first["fork_at"]) if first["fork_at"] is not None else None,
     )

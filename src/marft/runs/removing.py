@@ -17,7 +17,7 @@ IN_CHECKPOINTS = re.compile(
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
 )
 IN_RUNS = re.compile(
-    r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html"
+    r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
     r"|episodes/step_\d{6,}\.parquet"
     r"|evaluations/[^/]+-(greedy|sampled)(-shuffled)?\.json"
     r"|replays/step_\d{6,}\.(html|json)"

@@ -1,194 +1,199 @@
 """The jail, from the inside: run as a program of its own, with nothing but the standard library.
 
-Three processes. The first makes namespaces (users, mounts, processes, network, IPC, names) and waits. The second is the
-first one of the new process namespace, so that all others end with it: it builds a root folder of its own out of
-read-only system folders and an empty working folder, and leaves the old root behind. The third gives up every
-capability, takes on its limits and runs the code.
+Three processes. The first keeps the jail: it makes namespaces (users, processes, network, IPC, names), watches, and
+ends everything when the code has ended, when it is told to (SIGTERM), and when the process that asked for it is gone.
+The second is the first one of the new process namespace, so that all others end with it: it moves to mounts and a root
+folder of its own. The third gives up every capability, takes on its limits and the filter, and runs the code.
 """
 
 from __future__ import annotations
 
-import base64
-import ctypes
 import json
 import os
-import resource
+import shutil
 import signal
-import struct
 import sys
+import tempfile
+from typing import TYPE_CHECKING
 
-NEW_MOUNTS, NEW_NAMES, NEW_IPC = 0x00020000, 0x04000000, 0x08000000
-NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
-READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-DETACH = 2
-DIE_WITH_PARENT, DROP_BOUNDING, SECURE_BITS, NO_NEW_PRIVILEGES = 1, 24, 28, 38
-ROOT_IS_NOBODY = 0b101111  # no capabilities for uid 0, none kept over setuid, all of it locked
-PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-MOUNT_SETATTR, HERE, WHOLE_TREE = 442, -100, 0x8000  # Linux 5.12
-NOBODY = 65534
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # where marft is
+
+from marft.sandbox import group, kernel, root, watch
+from marft.sandbox.execute import INSIDE, NOBODY, execute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Order = dict[str, Any]
+
 ISOLATION_FAILED = 97
-SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-NEVER_SHOWN = ("/", "/etc", "/home", "/root", "/var", "/tmp")
-
-libc = ctypes.CDLL(None, use_errno=True)
+GO = b"g"
 
 
 def main() -> None:
-    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):  # it had gone before we asked
+        return
     order = json.load(sys.stdin)
-    order["python"] = os.path.realpath(sys.executable)
-    if order["isolation"] == "none":
-        os.chdir(order["root"])
-        execute(order, order["root"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    try:
+        watch.require()
+        kernel.new_session_keyring()
+        status = (keep_limited if order["limits"]["isolation"] == "none" else keep_isolated)(order)
+    except OSError as error:
+        status = failed(error)
+    sys.exit(status)
+
+
+def keep_limited(order: Order) -> int:
+    """Run the code with its limits alone, in a folder of the machine → exit status."""
+    kernel.prctl(kernel.ADOPT_ORPHANS, 1)
+    folder = tempfile.mkdtemp(prefix="marft-jail-", dir=order["temporary"])
+    try:
+        return wait_for(fork(lambda: execute(order, folder)), order["limits"]["memory_mb"])
+    finally:
+        end_all()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_isolated(order: Order) -> int:
+    """Run the code in namespaces of its own → exit status."""
+    own = group.make(order["group"], order["limits"]["memory_mb"]) if order["group"] else ""
     try:
         enter_namespaces()
-    except OSError as error:
-        print(f"namespaces: {error.strerror}", file=sys.stderr)
-        sys.exit(ISOLATION_FAILED)
-    first = os.fork()
-    if first == 0:
-        become_first(order)
-    sys.exit(status_of(os.waitpid(first, 0)[1]))
+        return keep_first(order, own)
+    finally:
+        end_all()
+        group.remove(own)
 
 
-def enter_namespaces() -> None:
-    """New namespaces; inside, uid 0 is who we are, and where we may, uid 1000 is nobody."""
-    user, group = os.getuid(), os.getgid()
-    told, tell = os.pipe()
-    done, report = os.pipe()
-    me = os.getpid()
-    mapper = os.fork()
-    if mapper == 0:  # still outside: may map other users than itself
-        os.close(tell)
-        os.read(told, 1)
-        try:
-            extra = user == 0
-            write(f"/proc/{me}/setgroups", "deny")
-            write(f"/proc/{me}/uid_map", f"0 {user} 1\n" + (f"1000 {NOBODY} 1\n" if extra else ""))
-            write(f"/proc/{me}/gid_map", f"0 {group} 1\n" + (f"1000 {NOBODY} 1\n" if extra else ""))
-            os.write(report, b"y")
-        except OSError:
-            os.write(report, b"n")
-        os._exit(0)
-    os.close(report)
-    check(libc.unshare(NEW_USERS | NEW_MOUNTS | NEW_PROCESSES | NEW_NETWORK | NEW_IPC | NEW_NAMES))
-    os.write(tell, b"g")
-    mapped = os.read(done, 1)
-    os.waitpid(mapper, 0)
-    if mapped != b"y":
-        raise OSError(0, "users cannot be mapped")
+def keep_first(order: Order, own: str) -> int:
+    """Start the first process, hold it to its limit of memory, and wait for it → exit status."""
+    tied, tie = os.pipe()  # nobody but us holds the writing end
+    built, tell = os.pipe()
+    folder = order["folder"]
 
-
-def become_first(order: dict[str, object]) -> None:
-    """Build the root, leave the old one, and run the code in a child."""
-    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    try:
-        build_root(str(order["root"]), int(str(order["disk_mb"])))
+    def become_first() -> None:
+        kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
+        for pipe in (tie, built):
+            os.close(pipe)
+        if os.read(tied, 1) != GO:  # the keeper had gone before we asked
+            return
         write("/proc/sys/user/max_user_namespaces", "0")
-        leave_old_root(str(order["root"]))
-    except OSError as error:
-        print(f"mounts: {error.strerror} ({error.filename or ''})", file=sys.stderr)
-        os._exit(ISOLATION_FAILED)
-    child = os.fork()
-    if child == 0:
-        execute(order, "/work")
-    while True:  # whatever loses its parent in here becomes ours
+        kernel.unshare(kernel.NEW_MOUNTS)
+        root.build(folder, order["needs"], order["limits"]["disk_mb"], order["limits"]["files"])
+        os.write(tell, GO)
+        be_first(fork(lambda: execute(order, folder)))
+
+    first = fork(become_first)
+    for pipe in (tied, tell):
+        os.close(pipe)
+    joined = group.join(own, first)
+    os.write(tie, GO)
+    if joined or os.read(built, 1) != GO:
+        return wait_for(first)
+    return wait_for(first, order["limits"]["memory_mb"], os.open(f"/proc/{first}/root{folder}", os.O_RDONLY))
+
+
+def be_first(child: int) -> None:
+    """Be the parent of all that lose theirs; end with the code, and everything with us."""
+    while True:
         pid, status = os.wait()
         if pid == child:
             os._exit(status_of(status))
 
 
-def build_root(root: str, disk_mb: int) -> None:
-    mount("none", "/", "", PRIVATE | RECURSIVE, "")
-    mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEVICES, "size=1m,mode=755")
-    prefixes = {os.path.realpath(p) for p in (sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable)))}
-    for folder in [*SYSTEM, *sorted(prefixes)]:
-        if folder in NEVER_SHOWN:
-            raise OSError(0, "Python must not live there, for all of it would be shown", folder)
-        if os.path.islink(folder):
-            os.symlink(os.readlink(folder), root + folder)
-        elif os.path.isdir(folder) and not any(folder.startswith(shown + "/") for shown in SYSTEM):
-            os.makedirs(root + folder, exist_ok=True)
-            show(folder, root + folder)
-    os.mkdir(root + "/dev")
-    for device in DEVICES:
-        write(root + device, "")
-        mount(device, root + device, "", BIND, "")
-    for folder, size in (("/work", disk_mb), ("/tmp", disk_mb)):
-        os.mkdir(root + folder)
-        mount("tmpfs", root + folder, "tmpfs", NO_SUID | NO_DEVICES, f"size={size}m,mode=777")
+def wait_for(child: int, limit_mb: int | None = None, space: int | None = None) -> int:
+    """Wait until it ends, we are told to end it, or all together use too much memory → exit status."""
+    while True:
+        told = signal.sigtimedwait({signal.SIGTERM, signal.SIGCHLD}, watch.SECONDS)
+        if told and told.si_signo == signal.SIGTERM:
+            return 128 + signal.SIGTERM
+        while (ended := reap()) is not None:
+            if ended[0] == child:
+                return status_of(ended[1])
+        if limit_mb is not None and (used := watch.too_much(os.getpid(), space, limit_mb << 20)):
+            print(f"killed: {used >> 20} MB of memory in use, where {limit_mb} MB are allowed", file=sys.stderr)
+            return 128 + signal.SIGKILL
 
 
-def show(folder: str, where: str) -> None:
-    """A folder of the machine, to be read and nothing else."""
-    mount(folder, where, "", BIND | RECURSIVE, "")
-    wanted = struct.pack("4Q", READ_ONLY | NO_SUID | NO_DEVICES, 0, 0, 0)
-    check(libc.syscall(MOUNT_SETATTR, HERE, where.encode(), WHOLE_TREE, wanted, len(wanted)), where)
+def reap() -> tuple[int, int] | None:
+    """A child that has ended, and its status."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
 
 
-def leave_old_root(root: str) -> None:
-    os.mkdir(root + "/old")
-    check(libc.syscall(PIVOT_ROOT[os.uname().machine], root.encode(), (root + "/old").encode()), root)
-    os.chdir("/")
-    check(libc.umount2(b"/old", DETACH), "/old")
-    os.rmdir("/old")
-    mount("none", "/", "", REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES, "")
-
-
-def execute(order: dict[str, object], folder: str) -> None:
-    """Take on the limits, give up all rights, and become the program."""
-    os.chdir(folder)
-    with open(".stdin", "w+", encoding="utf-8") as file:
-        file.write(str(order["stdin"]))
-        file.flush()
-        file.seek(0)
-        os.dup2(file.fileno(), 0)
-    os.unlink(".stdin")
-    for name, content in dict(order["files"]).items():  # type: ignore[call-overload]
-        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
-        with open(name, "wb") as data:
-            data.write(base64.b64decode(content))
-    with open(str(order["program"]), "w", encoding="utf-8") as file:
-        file.write(str(order["code"]))
-    megabyte = 1 << 20
-    for what, amount in (
-        (resource.RLIMIT_CPU, int(str(order["cpu_seconds"]))),
-        (resource.RLIMIT_AS, int(str(order["memory_mb"])) * megabyte),
-        (resource.RLIMIT_FSIZE, int(str(order["disk_mb"])) * megabyte),
-        (resource.RLIMIT_NOFILE, int(str(order["open_files"]))),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (amount, amount))
-    if order["isolation"] != "none":
-        for capability in range(64):
-            libc.prctl(DROP_BOUNDING, capability, 0, 0, 0)
+def end_all() -> None:
+    """Kill what is left, until nothing is: the children of whatever dies become ours, or die with the first process."""
+    while True:
+        for pid in watch.below(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         try:
-            os.setgid(1000)
-            os.setuid(1000)
-        except OSError:  # only our own user could be mapped, which was no root outside
-            check(libc.prctl(SECURE_BITS, ROOT_IS_NOBODY, 0, 0, 0))
-        resource.setrlimit(resource.RLIMIT_NPROC, (int(str(order["processes"])), int(str(order["processes"]))))
-    check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
-    os.closerange(3, 1 << 10)
-    environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    python = str(order["python"])
-    os.execve(python, [python, "-I", "-S", "-B", str(order["program"])], environment)
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
-def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
-    check(libc.mount(source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None), target)
+def fork(become: Callable[[], None]) -> int:
+    """A child that becomes something else, and never returns."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        become()
+    except OSError as error:
+        failed(error)
+    finally:
+        os._exit(ISOLATION_FAILED)
 
 
-def check(result: int, name: str = "") -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
+def enter_namespaces() -> None:
+    """New namespaces; inside, uid 0 is who we are, and where we may, another one is nobody."""
+    user, group_of_user = os.getuid(), os.getgid()
+    try:
+        os.setgroups([])
+    except PermissionError:  # only root may, and in the namespace nobody may
+        pass
+    told, tell = os.pipe()
+    me = os.getpid()
+
+    def map_users() -> None:  # from outside, where one may map other users than oneself
+        os.close(tell)
+        os.read(told, 1)
+        write(f"/proc/{me}/setgroups", "deny")
+        for which, number in (("uid", user), ("gid", group_of_user)):
+            try:
+                write(f"/proc/{me}/{which}_map", f"0 {number} 1\n{INSIDE} {NOBODY} 1\n")
+            except OSError:  # only oneself
+                write(f"/proc/{me}/{which}_map", f"0 {number} 1\n")
+        os._exit(0)
+
+    mapper = fork(map_users)
+    os.close(told)
+    kernel.unshare(kernel.NEW_USERS | kernel.NEW_PROCESSES | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_NAMES)
+    os.write(tell, GO)
+    os.close(tell)
+    if os.waitpid(mapper, 0)[1] != 0:
+        raise OSError(0, "users cannot be mapped", "namespaces")
 
 
 def write(path: str, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def failed(error: OSError) -> int:
+    """Say why there is no jail → exit status."""
+    print(f"{error.filename or 'jail'}: {error.strerror}", file=sys.stderr, flush=True)
+    return ISOLATION_FAILED
 
 
 def status_of(status: int) -> int:

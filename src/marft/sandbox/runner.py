@@ -7,22 +7,25 @@ import functools
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from marft.sandbox import group
+from marft.sandbox.calls import MACHINES
+from marft.sandbox.filter import program
+from marft.sandbox.interpreter import needs
 from marft.sandbox.settings import SandboxSettings
 
 Outcome = Literal["finished", "failed", "timed_out", "killed", "too_much_output"]
 JAIL = Path(__file__).with_name("jail.py")
 CHUNK = 65536
+END_SECONDS = 5.0  # for a jail that is told to end
 _live: set[subprocess.Popen[bytes]] = set()
 TRIES = 3  # to build a first jail: a machine that is out of something for a moment is not one without isolation
 
@@ -67,8 +70,9 @@ def require_isolation(settings: SandboxSettings) -> None:
     if settings.isolation == "required" and (problem := isolation_problem()):
         raise ValueError(
             f"code cannot be run safely here: {problem}. Allow unprivileged user namespaces "
-            "(sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces > 0; in Docker --security-opt "
-            "seccomp=unconfined), or accept the risk with isolation = 'none'"
+            "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
+            "user.max_user_namespaces > 0; in Docker --security-opt seccomp=unconfined), or accept the risk "
+            "with isolation = 'none'"
         )
 
 
@@ -77,6 +81,11 @@ def isolation_problem() -> str:
     """Why no jail can be built on this machine; empty when one can."""
     if not sys.platform.startswith("linux"):
         return f"there are no namespaces on {sys.platform}"
+    try:
+        program(os.uname().machine)
+        needs()
+    except ValueError as error:
+        return str(error)
     problem = ""
     for _ in range(TRIES):
         ran = _run("print('here')", SandboxSettings(seconds=30.0), "", {})
@@ -89,38 +98,52 @@ def isolation_problem() -> str:
 def end_all() -> None:
     """Kill all code that runs now, so that whoever waits for it waits no more."""
     for process in list(_live):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()
 
 
-def _free_name(name: str, files: Mapping[str, bytes]) -> str:
-    """The name, with underscores before it as long as something in the working folder has it."""
-    taken = {file.partition("/")[0] for file in files}
+def _free_name(name: str, taken: Iterable[str]) -> str:
+    """The name, with underscores before it as long as it is taken."""
     while name in taken:
         name = f"_{name}"
     return name
+
+
+def _order(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What the jail is told."""
+    isolated, machine = settings.isolation == "required", os.uname().machine
+    python = needs() if isolated else {"python": sys.executable}
+    shown = {path.split("/")[1] for kind in ("files", "folders") for path in python.get(kind, ())}
+    return {
+        "code": code,
+        "program": _free_name("program.py", {file.partition("/")[0] for file in files}),
+        "stdin": stdin,
+        "given": {name: base64.b64encode(content).decode() for name, content in files.items()},
+        "limits": settings.model_dump(),
+        "needs": python,
+        "folder": "/" + _free_name("work", shown),
+        "filter": base64.b64encode(program(machine)).decode() if isolated or machine in MACHINES else "",
+        "group": group.find(),
+        "temporary": tempfile.gettempdir(),
+    }
 
 
 def _run(code: str, settings: SandboxSettings, stdin: str, files: Mapping[str, bytes]) -> Ran:
     outside = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
     assert not outside, f"{outside} would lie outside the working folder"
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="marft-jail-") as root:
-        Path(root).chmod(0o755)
-        packed = {name: base64.b64encode(content).decode() for name, content in files.items()}
-        order = {"root": root, "code": code, "stdin": stdin, "files": packed, **settings.model_dump()}
-        order["program"] = _free_name("program.py", files)
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(JAIL)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={}, cwd="/", close_fds=True, start_new_session=True,
-        )  # fmt: skip
-        _live.add(process)
-        try:
-            output, errors, cut = _talk(process, json.dumps(order).encode(), settings, began + settings.seconds)
-        finally:
-            _live.discard(process)
-            _end(process)
+    order = _order(code, settings, stdin, files)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(JAIL), str(os.getpid())],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={}, cwd="/", close_fds=True, start_new_session=True,
+    )  # fmt: skip
+    _live.add(process)
+    try:
+        output, errors, cut = _talk(process, json.dumps(order).encode(), settings, began + settings.seconds)
+    finally:
+        _live.discard(process)
+        _end(process)
+        group.remove(group.path_of(order["group"], process.pid))
     status = process.returncode
     outcome: Outcome = cut or ("finished" if status == 0 else "killed" if status >= 128 or status < 0 else "failed")
     return Ran(outcome, output, errors, status, time.monotonic() - began)
@@ -181,10 +204,13 @@ def _feed(process: subprocess.Popen[bytes], order: bytes) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill whatever of the jail still lives: its first process takes all others with it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End whatever of the jail still lives: its keeper does, and all die with a keeper that does not."""
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe and not pipe.closed:
             pipe.close()

@@ -16,9 +16,10 @@ class SandboxSettings(Settings):
 
     seconds: Annotated[float, Field(gt=0)] = 10.0  # on the clock
     cpu_seconds: Amount = 10  # for each process
-    memory_mb: Amount = 512  # address space of each process
-    disk_mb: Amount = 64  # of the working folder
-    open_files: Amount = 64
+    memory_mb: Amount = 512  # of all processes and files together; also address space of each process
+    disk_mb: Amount = 64  # of all files together
+    files: Amount = 4096  # with folders and links
+    open_files: Amount = 64  # of each process
     processes: Amount = 16  # and threads, together
     output_kb: Amount = 256  # of standard output and error, each
-    isolation: Literal["required", "none"] = "required"  # none: limits alone, on a machine that offers no namespaces
+    isolation: Literal["required", "none"] = "required"  # none: limits and filter alone, where there are no namespaces

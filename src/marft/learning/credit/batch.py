@@ -1,21 +1,42 @@
-"""Returns whitened over the whole batch (REINFORCE++: Hu et al. 2025), or as they are (REINFORCE)."""
+"""Returns minus the KL still to come, whitened over the batch (REINFORCE++: Hu et al. 2025), or as they are."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.credit.groups import EPSILON, compare, costs_to_come, earned_returns, to_actions
+from marft.learning.interfaces import Credits, Evidence, Floats, split_rows
 
 
 class Batch(Estimator):
-    """``(R − mean) / (std + ε)`` over all episodes of the batch; ``whiten = false`` is the plain return."""
+    """``A_k = R − Σ_{j ≥ k} cost_j`` for decision k of an episode, with costs of KL in the reward, then
+    ``(A − mean) / std`` over the trained decisions of the batch; ``whiten = false`` leaves A as it is.
+
+    At token level a decision is a token, as published. The costs still to come are those of the whole team: an agent's
+    message moves what its teammates say after it.
+    """
 
     whiten: bool = True
 
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        returns = team_returns(evidence)
+        earned = earned_returns(evidence)
+        returns = to_actions(evidence, earned)
+        if evidence.costs:
+            returns = [whole - costs for whole, costs in zip(returns, costs_to_come(evidence), strict=True)]
         if not self.whiten:
-            return Credits(to_actions(evidence, returns))
-        advantages, metrics = compare(returns, [""] * len(returns), costs=team_costs(evidence))
-        return Credits(to_actions(evidence, advantages), metrics=metrics)
+            return Credits(returns)
+        _, metrics = compare(earned, [""] * len(earned))
+        if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # differences in KL alone are no signal
+            return Credits([np.zeros_like(row) for row in returns], metrics=metrics)
+        return Credits(_whitened(returns, evidence), metrics=metrics)
+
+
+def _whitened(rows: list[Floats], evidence: Evidence) -> list[Floats]:
+    trained = [row for row, action in zip(rows, evidence.actions, strict=True) if evidence.trains(action)]
+    if not trained:
+        return rows
+    mine = np.concatenate(trained)
+    spread = float(mine.std(ddof=1)) if len(mine) > 1 else 0.0
+    return split_rows((np.concatenate(rows) - mine.mean()) / (spread + EPSILON), [len(row) for row in rows])

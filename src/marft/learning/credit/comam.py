@@ -2,7 +2,8 @@
 
 The paper weighs an agent's share of the global reward by how consistently its local reward ranks a group's episodes
 with the global one. The function that makes a weight of that is ours, not the paper's: Spearman's rank correlation, and
-0 where it is negative or a reward is the same throughout the group.
+0 where it is negative. Where an agent's local reward is the same throughout the group there is nothing to rank, and the
+weight is ``fallback_weight``: an agent without a signal of its own is judged by the team's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from marft.config.algorithm import NotNegative
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import EQUAL, agent_costs, compare, local_rewards, members
 from marft.learning.interfaces import Credits, Evidence, Floats
@@ -22,6 +24,7 @@ class CoMAM(Estimator):
     compares: ClassVar[Literal["task", ""]] = "task"
 
     scale: bool = True
+    fallback_weight: NotNegative = 1.0  # w_i of an agent whose local reward is the same throughout its group
 
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
@@ -31,11 +34,15 @@ class CoMAM(Estimator):
             rows += [(number, agent, local.get(agent, 0.0), episode.total_reward, c) for agent, c in costs.items()]
         keys = [(evidence.episodes[number].task.id, agent) for number, agent, *_ in rows]
         mine, whole, cost = (np.array([row[place] for row in rows]) for place in (2, 3, 4))
-        weights = np.zeros(len(rows))
+        weights, silent = np.zeros(len(rows)), 0
         for indices in members(keys):
-            weights[indices] = max(0.0, rank_correlation(mine[indices], whole[indices]))
+            if np.ptp(mine[indices]) < EQUAL:
+                weights[indices], silent = self.fallback_weight, silent + 1
+            else:
+                weights[indices] = max(0.0, rank_correlation(mine[indices], whole[indices]))
         advantages, metrics = compare(mine + weights * whole - cost, keys, scale=self.scale, costs=cost)
         metrics["global_weight"] = float(weights.mean()) if len(weights) else 0.0
+        metrics["groups_without_local_signal"] = float(silent)
         found = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}
         by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]
         return Credits(evidence.spread(np.array(by_action)), metrics=metrics)

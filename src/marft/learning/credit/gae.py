@@ -50,12 +50,12 @@ class GAE(Estimator):
         if self.adaptive_lambda:
             inside = (1.0 - 1.0 / (self.adaptive_lambda * sizes)).clip(0.0, 1.0)
         rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, inside)
-        if evidence.costs:
-            rewards[: len(rewards) - len(episodes)] -= np.concatenate(evidence.costs)
-        value = np.concatenate([*values.actions, values.bootstrap])
-        delta = rewards + gamma * value[successor] - value
-        delta[len(value) - len(episodes) :] = 0.0  # terminal rows only lend their value
         units = int(sizes.sum())
+        if evidence.costs:
+            rewards[:units] -= np.concatenate(evidence.costs)
+        value = np.concatenate([*values.actions, [values.final(episode, agent) for episode, agent in links.ends]])
+        delta = rewards + gamma * value[successor] - value
+        delta[units:] = 0.0  # terminal rows only lend their value
 
         def estimate(decay: Floats | float) -> Floats:
             return backward_sum(delta, gamma * decay, successor)[:units]

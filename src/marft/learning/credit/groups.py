@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from marft.learning.interfaces import Evidence, Floats
+from marft.learning.interfaces import Evidence, Floats, split_rows
 from marft.types import Episode
 
 EQUAL = 1e-8  # rewards whose range is below this count as equal
@@ -76,8 +76,13 @@ def members(keys: Sequence[Hashable]) -> list[list[int]]:
 
 def team_returns(evidence: Evidence) -> Floats:
     """R of each episode: undiscounted, all that the team and its agents earned, minus the costs, [E]."""
+    return earned_returns(evidence) - team_costs(evidence)
+
+
+def earned_returns(evidence: Evidence) -> Floats:
+    """R of each episode before its costs, [E]."""
     earned = [episode.total_reward + sum(local_rewards(episode).values()) for episode in evidence.episodes]
-    return np.array(earned, np.float64) - team_costs(evidence)
+    return np.array(earned, np.float64)
 
 
 def team_costs(evidence: Evidence) -> Floats:
@@ -87,6 +92,38 @@ def team_costs(evidence: Evidence) -> Floats:
         totals.append(sum(evidence.cost_of(first + k) for k in range(len(episode.actions))))
         first += len(episode.actions)
     return np.array(totals, np.float64)
+
+
+def costs_to_come(evidence: Evidence) -> list[Floats]:
+    """What is still taken off the return from each decision on, its own cost included: one array an action."""
+    rows, first = [], 0
+    for episode in evidence.episodes:
+        mine = evidence.costs[first : first + len(episode.actions)]
+        first += len(episode.actions)
+        if mine:
+            rows += split_rows(np.concatenate(mine)[::-1].cumsum()[::-1], [len(costs) for costs in mine])
+    return rows
+
+
+def earned_from(evidence: Evidence) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
+    """For each episode and each of its steps with actions: all that is earned from that step on, and all that it costs.
+
+    >>> earned_from(Evidence(episodes=(), level="action"))
+    ([], [])
+    """
+    earned: list[dict[int, float]] = []
+    costs: list[dict[int, float]] = []
+    first = 0
+    for episode in evidence.episodes:
+        pay = np.array([t.reward + sum(t.agent_rewards.values()) for t in episode.transitions], np.float64)
+        price = np.zeros(len(pay))
+        for k, action in enumerate(episode.actions, first):
+            price[action.step] += evidence.cost_of(k)
+        first += len(episode.actions)
+        steps = sorted({action.step for action in episode.actions})
+        for rows, of_steps in ((earned, pay), (costs, price)):
+            rows.append({step: float(of_steps[step:].sum()) for step in steps})
+    return earned, costs
 
 
 def agent_costs(evidence: Evidence) -> list[dict[str, float]]:

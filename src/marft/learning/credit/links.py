@@ -1,7 +1,8 @@
 """How decisions follow each other: the three chains along which credit flows back (formulas §2).
 
 A link table has one row a decision, for all episodes of a batch at once. Row k names its successor; the successor of
-an episode's last decision is a terminal row, worth 0 when the episode terminated and V(final) when it was truncated.
+a chain's last decision is a terminal row, worth 0 when the episode terminated and V(final) when it was truncated: of
+the agent whose chain it is, or of the one that would decide first.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Links:
-    """One row for each of K decisions, then one terminal row for each of E episodes.
+    """One row for each of K decisions, then one terminal row for each of C chains.
 
-    >>> # two decisions in one step of a terminated episode with reward 1
-    >>> Links(rewards=np.array([0.0, 1.0, 0.0]), successor=np.array([1, 2, 2]), steps=np.array([0, 1, 0]))
-    Links(rewards=array([0., 1., 0.]), successor=array([1, 2, 2]), steps=array([0, 1, 0]))
+    >>> # two decisions in one step of an episode with reward 1
+    >>> Links(np.array([0.0, 1.0, 0.0]), successor=np.array([1, 2, 2]), steps=np.array([0, 1, 0]), ends=[(0, "")]).ends
+    [(0, '')]
     """
 
-    rewards: Floats  # [K + E]
-    successor: Integers  # [K + E]; a terminal row is its own
-    steps: Integers  # [K + E] environment steps between a decision and its successor; 0 within a step
+    rewards: Floats  # [K + C]
+    successor: Integers  # [K + C]; a terminal row is its own
+    steps: Integers  # [K + C] environment steps between a decision and its successor; 0 within a step
+    ends: Sequence[tuple[int, str]]  # [C] episode, and whose way into the next step it is; "": the first
 
 
 def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
@@ -41,20 +43,29 @@ def link(episodes: Sequence[Episode], chain: Chain, gamma_step: float) -> Links:
         gamma_step: discounts rewards of steps in which nobody decided, which go to the decision before.
     """
     decisions = sum(len(episode.actions) for episode in episodes)
-    rewards = np.zeros(decisions + len(episodes))
-    successor = np.arange(decisions + len(episodes))
-    steps = np.zeros(decisions + len(episodes), np.int64)
+    rewards, successor, steps = np.zeros(decisions), np.zeros(decisions, np.int64), np.zeros(decisions, np.int64)
+    ends: dict[tuple[int, str], int] = {}
     first = 0
     for number, episode in enumerate(episodes):
-        following = _successors(episode.actions, chain)
+        actions = episode.actions
+        following = _successors(actions, chain)
         for k, after in enumerate(following):
-            successor[first + k] = decisions + number if after is None else first + after
-            arrival = len(episode.transitions) if after is None else episode.actions[after].step
-            steps[first + k] = arrival - episode.actions[k].step
+            if after is None:
+                end = ends.setdefault((number, _leads_on(actions, k, chain)), decisions + len(ends))
+                successor[first + k], arrival = end, len(episode.transitions)
+            else:
+                successor[first + k], arrival = first + after, actions[after].step
+            steps[first + k] = arrival - actions[k].step
         for k, reward in _payments(episode, chain, following, gamma_step):
             rewards[first + k] += reward
-        first += len(episode.actions)
-    return Links(rewards, successor, steps)
+        first += len(actions)
+    terminal = np.zeros(len(ends))
+    return Links(
+        np.concatenate([rewards, terminal]),
+        np.concatenate([successor, np.arange(decisions, decisions + len(ends))]),
+        np.concatenate([steps, np.zeros(len(ends), np.int64)]),
+        list(ends),
+    )
 
 
 def backward_sum(terms: Floats, weights: Floats, successor: Integers) -> Floats:
@@ -96,6 +107,13 @@ def _graph_successor(actions: Sequence[Action], k: int, own: int | None) -> int 
     if own is None or actions[own].step == actions[k].step:
         return own
     return _root(actions, own)
+
+
+def _leads_on(actions: Sequence[Action], k: int, chain: Chain) -> str:
+    """The agent that would decide after the last decision k of a chain, were there another step; "" is the first."""
+    if chain == "joint":
+        return ""
+    return actions[k if chain == "agent" else _root(actions, k)].agent
 
 
 def _root(actions: Sequence[Action], k: int) -> int:

@@ -1,4 +1,5 @@
-"""MAGRPO (Liu et al. 2025): every agent of a team is judged by the joint return, relative to the group of a task.
+"""MAGRPO (Liu et al. 2025): every agent of a team is judged by the joint return from its turn on, relative to the group
+of a task at that turn.
 
 ``aligned`` pairs the g-th sample of every agent, as it was played. ``cross`` scores every tuple of the agents' samples:
 a sample's return is the mean over the tuples that hold it, and the baseline is the agent's own mean. It needs a game of
@@ -12,12 +13,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.learning.credit.estimator import Estimator
-from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
+from marft.learning.credit.groups import compare, earned_from, team_costs, team_returns
 from marft.learning.interfaces import Credits, Evidence
 
 
 class MAGRPO(Estimator):
-    """``R − mean`` of the joint return over the task's episodes; ``scale = true`` divides by the deviation."""
+    """``R_t − mean R_t`` over the task's episodes that have a turn t, R_t the joint return from environment step t on;
+    ``scale = true`` divides by the deviation."""
 
     compares: ClassVar[Literal["task", ""]] = "task"
 
@@ -30,22 +32,30 @@ class MAGRPO(Estimator):
 
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        if self.joint_mode == "cross":
-            return self._cross(evidence)
-        keys = [episode.task.id for episode in evidence.episodes]
-        advantages, metrics = compare(team_returns(evidence), keys, scale=self.scale, costs=team_costs(evidence))
-        return Credits(to_actions(evidence, advantages), metrics=metrics)
+        return self._cross(evidence) if self.joint_mode == "cross" else self._aligned(evidence)
+
+    def _aligned(self, evidence: Evidence) -> Credits:
+        earned, costs = earned_from(evidence)
+        turns = [(number, step) for number, of_steps in enumerate(earned) for step in of_steps]
+        price = np.array([costs[number][step] for number, step in turns])
+        net = np.array([earned[number][step] for number, step in turns]) - price
+        keys = [(evidence.episodes[number].task.id, step) for number, step in turns]
+        advantages, metrics = compare(net, keys, scale=self.scale, costs=price)
+        found = dict(zip(turns, advantages, strict=True))
+        by_action = [found[n, action.step] for n, e in enumerate(evidence.episodes) for action in e.actions]
+        return Credits(evidence.spread(np.array(by_action)), metrics=metrics)
 
     def _cross(self, evidence: Evidence) -> Credits:
         """Mean return of every sample over the tuples that hold it, by the sample's own key."""
-        returns = team_returns(evidence)
-        held: dict[tuple[object, ...], list[float]] = {}
-        for episode, earned in zip(evidence.episodes, returns, strict=True):
+        held: dict[tuple[object, ...], list[tuple[float, float]]] = {}  # net return and cost of each tuple
+        for episode, net, cost in zip(evidence.episodes, team_returns(evidence), team_costs(evidence), strict=True):
             for action in episode.actions:
-                held.setdefault(action.key, []).append(float(earned))
+                held.setdefault(action.key, []).append((float(net), float(cost)))
         keys = list(dict.fromkeys(action.key for e in evidence.episodes if e.fork is None for action in e.actions))
-        means = np.array([np.mean(held[key]) for key in keys])
-        advantages, metrics = compare(means, [(key.task, key.agent, key.call) for key in keys], scale=self.scale)
+        means = np.array([np.mean(held[key], axis=0) for key in keys]).reshape(len(keys), 2)
+        advantages, metrics = compare(
+            means[:, 0], [(key.task, key.agent, key.call) for key in keys], scale=self.scale, costs=means[:, 1]
+        )
         found = dict(zip(keys, advantages, strict=True))
         rows = [(episode, action) for episode in evidence.episodes for action in episode.actions]
         return Credits(

@@ -25,7 +25,7 @@ class MonteCarlo(Estimator):
 
     def assign(self, evidence: Evidence) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        zeros = Values([np.zeros(size) for size in evidence.sizes()], np.zeros(len(evidence.episodes)))
+        zeros = Values([np.zeros(size) for size in evidence.sizes()])
         whole = GAE(
             chain=self.chain, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent, gamma_step=self.gamma_step,
             lambda_token=1.0, lambda_agent=1.0, lambda_step=1.0,

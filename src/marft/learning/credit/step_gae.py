@@ -50,9 +50,7 @@ class StepGAE(Estimator):
                     traces[episode.actions[k].step] = min(1.0, float(evidence.traces[first + k]))
             for name, decay in decayed.items():
                 uses_traces = traces if name == "advantages" else dict.fromkeys(traces, 1.0)
-                estimates = self._backwards(
-                    episode, values, rewards, uses_traces, decay, float(evidence.values.bootstrap[number])
-                )
+                estimates = self._backwards(episode, values, rewards, uses_traces, decay, evidence.values.final(number))
                 for action, size in zip(episode.actions, sizes[first:last], strict=True):
                     base = 0.0 if name == "advantages" else values[action.step]
                     results[name].append(np.full(size, estimates[action.step] + base))

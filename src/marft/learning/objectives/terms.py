@@ -29,8 +29,8 @@ def kl_terms(settings: KLSettings, log_probs: Tensor, base: Tensor, old: Tensor)
 
 
 def teammate_terms(settings: TeammateTextSettings, log_probs: Tensor, author: Tensor, advantages: Tensor) -> Tensor:
-    """AIPO (LlamaRL, 2025) at each token that a teammate wrote in the agent's turn, [T]: the gradient of log π, weighed
-    with how likely the agent itself is to write it.
+    """At each token that a teammate wrote in the agent's turn, [T]: the gradient of log π, weighed with how likely the
+    agent itself is to write it (LlamaRL's asynchronous importance-weighted optimisation, 2025).
 
     Args:
         log_probs: of the agent whose turn it is, [T], with gradient.

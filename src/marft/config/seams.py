@@ -1,0 +1,157 @@
+"""What a plugin of each kind must be able to do, so that a class in the wrong place is refused when the recipe is read.
+
+It is said in names rather than by importing the protocols (docs: architecture, seams): those who ask for a part may
+import torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What is called, with which arguments, and whether that must be a coroutine (``async def``); None: it may be."""
+
+    arguments: tuple[str, ...] = ()
+    awaited: bool | None = False
+
+    def written(self, name: str) -> str:
+        """``async def act(self, observation, agents)``, as it stands in a class."""
+        return f"{'async ' if self.awaited else ''}def {name}({', '.join(['self', *self.arguments])})"
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A place that a plugin can fill.
+
+    Args:
+        noun: what the plugin is called, with its article.
+        attributes: values that an attribute may have; a type stands for all of its values.
+        optional: attributes that need not be there, likewise.
+        together: methods of which there are all or none.
+        base: the class that it derives from, where there is one with more than the seam.
+    """
+
+    noun: str
+    methods: Mapping[str, Method]
+    attributes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    together: Mapping[str, Method] = field(default_factory=dict)
+    base: str = ""
+
+
+_MEMORY = {"memory": Method(), "remember": Method(("memory",))}
+SEAMS: Mapping[str, Seam] = {
+    "environments": Seam(
+        "an environment", {"tasks": Method(("split",)), "start": Method(("task", "seed"), awaited=None)}
+    ),
+    "channels": Seam("a channel", {"carry": Method(("messages",))}),
+    "organizations": Seam("an organization", {"act": Method(("observation", "agents"), awaited=True)}),
+    "credits": Seam(
+        "a credit",
+        {"assign": Method(("evidence",))},
+        optional={
+            "reads_values": (bool,),
+            "reads_traces": (bool,),
+            "compares": ("", "task"),
+            "forks": ("", "tree", "counterfactual", "cross"),
+        },
+        together=_MEMORY,
+    ),
+    "rewards": Seam(
+        "a reward term",
+        {
+            "score": Method(("episode",), awaited=None),
+            "opened": Method(("answering",)),
+            "counts": Method(),
+            "close": Method(),
+            "weighed": Method(("value",)),
+        },
+        attributes={"keeps_time": (bool,)},
+        base="marft.rewards.terms.Term",
+    ),
+    "tools": Seam("a source of tools", {"connect": Method()}),
+    "objectives": Seam("an objective", {"__call__": Method(("inputs",))}),
+    "schedules": Seam(
+        "a schedule",
+        {"plan": Method(("progress", "policies", "seed"))},
+        attributes={"correction": ("", "product", "preceding"), "ratio_limit": (int, float)},
+        together=_MEMORY,
+    ),
+}
+
+
+def class_problems(kind: str, cls: type) -> list[str]:
+    """What a class lacks to be a plugin of this kind; nothing where it fits."""
+    seam = SEAMS[kind]
+    given = [name for name in seam.together if _found(cls, name) is not MISSING]
+    methods = {**seam.methods, **(seam.together if given else {})}
+    problems = [problem for name, method in methods.items() for problem in _method_problems(cls, name, method)]
+    problems += [f"no attribute {name}" for name in seam.attributes if not _declares(cls, name)]
+    if problems and len(problems) == len(methods) + len(seam.attributes):
+        fits = [other.noun for other_kind, other in SEAMS.items() if other_kind != kind and _is_one(other_kind, cls)]
+        problems += [f"it looks like {fits[0]}"] if fits else []
+    return problems
+
+
+def value_problems(kind: str, plugin: object) -> list[str]:
+    """What is wrong with the attributes of a plugin of this kind; nothing where they fit."""
+    problems = []
+    for name, allowed in {**SEAMS[kind].attributes, **SEAMS[kind].optional}.items():
+        value = getattr(plugin, name, MISSING)
+        types = tuple(item for item in allowed if isinstance(item, type))
+        values = tuple(item for item in allowed if not isinstance(item, type))
+        fits = isinstance(value, types) and (bool in types or not isinstance(value, bool)) if types else False
+        if value is not MISSING and not fits and not any(value is item or value == item for item in values):
+            known = [item.__name__ if isinstance(item, type) else repr(item) for item in allowed]
+            problems.append(f"its {name} is {value!r}, not {' or '.join(known)}")
+    return problems
+
+
+def refusal(kind: str, cls: type, problems: Iterable[str]) -> str:
+    """A sentence on why a class is no plugin of this kind."""
+    seam = SEAMS[kind]
+    remedy = f"; derive it from {seam.base}" if seam.base else ""
+    return f"{cls.__module__}.{cls.__qualname__} is not {seam.noun}: {', '.join(problems)}{remedy}"
+
+
+def _is_one(kind: str, cls: type) -> bool:
+    return not any(list(_method_problems(cls, name, method)) for name, method in SEAMS[kind].methods.items())
+
+
+def _method_problems(cls: type, name: str, method: Method) -> Iterable[str]:
+    found = _found(cls, name)
+    if found is MISSING or not callable(getattr(found, "__func__", found)):
+        yield f"no method {method.written(name)}"
+        return
+    if getattr(found, "__isabstractmethod__", False):
+        yield f"{name} is abstract; write {method.written(name)}"
+        return
+    function = inspect.unwrap(getattr(found, "__func__", found))
+    bound = not inspect.isfunction(found) and not isinstance(found, classmethod)
+    try:
+        inspect.signature(function).bind(*[None] * (len(method.arguments) + (not bound)))
+    except TypeError:
+        yield f"{name} does not take the arguments of {method.written(name)}"
+    except ValueError:  # a builtin that does not say what it takes
+        pass
+    coroutine = inspect.iscoroutinefunction(function)
+    if method.awaited and not coroutine:
+        yield f"{name} is no coroutine; write {method.written(name)}"
+    if method.awaited is False and (coroutine or inspect.isasyncgenfunction(function)):
+        yield f"{name} is a coroutine, which nobody would await; write {method.written(name)}"
+
+
+def _found(cls: type, name: str) -> Any:
+    """What the class itself, or one that it derives from, holds under a name; its metaclass does not count."""
+    return next((vars(one)[name] for one in cls.__mro__[:-1] if name in vars(one)), MISSING)
+
+
+def _declares(cls: type, name: str) -> bool:
+    return _found(cls, name) is not MISSING or name in getattr(cls, "model_fields", {})

@@ -1,0 +1,58 @@
+"""Reading the tasks of an environment, built in or somebody's own, and refusing those that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from marft.config.plugins import Plugin
+from marft.faults import described, place_of
+from marft.game.environment import Environment, Split
+from marft.texts import storable
+from marft.types import Task
+
+WORDS = {"train": "training", "validation": "validation", "test": "test"}
+
+
+def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
+    """The tasks of a split.
+
+    Raises:
+        ValueError: they cannot be read, there are none, one is no task, or two have the same id: groups, records and
+            random streams go by it.
+    """
+    where = f"environment {environment.name!r}, {WORDS[split]} split"
+    try:
+        tasks = cast("Environment", environment).tasks(split)
+        found = list(tasks)
+    except Exception as error:
+        if isinstance(error, ValueError) and not place_of(error):  # of a built-in one, which names what is wrong
+            raise
+        raise ValueError(f"{where}: tasks({split!r}) raised {described(error)}") from error
+    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
+        raise ValueError(f"{where}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
+    if not found:
+        raise ValueError(f"{where} has no tasks")
+    seen: set[str] = set()
+    for place, task in enumerate(found):
+        problem = _problem(task) or (_twice(task) if task.id in seen else "")
+        if problem:
+            raise ValueError(f"{where}, task {place}: {problem}")
+        seen.add(task.id)
+    return tasks
+
+
+def _twice(task: Task) -> str:
+    return f"another one has the id {task.id!r} too; groups and records go by it, so give each task its own"
+
+
+def _problem(task: Any) -> str:
+    if not isinstance(task, Task):
+        return f"it is a {type(task).__name__}, not a marft.types.Task"
+    for name in ("id", "prompt"):
+        text = getattr(task, name)
+        if not isinstance(text, str):
+            return f"its {name} is a {type(text).__name__}, not a text"
+        if storable(text) != text:
+            return f"its {name} is no whole text: {ascii(text)[:100]}"
+    return "" if task.id else "its id is empty"

@@ -1,0 +1,132 @@
+"""What an environment gives, read into plain values or refused with a reason.
+
+Whatever comes from somebody else's code is looked at on its own thread: to read an attribute, or to show a value, may
+raise, hang or never end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from marft.config.settings import did_you_mean
+from marft.game.environment import Environment, Session
+from marft.texts import cut, storable
+from marft.types import JointAction, Observation, Step, Task
+
+LARGEST_TEXT = 16 * 2**20  # characters of an observation
+SHOWN = 100  # characters of a value that is refused
+METHODS = ("reset", "step", "close")
+
+
+class RefusedError(ValueError):
+    """What was given cannot be used; the message says why, and goes on from the name of who gave it."""
+
+
+async def started(environment: Environment, task: Task, seed: int) -> Session:
+    """A new session."""
+    session: Any = await _awaited(environment.start(task, seed))
+    missing = [f"{name}()" for name in METHODS if not callable(getattr(session, name, None))]
+    if missing:
+        raise RefusedError(f"returned {type(session).__name__}, not a session: it has no {' and no '.join(missing)}")
+    return session  # type: ignore[no-any-return]
+
+
+async def reset(session: Session) -> Observation:
+    """The first observation."""
+    return whole(await _awaited(session.reset()))
+
+
+async def stepped(session: Session, actions: JointAction, roles: Collection[str]) -> Step:
+    """What comes of a joint action, in plain values. What is in ``info`` is the environment's own."""
+    step = await _awaited(session.step(actions))
+    if not isinstance(step, Step):
+        raise RefusedError(f"returned {type(step).__name__}, not marft.types.Step")
+    return Step(
+        whole(step.observation),
+        number(step.reward, "gave the team a reward of"),
+        terminated=_flag(step.terminated, "terminated"),
+        truncated=_flag(step.truncated, "truncated"),
+        agent_rewards=own_rewards(step.agent_rewards, roles),
+        success=None if step.success is None else _flag(step.success, "success"),
+    )
+
+
+async def closed(session: Session) -> None:
+    """The end."""
+    await _awaited(session.close())
+
+
+def whole(observation: Any) -> Observation:
+    """An observation that can be rendered and stored.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    if not isinstance(observation, Observation):
+        raise RefusedError(f"observed a {type(observation).__name__}, not an Observation")
+    text: Any = observation.text
+    if not isinstance(text, str) or storable(text) != text:
+        raise RefusedError(f"observed {_shown(text)}, which is no whole text")
+    if len(text) > LARGEST_TEXT:
+        raise RefusedError(f"observed a text of {len(text):,} characters; at most {LARGEST_TEXT:,} are read")
+    return Observation(str.__str__(text))
+
+
+def number(value: Any, gave: str) -> float:
+    """A finite number, also one that numpy or a tensor holds.
+
+    Raises:
+        RefusedError: it is none; ``gave`` begins the reason.
+    """
+    plain = _plain(value)
+    try:
+        if isinstance(plain, int | float) and math.isfinite(plain):
+            return float(plain)
+    except OverflowError:  # an integer beyond all floats
+        pass
+    raise RefusedError(f"{gave} {_shown(value)}; must be finite, and a number")
+
+
+def own_rewards(rewards: Any, roles: Collection[str]) -> dict[str, float]:
+    """Rewards of single agents.
+
+    Raises:
+        RefusedError: they are none, or for nobody in the team.
+    """
+    if not isinstance(rewards, Mapping):
+        raise RefusedError(f"gave agent_rewards {_shown(rewards)}; must be a mapping from roles to numbers")
+    read = {}
+    for role, reward in rewards.items():
+        if not isinstance(role, str) or role not in roles:
+            hint = did_you_mean(role, roles) if isinstance(role, str) else ""
+            raise RefusedError(f"rewards an agent {_shown(role)} that is not in the team{hint}")
+        read[str.__str__(role)] = number(reward, f"gave {role} a reward of")
+    return read
+
+
+def _flag(value: Any, name: str) -> bool:
+    plain = _plain(value)
+    if isinstance(plain, int) and plain in (0, 1):
+        return bool(plain)
+    raise RefusedError(f"said {name} = {_shown(value)}; must be True or False")
+
+
+def _plain(value: Any) -> Any:
+    """What a number of numpy, or a tensor without dimensions, holds."""
+    scalar = isinstance(value, np.generic) or (hasattr(value, "item") and getattr(value, "shape", None) == ())
+    return value.item() if scalar else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        return cut(storable(repr(value)), SHOWN)
+    except Exception:  # noqa: BLE001  somebody else's value, or an integer that is too long to be written
+        return f"a {type(value).__name__}"
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if isinstance(result, Awaitable) else result

@@ -1,0 +1,105 @@
+"""V_φ: where it reads, what its head computes, and how it is fitted (formulas §1, §8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, silu
+
+from marft.types import Action
+from tests.dense.model import Base, merged
+from tests.dense.optimizer import AdamW, Gradients, clipped, norm_of
+
+Reading = tuple[tuple[int, ...], int]  # ids of a row, and the position whose hidden state is read
+
+
+def reading(action: Action, level: str, independent: bool) -> list[Reading]:
+    """Where each decision of an action is valued: at the token before it, never at what it judges."""
+    state = action.prompt if independent or action.state is None else action.state
+    state, tokens, marks = state.tolist(), action.tokens.tolist(), action.marks.tolist()
+    if action.choice is not None:
+        return [(tuple(state), len(state) - 1)]
+    own = [j for j, mark in enumerate(marks) if mark == 0]
+    own = own[:1] if level == "action" else own
+    return [((*state, *tokens[:j]), len(state) + j - 1) for j in own]
+
+
+class Critic:
+    """Heads on the untuned base's hidden states.
+
+    Args:
+        parameters: ``<head>.layers.<0|2|4>.<weight|bias>``, and ``<base>.<layer>.lora_<A|B>`` of a body of its own.
+        base_names: of each head.
+    """
+
+    def __init__(
+        self, bases: Mapping[str, Base], settings: Any, parameters: dict[str, Tensor], base_names: Mapping[str, str]
+    ) -> None:
+        self.bases, self.settings, self.parameters, self.base_names = bases, settings, parameters, base_names
+        self.adam = AdamW(0.9, 0.999, settings.epsilon, 0.0)
+        self.rates = {
+            name: settings.lora_learning_rate if ".lora_" in name else settings.learning_rate for name in parameters
+        }
+
+    def value(self, head: str, read: Reading) -> Tensor:
+        """Two hidden layers on the normalised hidden state."""
+        ids, position = read
+        weight = {name.removeprefix(f"{head}."): p for name, p in self.parameters.items() if name.startswith(f"{head}.layers")}
+        features = self._features(self.base_names[head], ids)[position]
+        x = layer_norm(features, features.shape)
+        for layer in (0, 2, 4):
+            x = weight[f"layers.{layer}.weight"] @ x + weight[f"layers.{layer}.bias"]
+            x = silu(x) if layer < 4 else x
+        return x[0]
+
+    def _features(self, name: str, ids: tuple[int, ...]) -> Tensor:
+        base = self.bases[name]
+        mine = {n.removeprefix(f"{name}."): p for n, p in self.parameters.items() if ".lora_" in n and n.startswith(f"{name}.")}
+        return base.read(ids, merged(base, mine, 2.0))[0]
+
+    def fit(
+        self, reads: Sequence[tuple[str, Reading]], old: Sequence[float], targets: Sequence[float],
+        minibatches: Sequence[Sequence[np.ndarray]],
+    ) -> tuple[list[tuple[Gradients, Gradients]], dict[str, float]]:  # fmt: skip
+        """Step on every minibatch of every epoch → gradients before and after clipping, metrics."""
+        steps, losses = [], []
+        for epoch in minibatches:
+            for part in epoch:
+                loss = torch.zeros((), dtype=torch.float64)
+                for i in part.tolist():
+                    loss = loss + value_loss(self.value(*reads[i]), old[i], targets[i], self.settings) / len(part)
+                names = list(self.parameters)
+                found = torch.autograd.grad(
+                    self.settings.coefficient * loss, [self.parameters[n] for n in names], allow_unused=True
+                )
+                gradients = {n: g for n, g in zip(names, found, strict=True) if g is not None}
+                steps.append((gradients, clipped(gradients, self.settings.max_gradient_norm)))
+                self.adam.step(self.parameters, steps[-1][1], self.rates)
+                losses.append(loss.item())
+        mean = sum(targets) / len(targets)
+        residual = [t - v for t, v in zip(targets, old, strict=True)]
+        center = sum(residual) / len(residual)
+        unexplained = sum((r - center) ** 2 for r in residual) / sum((t - mean) ** 2 for t in targets)
+        return steps, {
+            "critic/loss": sum(losses) / len(losses),
+            "critic/gradient_norm": sum(norm_of(raw) for raw, _ in steps) / len(steps),
+            "critic/explained_variance": 1 - unexplained,
+            "critic/value": sum(old) / len(old),
+        }
+
+
+def value_loss(value: Tensor, old: float, target: float, s: Any) -> Tensor:
+    """The larger error of V and of V kept within ``value_clip`` of what it was (PPO's code), Huber's or squared."""
+    errors = [value - target]
+    if s.value_clip:
+        errors.append(old + (value - old).clamp(-s.value_clip, s.value_clip) - target)
+    losses = []
+    for error in errors:
+        size = error.abs()
+        linear = s.loss == "huber" and size.item() > s.huber_delta
+        losses.append(s.huber_delta * (size - s.huber_delta / 2) if linear else error * error / 2)
+    return max(losses, key=Tensor.item)

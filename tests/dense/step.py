@@ -1,0 +1,349 @@
+"""A whole training step: credit, every epoch and minibatch of every policy's turn, the critic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marft.config.run import RunSettings
+from marft.types import Action, Episode
+from tests.dense import orders
+from tests.dense.credit import Case, Judged, judge
+from tests.dense.critic import Critic, reading
+from tests.dense.losses import Row, Seen, k3, policy_loss
+from tests.dense.model import Policy, Scores, score
+from tests.dense.optimizer import AdamW, Gradients, clipped, norm_of, rate_at
+from tests.dense.rewards import payments
+
+BACKTRACKS = 5  # HATRPO: halvings before an update is undone
+
+
+@dataclass
+class Moved:
+    """One optimizer step: whose, on which gradients, at which rates."""
+
+    owner: str
+    gradients: Gradients  # as clipped
+    rates: Mapping[str, float]
+
+
+@dataclass
+class Report:
+    moved: list[Moved] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Tally:
+    """Of the policies' minibatches."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    stops: int = 0
+    accepted: list[float] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        def mean(values: Sequence[float]) -> float:
+            return sum(values) / len(values) if values else math.nan
+
+        found = {
+            "kl": mean([x for seen in self.seen for x in seen.kl]),
+            "entropy": mean([x for seen in self.seen for x in seen.entropies]),
+            "clip_fraction": mean([x for seen in self.seen for x in seen.clipped]),
+            "sampler_weight": mean([x for seen in self.seen for x in seen.weights]),
+            "policy_loss": mean(self.losses),
+            "gradient_norm": mean(self.norms),
+            "accepted_fraction": mean(self.accepted),
+            "kl_stops": float(self.stops),
+        }
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+class DenseLearner:
+    """Carries from step to step what a learner carries: weights, moments, baselines, whose turn it is."""
+
+    def __init__(self, run: RunSettings, policies: Mapping[str, Policy], critic: Critic | None) -> None:
+        self.run, self.s, self.policies, self.critic = run, run.algorithm, policies, critic
+        self.trained = list(run.trained_policies)
+        self.agents = {agent.role: agent for agent in run.agents}
+        o = self.s.optimizer
+        self.adams = {name: AdamW(o.beta1, o.beta2, o.epsilon, o.weight_decay) for name in self.trained}
+        self.baselines: dict[str, float] = {}
+        self.turn, self.turn_began = 0, 0
+
+    def learn(self, episodes: Sequence[Episode], step: int, environment_steps: int = 0) -> Report:
+        """One training step."""
+        warm_up = self.s.critic.warmup_steps if self.critic else 0
+        old = self._old_log_probs(episodes)
+        base = self._base_log_probs(episodes)
+        cases = [self._case(episode, old, base) for episode in episodes]
+        judged = judge(cases, self.s.credit, self.baselines)
+        report = Report()
+        if step >= warm_up:
+            self._improve(episodes, cases, judged, (old, base), report, step, environment_steps)
+        if self.critic:
+            self._fit(cases, [j.monte_carlo if step < warm_up else j.returns for j in judged], report, step)
+        return report
+
+    # ---- before anything moves
+
+    def _scores(self, action: Action) -> Scores:
+        policy = self.policies[action.policy]
+        return score(policy.base, policy.weights(), action, self.agents[action.agent].sampling.temperature)
+
+    def _old_log_probs(self, episodes: Sequence[Episode]) -> dict[int, list[float]]:
+        """π_old by action: the engine's numbers, or the learner's own from before the step."""
+        old = {}
+        for action in (a for e in episodes for a in e.actions):
+            old[id(action)] = [float(x) for x in action.log_probs]
+            if self.s.old_log_probs == "learner" and action.policy in self.trained:
+                with torch.no_grad():
+                    old[id(action)] = self._scores(action).numbers()
+        return old
+
+    def _base_log_probs(self, episodes: Sequence[Episode]) -> dict[int, list[float]]:
+        """Of trained actions under the untuned base, adapters off."""
+        found = {}
+        for action in (a for e in episodes for a in e.actions):
+            if action.policy in self.trained and self.s.kl.coefficient:
+                with torch.no_grad():
+                    temperature = self.agents[action.agent].sampling.temperature
+                    found[id(action)] = score(self.policies[action.policy].base, {}, action, temperature).numbers()
+        return found
+
+    def _case(self, episode: Episode, old: Mapping[int, list[float]], base: Mapping[int, list[float]]) -> Case:
+        costs = []
+        for action in episode.actions:
+            row = [0.0] * action.decisions
+            if self.s.kl.place == "reward" and id(action) in base:  # k1 of each decision; nobody else pays
+                row = [
+                    self.s.kl.coefficient * max(-20.0, min(20.0, o - b))
+                    for o, b in zip(old[id(action)], base[id(action)], strict=True)
+                ]
+            costs.append(row if self.s.level == "token" else [sum(row)])
+        learning = {role for role, agent in self.agents.items() if agent.policy in self.trained}
+        limits = {role: agent.sampling.max_new_tokens for role, agent in self.agents.items()}
+        case = Case(episode, payments(episode, self.s.reward, limits, learning), costs)
+        if self.critic:
+            with torch.no_grad():
+                case.values = [[float(self.critic.value(h, r)) for h, r in self._reads(a)] for a in episode.actions]
+                case.final = self._final_values(episode)
+        return case
+
+    def _reads(self, action: Action) -> list[tuple[str, Any]]:
+        head = self._head(action.agent, action.policy)
+        return [(head, read) for read in reading(action, self.s.level, self.s.critic.kind == "independent")]
+
+    def _head(self, agent: str, policy: str) -> str:
+        model = self.run.policies[policy].model
+        return f"{model}/{agent}" if self.s.critic.heads == "agent" else model
+
+    def _final_values(self, episode: Episode) -> dict[str, float]:
+        """V of the state that a truncated episode ends in, by agent, whoever decided first in the last step first."""
+        assert self.critic is not None
+        if episode.bootstrap is None:
+            return {}
+        ids = episode.bootstrap.tolist()
+        head = self._head(episode.bootstrap_agent, episode.bootstrap_policy)
+        return {episode.bootstrap_agent: float(self.critic.value(head, (tuple(ids), len(ids) - 1)))}
+
+    def _rows(
+        self, episodes: Sequence[Episode], judged: Sequence[Judged], known: tuple[dict[int, list[float]], ...]
+    ) -> list[Row]:
+        """The trained actions, with advantages normalised over their decisions."""
+        old, base = known
+        rows = [
+            Row(
+                action, old[id(action)], [float(x) for x in action.log_probs], base.get(id(action), []),
+                self._z(action), list(verdict.advantages[k]), bool(episode.success),
+            )
+            for episode, verdict in zip(episodes, judged, strict=True)
+            for k, action in enumerate(episode.actions)
+            if action.policy in self.trained and (not verdict.trained or verdict.trained[k])
+        ]  # fmt: skip
+        if self.s.normalise_advantages:
+            flat = [a for row in rows for a in row.advantages]
+            mean = sum(flat) / len(flat)
+            deviation = math.sqrt(sum((a - mean) ** 2 for a in flat) / (len(flat) - 1)) if len(flat) > 1 else 0.0
+            for row in rows:
+                row.advantages = [(a - mean) / (deviation + 1e-8) for a in row.advantages]
+        return rows
+
+    def _z(self, action: Action) -> float:
+        """Z of eq. 6. A choice is normalised option by option."""
+        if self.s.normalisation == "none" or action.choice is not None:
+            return 1.0
+        if self.s.normalisation == "tokens":
+            return float(action.decisions)
+        return float(max(1, len(action.own_text.split()) + sum(len(aside.split()) for aside in action.asides)))
+
+    # ---- the policies
+
+    def _improve(
+        self, episodes: Sequence[Episode], cases: Sequence[Case], judged: Sequence[Judged],
+        known: tuple[dict[int, list[float]], ...], report: Report, step: int, environment_steps: int,
+    ) -> None:  # fmt: skip
+        tally, schedule = Tally(), self.s.schedule
+        phases: list[tuple[list[str], float]] = [(self.trained, 1.0)]  # who, and the scale of the clip
+        if schedule.name == "agent-by-agent":
+            phases = [([self._whose_turn(environment_steps)], 1.0)]
+        if schedule.name in ("sequential", "a2po"):
+            order = orders.turns(self.trained, self.run.seed, step)
+            c, n = getattr(schedule, "first_clip", 1.0), len(order)
+            phases = [([name], c + (1 - c) * i / n) for i, name in enumerate(order, 1)]
+        before: list[str] = []
+        for who, scale in phases:
+            rows = self._rows(episodes, judged, known)
+            if schedule.name == "sequential":
+                rows = [replace(row, advantages=[self._moved(row.action, episodes, known[0], before) * a
+                                                 for a in row.advantages]) for row in rows]  # fmt: skip
+            if schedule.name == "a2po":
+                rows = self._joined(episodes, cases, known, before, scale)
+            self._phase([row for row in rows if row.action.policy in who], who, scale, tally, report, step)
+            before += who
+        report.metrics |= tally.metrics()
+
+    def _whose_turn(self, environment_steps: int) -> str:
+        if environment_steps - self.turn_began >= self.s.schedule.interval:
+            self.turn, self.turn_began = self.turn + 1, environment_steps
+        return self.trained[self.turn % len(self.trained)]
+
+    def _moved(
+        self, action: Action, episodes: Sequence[Episode], old: Mapping[int, list[float]], before: Sequence[str]
+    ) -> float:
+        """M: the product over what the policies before did in the action's step of how much likelier it has become,
+        each over its length, cut to [1/limit, limit] (HAPPO: Kuba et al. 2022)."""
+        total = 0.0
+        for other in next(e for e in episodes if any(a is action for a in e.actions)).actions:
+            if other.step == action.step and other.policy in before:
+                with torch.no_grad():
+                    now = self._scores(other).numbers()
+                total += sum(n - o for n, o in zip(now, old[id(other)], strict=True)) / len(now)
+        bound = math.log(self.s.schedule.ratio_limit)
+        return math.exp(max(-bound, min(bound, total)))
+
+    def _joined(
+        self, episodes: Sequence[Episode], cases: Sequence[Case], known: tuple[dict[int, list[float]], ...],
+        before: Sequence[str], scale: float,
+    ) -> list[Row]:  # fmt: skip
+        """A2PO (Wang et al. 2023): advantages traced through what has moved; ratios times clip(ρ, 1 ± ε_i / 2)."""
+        for case in cases:
+            case.ratios = [self._moved(a, episodes, known[0], before) for a in case.actions]
+        rows = self._rows(episodes, judge(cases, self.s.credit, self.baselines), known)
+        width = scale * self.s.objective.clip / 2
+        ratio = {id(a): r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
+        return [replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[id(row.action)])))) for row in rows]
+
+    def _phase(
+        self, rows: Sequence[Row], who: Sequence[str], scale: float, tally: Tally, report: Report, step: int
+    ) -> None:
+        if not rows:
+            return
+        limit = getattr(self.s.schedule, "kl_limit", 0.0)
+        start = {name: {n: p.clone() for n, p in self.policies[name].parameters.items()} for name in who}
+        moments = {name: self.adams[name].copy() for name in who}
+        self._epochs(rows, scale, tally, report, step)
+        if limit:
+            self._accept(rows, start, moments, limit, tally)
+
+    def _epochs(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> None:
+        for epoch in range(self.s.epochs):
+            for part in self._minibatches(rows, step, epoch):
+                if part and not self._minibatch(part, scale, tally, report, step):
+                    tally.stops += 1
+                    return
+
+    def _minibatches(self, rows: Sequence[Row], step: int, epoch: int) -> list[list[Row]]:
+        parts: list[list[Row]] = [[] for _ in range(self.s.minibatches)]
+        for name in sorted({row.action.policy for row in rows}):
+            mine = [row for row in rows if row.action.policy == name]
+            drawn = orders.policy_minibatches(self.s.minibatches, len(mine), self.run.seed, name, step, epoch)
+            for part, indices in zip(parts, drawn, strict=True):
+                part += [mine[i] for i in indices]
+        return parts
+
+    def _minibatch(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> bool:
+        """False where the KL of the whole minibatch stops the phase."""
+        weights = {name: self.policies[name].weights() for name in {row.action.policy for row in rows}}
+        scores = [
+            score(self.policies[r.action.policy].base, weights[r.action.policy], r.action,
+                  self.agents[r.action.agent].sampling.temperature)
+            for r in rows
+        ]  # fmt: skip
+        loss, seen = policy_loss(rows, scores, self.s, self._constant_length(), scale)
+        tally.seen.append(seen)
+        if self.s.kl_stop and sum(seen.kl) / len(seen.kl) > self.s.kl_stop:
+            seen.clipped.clear()  # nothing is stepped on
+            return False
+        tally.losses.append(loss.item())
+        who = sorted(weights)
+        flat = [p for name in who for p in self.policies[name].parameters.values()]
+        found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
+        for name in who:
+            parameters = self.policies[name].parameters
+            gradients = {n: g for n, g in zip(parameters, [next(found) for _ in parameters], strict=True) if g is not None}
+            tally.norms.append(norm_of(gradients))
+            cut = clipped(gradients, self.s.optimizer.max_gradient_norm)
+            rate = self._rate(name, step)
+            report.moved.append(Moved(name, cut, dict.fromkeys(cut, rate)))
+            self.adams[name].step(parameters, cut, report.moved[-1].rates)
+        return True
+
+    def _rate(self, policy: str, step: int) -> float:
+        """Counted from the first step that moves policies: the critic's warm-up does not eat theirs."""
+        warm_up = self.s.critic.warmup_steps if self.critic else 0
+        fraction = rate_at(self.s.optimizer, step - warm_up, self.run.training.steps - warm_up)
+        return (self.run.policies[policy].learning_rate or self.s.optimizer.learning_rate) * fraction
+
+    def _constant_length(self) -> int:
+        learning = [agent.sampling.max_new_tokens for agent in self.agents.values() if agent.policy in self.trained]
+        return self.s.constant_length or max(learning)
+
+    def _accept(
+        self, rows: Sequence[Row], start: Mapping[str, Mapping[str, Tensor]], moments: Mapping[str, AdamW], limit: float,
+        tally: Tally,
+    ) -> None:
+        """HATRPO's line search: the whole update, its half, its quarter …, or nothing."""
+        end = {name: {n: p.detach().clone() for n, p in self.policies[name].parameters.items()} for name in start}
+        for halvings in range(BACKTRACKS + 1):
+            self._place(start, end, 0.5**halvings)
+            if self._kl(rows) <= limit:
+                tally.accepted.append(0.5**halvings)
+                return
+        self._place(start, end, 0.0)
+        self.adams.update(moments)
+        tally.accepted.append(0.0)
+
+    @torch.no_grad()
+    def _place(
+        self, start: Mapping[str, Mapping[str, Tensor]], end: Mapping[str, Mapping[str, Tensor]], fraction: float
+    ) -> None:
+        for name in start:
+            for n, p in self.policies[name].parameters.items():
+                p.copy_(start[name][n] + fraction * (end[name][n] - start[name][n]))
+
+    @torch.no_grad()
+    def _kl(self, rows: Sequence[Row]) -> float:
+        terms = [k3(o, n) for row in rows for o, n in zip(row.old, self._scores(row.action).numbers(), strict=True)]
+        return sum(terms) / len(terms)
+
+    # ---- the critic
+
+    def _fit(self, cases: Sequence[Case], targets: Sequence[list[list[float]]], report: Report, step: int) -> None:
+        assert self.critic is not None
+        reads = [read for case in cases for action in case.actions for read in self._reads(action)]
+        old = [v for case in cases for row in case.values for v in row]
+        flat = [t for of_episode in targets for row in of_episode for t in row]
+        c = self.s.critic
+        parts = [
+            orders.critic_minibatches(c.minibatches, len(flat), self.run.seed, step, epoch) for epoch in range(c.epochs)
+        ]
+        steps, metrics = self.critic.fit(reads, old, flat, parts)
+        report.moved += [Moved("critic", cut, self.critic.rates) for _, cut in steps]
+        report.metrics |= metrics

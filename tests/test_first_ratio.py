@@ -1,0 +1,232 @@
+"""The first ratio is 1: what is compared with the policy is the policy itself, to the bit, whatever an engine rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from marft.config import RunSettings
+from marft.learning import update as update_module
+from marft.learning.batching import KnownLogProbs, Packing
+from marft.learning.interfaces import Floats, Progress, UpdatePhase
+from marft.learning.learner import Learner
+from marft.learning.measuring import score_actions
+from marft.learning.metering import Meter
+from marft.learning.team_ratios import TeamRatios
+from marft.learning.update import Update
+from marft.models.pool import Models
+from marft.types import Episode, Observation, Sample, Task, Transition
+from tests.episodes import make_action
+from tests.helpers import settings
+
+ROLES = ("reasoner", "actor")
+STILL = ("--algorithm.optimizer.learning_rate", "1e-30", "--algorithm.optimizer.warmup_steps", "0")
+DTYPES = ("bfloat16", "float32")
+
+
+def recipe(tmp_path: Path, name: str, *overrides: str, dtype: str = "float32") -> RunSettings:
+    return settings(
+        "tiny", tmp_path, "--algorithm", f"{{ name = '{name}', critic = {{ warmup_steps = 0 }} }}",
+        "--models.base.dtype", dtype, "--training.tokens_per_micro_batch", "400", *overrides,
+    )  # fmt: skip
+
+
+def begun(run: RunSettings) -> Learner:
+    """A learner whose adapters say something of their own."""
+    torch.manual_seed(0)
+    models = Models(run)
+    for role in ROLES:  # a policy of whole weights has none
+        for adapter in models.bases["base"].adapters(role).values():
+            torch.nn.init.normal_(adapter.b, std=0.05)
+    return Learner(run, models)
+
+
+def episodes(count: int = 12, seed: int = 0, noise: float = 0.1) -> list[Episode]:
+    """Of random tokens; what the engine says of them is wrong by ``noise``."""
+    random = np.random.default_rng(seed)
+    made = []
+    for sample in range(count):
+        actions = []
+        for index, role in enumerate(ROLES):
+            prompt = tuple(int(i) for i in random.integers(3, 440, random.integers(4, 90)))
+            tokens = tuple(int(i) for i in random.integers(3, 440, random.integers(1, 30)))
+            action = make_action(role, index=index, sample=sample, prompt=prompt, tokens=tokens)
+            actions.append(replace(action, log_probs=random.normal(-1.0, noise, len(tokens)).astype(np.float32)))
+        earned = (Transition(Observation("o"), float(sample % 2)),)
+        made.append(Episode(Task("t", "o"), "train/0", sample, tuple(actions), "terminated", earned))
+    return made
+
+
+def samples_of(batch: Sequence[Episode]) -> list[Sample]:
+    return [Sample(action, 1.0, np.ones(1)) for episode in batch for action in episode.actions]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sized", [False, True])
+def test_a_score_does_not_depend_on_what_it_is_packed_with(dtype: str, sized: bool, tmp_path: Path) -> None:
+    """Every action alone, all together, and in two shuffled halves: equal to the bit."""
+    learner, samples = begun(recipe(tmp_path, "gspo", dtype=dtype)), samples_of(episodes())
+    packing = learner.packing.in_one_size([samples]) if sized else learner.packing
+    assert bool(packing.sizes) == (sized and dtype == "bfloat16")
+    whole = score_actions(packing, samples)
+    mixed = [samples[i] for i in np.random.default_rng(1).permutation(len(samples))]
+    for parts in ([[sample] for sample in samples], [mixed[:10], mixed[10:]]):
+        scored: dict[int, Floats] = {}
+        for part in parts:
+            scored |= score_actions(packing, part)
+        assert all(np.array_equal(scored[key], value) for key, value in whole.items())
+
+
+def test_micro_batches_of_one_size_have_it(tmp_path: Path) -> None:
+    learner, samples = begun(recipe(tmp_path, "gspo", dtype="bfloat16")), samples_of(episodes())
+    packing = learner.packing.in_one_size([samples[:9], samples[9:]])
+    forwarded: list[int] = []
+    original = (backbone := learner.packing.backbones["actor"]).hidden_states
+
+    def counted(rows: object) -> torch.Tensor:
+        forwarded.append(len(rows.ids))  # type: ignore[attr-defined]
+        return original(rows)  # type: ignore[arg-type]
+
+    backbone.hidden_states = counted  # type: ignore[method-assign, assignment]
+    for part in (samples[:9], samples[9:], samples, samples[:1]):
+        score_actions(packing, part)
+    assert len(set(forwarded)) == 1
+    assert forwarded[0] <= 448  # what fits, rounded up
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "train"),
+    [("gspo", "bfloat16", "lora"), ("gspo", "float32", "lora"), ("gspo", "bfloat16", "full"),
+     ("grpo", "bfloat16", "lora"), ("happo", "bfloat16", "lora")],
+)  # fmt: skip
+def test_nothing_is_clipped_before_anything_is_learned(name: str, dtype: str, train: str, tmp_path: Path) -> None:
+    """Steps of 1e-30 move nothing: in every epoch and minibatch all ratios are 1, and the KL is 0."""
+    run = recipe(
+        tmp_path, name, *STILL, "--algorithm.epochs", "2", "--algorithm.minibatches", "3",
+        "--algorithm.kl.coefficient", "0", "--algorithm.kl_stop", "1e-12", "--policies.actor.train", train,
+        dtype=dtype,
+    )  # fmt: skip
+    metrics = begun(run).learn(episodes(), Progress(0, 0))
+    assert (metrics["clip_fraction"], metrics["kl"], metrics["kl_stops"]) == (0.0, 0.0, 0.0)
+    assert metrics["packing_difference"] == 0.0
+    assert metrics["log_prob_difference"] > 0.01  # the engine is wrong, and that shows where it should
+    assert metrics["gradient_norm"] > 0.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_policy_that_has_not_moved_weighs_nothing_in_the_team_ratio(dtype: str, tmp_path: Path) -> None:
+    run = recipe(tmp_path, "happo", *STILL, dtype=dtype)
+    learner, samples = begun(run), samples_of(episodes())
+    update = Update(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+    )
+    update.run(UpdatePhase(("actor",)), samples, step=0)
+    moved = [sample for sample in samples if sample.action.policy == "actor"]
+    ratios = TeamRatios(2.0)
+    ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
+    assert {ratios.log_ratio(sample.action) for sample in samples} == {0.0}
+
+
+@pytest.mark.parametrize(("epochs", "minibatches", "share"), [(1, 1, 0.0), (3, 1, 0.0), (1, 3, 2 / 3), (2, 2, 1 / 2)])
+def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
+    epochs: int, minibatches: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recipe(
+        tmp_path, "marft", "--algorithm.epochs", str(epochs), "--algorithm.minibatches", str(minibatches),
+        "--algorithm.kl_stop", "0",
+    )  # fmt: skip
+    learner, samples = begun(run), samples_of(episodes())
+    scored: list[int] = []
+
+    def counted(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
+        scored.extend(id(sample.action) for sample in wanted)
+        return score_actions(packing, wanted)
+
+    monkeypatch.setattr(update_module, "score_actions", counted)
+    update = Update(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+    )
+    update.run(UpdatePhase(ROLES), samples, step=1)
+    assert len(scored) == len(set(scored)) == round(share * len(samples))
+    assert update.old.keys() == {id(sample.action) for sample in samples}
+
+
+def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_minibatch(tmp_path: Path) -> None:
+    run = recipe(
+        tmp_path, "marft", "--algorithm.epochs", "2", "--algorithm.minibatches", "2", "--algorithm.kl_stop", "0"
+    )
+    learner, samples = begun(run), samples_of(episodes())
+    before = score_actions(learner.packing, samples)
+    update = Update(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+    )
+    update.run(UpdatePhase(ROLES), samples, step=0)
+    after = score_actions(learner.packing, samples)
+    assert all(np.array_equal(update.old[key], value) for key, value in before.items())
+    assert any(np.abs(after[key] - value).max() > 1e-3 for key, value in before.items())  # it did move
+
+
+def test_packing_that_does_make_a_difference_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = begun(recipe(tmp_path, "marft", "--algorithm.epochs", "2"))
+
+    def off(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
+        return {key: scores + 0.25 * (len(wanted) == 1) for key, scores in score_actions(packing, wanted).items()}
+
+    monkeypatch.setattr(update_module, "score_actions", off)
+    assert learner.learn(episodes(), Progress(0, 0))["packing_difference"] == pytest.approx(0.25)
+
+
+class TestKLInTheReward:
+    KL = ("--algorithm.kl", "{ coefficient = 0.5, place = 'reward', estimator = 'k1' }")
+
+    def test_is_measured_with_the_learners_numbers(self, tmp_path: Path) -> None:
+        """An untuned policy is its base, and costs nothing, whatever the engine says of its tokens."""
+        run = recipe(tmp_path, "marft", *self.KL)
+        learner, batch = Learner(run, Models(run)), episodes()
+        judgement = learner.judge(batch, learner.known(batch))
+        assert [cost.tolist() for cost in judgement.evidence.costs] == [[0.0]] * 24
+        assert learner.learn(batch, Progress(0, 0))["kl_to_base"] == 0.0
+
+    def test_counts_in_the_targets_of_a_critic_that_warms_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        targets: dict[str, list[float]] = {}
+        for name, kl in (("with", self.KL), ("without", ())):
+            run = recipe(tmp_path, "marft", *kl, "--algorithm.critic.warmup_steps", "1")
+            learner = begun(run)
+            assert learner.critic is not None
+
+            def fitted(values: object, wanted: Sequence[Floats], step: int, name: str = name) -> dict[str, float]:
+                targets[name] = [float(target[0]) for target in wanted]
+                return {}
+
+            monkeypatch.setattr(learner.critic, "update", fitted)
+            learner.learn(batch := episodes(), Progress(0, 0))
+            if kl:
+                costs = [float(cost[0]) for cost in learner.judge(batch, learner.known(batch)).evidence.costs]
+        for first, second, *_ in zip(range(0, 24, 2), range(1, 24, 2), strict=True):
+            paid = targets["without"][second] - costs[second]
+            assert targets["with"][second] == pytest.approx(paid)
+            assert targets["with"][first] == pytest.approx(targets["without"][first] - costs[first] - costs[second])
+        assert max(map(abs, costs)) > 0.01
+
+
+def test_a_whole_policy_on_a_half_precision_base_begins_as_the_base(tmp_path: Path) -> None:
+    run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
+    metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
+    assert metrics["agents/actor/kl_to_base"] == 0.0
+    assert metrics["agents/reasoner/kl_to_base"] == 0.0
+
+
+def test_going_back_to_the_base_is_exact_for_a_whole_policy(tmp_path: Path) -> None:
+    run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
+    models = Models(run)
+    parameters = models.policies["actor"].parameters()
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    models.reset_policy("actor")
+    assert all(torch.equal(parameters[name], value) for name, value in before.items())

@@ -1,0 +1,126 @@
+"""A jail ends with the process that asked for it, at whatever moment that is, and leaves nothing on the machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from marft.sandbox import runner
+from marft.sandbox.runner import end_all, isolation_problem, run_python
+from marft.sandbox.settings import SandboxSettings
+
+TRIALS = 40
+SLEEP = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(300)"
+isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
+MODES = [pytest.param("required", marks=isolated), "none"]
+
+
+def named(underscores: int) -> dict[str, bytes]:
+    """Files after which the program needs so many underscores before its name, by which it is found."""
+    return {"_" * n + "program.py": b"" for n in range(underscores)}
+
+
+def processes(words: Callable[[list[str]], bool]) -> list[int]:
+    """Processes of the machine by their command lines."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if words((folder / "cmdline").read_text(errors="replace").split("\0")):
+                found.append(int(folder.name))
+    return found
+
+
+def soon(left: Callable[[], object]) -> object:
+    """What is left after some time in which everything may go."""
+    until = time.monotonic() + 10
+    while (found := left()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("isolation", MODES)
+def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(
+    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    underscores = random.Random().randrange(40, 200)
+    program = "_" * underscores + "program.py"
+    delays = [0.03 * n / TRIALS for n in range(TRIALS)] + [0.1, 0.2, 0.4]
+    parents = []
+    for delay in delays:
+        parent = os.fork()
+        if parent == 0:
+            run_python(SLEEP, SandboxSettings(seconds=60, isolation=isolation), files=named(underscores))
+            os._exit(0)
+        time.sleep(delay)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        parents.append(str(parent))
+
+    def of_these(words: list[str]) -> bool:
+        return program in words or (words[3:4] == [str(runner.JAIL)] and words[4] in parents)
+
+    assert soon(lambda: [*processes(of_these), *tmp_path.iterdir()]) == []
+
+
+def test_a_process_that_stays_would_be_seen() -> None:
+    """The check above can fail."""
+    underscores = 30
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "_" * underscores + "program.py"])
+    assert soon(lambda: not processes(lambda words: "_" * underscores + "program.py" in words)) is False
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.parametrize("isolation", MODES)
+def test_nothing_is_left_of_code_that_was_stopped_or_ended(
+    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for code in (SLEEP, "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(300)"):
+        run_python(code, SandboxSettings(seconds=0.7, isolation=isolation), files=named(31))
+    assert processes(lambda words: "_" * 31 + "program.py" in words) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@isolated
+def test_an_isolated_run_makes_no_folder_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    assert run_python("open('a', 'w').write('b')\nprint(open('a').read())").output == "b\n"
+
+
+@isolated
+def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
+    seen: list[int] = []
+
+    def kill_the_keeper() -> None:
+        (process,) = runner._live
+        seen.extend(processes(lambda words: "_" * 32 + "program.py" in words))
+        process.kill()
+
+    timer = threading.Timer(1.0, kill_the_keeper)
+    timer.start()
+    assert run_python(SLEEP, SandboxSettings(seconds=30), files=named(32)).outcome == "killed"
+    assert len(seen) == 2
+    assert not soon(lambda: processes(lambda words: "_" * 32 + "program.py" in words))
+
+
+@isolated
+def test_ending_all_ends_code_at_once() -> None:
+    timer = threading.Timer(1.0, end_all)
+    timer.start()
+    ran = run_python(SLEEP, SandboxSettings(seconds=60), files=named(33))
+    assert ran.outcome == "killed"
+    assert ran.seconds < 20
+    assert processes(lambda words: "_" * 33 + "program.py" in words) == []

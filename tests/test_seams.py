@@ -1,0 +1,116 @@
+"""A plugin is held to its seam when the recipe is read: kind, methods, arguments, coroutines, attributes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marft.config import parse_recipe
+from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config.seams import SEAMS, class_problems
+from tests.helpers import recipe
+
+OPTION = {
+    "organizations": ("--team", "organization"),
+    "environments": ("--environment", "name"),
+    "credits": ("--algorithm.credit", "name"),
+    "objectives": ("--algorithm.objective", "name"),
+    "schedules": ("--algorithm.schedule", "name"),
+    "channels": ("--channel", "name"),
+    "tools": ("--tools.mine", "name"),
+    "rewards": ("--rewards", "name"),
+}
+
+
+def complaint(kind: str, name: str) -> str:
+    option, tag = OPTION[kind]
+    value = f"{{ {tag} = '{name}' }}"
+    with pytest.raises(ValueError, match="recipe:") as caught:
+        parse_recipe(recipe(), [option, f"[{value}]" if kind == "rewards" else value])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in BUILT_IN.items() for name in names])
+def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> None:
+    cls = find_plugin(kind, name)
+    assert not class_problems(kind, cls)
+    assert [other for other in SEAMS if other != kind and not class_problems(other, cls)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "told"),
+    [
+        ("organizations", "marft.learning.objectives.ppo:PPO", "no method async def act(self, observation, agents), it looks like an objective"),
+        ("environments", "marft.game.organizations.chain:Chain", "no method def tasks(self, split)"),
+        ("credits", "marft.game.channels.raw:Raw", "no method def assign(self, evidence)"),
+        ("objectives", "marft.learning.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
+        ("schedules", "marft.learning.credit.rae:RAE", "no attribute correction"),
+        ("channels", "marft.learning.schedules:A2PO", "no method def carry(self, messages)"),
+        ("tools", "marft.envs.math:Math", "no method def connect(self), it looks like an environment"),
+        ("rewards", "tests.plugins:NotANumber", "derive it from marft.rewards.terms.Term"),
+        ("organizations", "tests.wrong:NotAwaited", "act is no coroutine; write async def act(self, observation, agents)"),
+        ("organizations", "tests.wrong:TooFew", "act does not take the arguments of async def act(self, observation, agents)"),
+        ("environments", "tests.wrong:AwaitedTasks", "tasks is a coroutine, which nobody would await; write def tasks(self, split)"),
+        ("credits", "tests.wrong:Halfway", "no method def remember(self, memory)"),
+        ("credits", "tests.wrong:Stranger", "its compares is 'tasks', not '' or 'task'"),
+        ("credits", "tests.wrong:Silent", "no method def assign(self, evidence)"),
+        ("organizations", "tests.wrong:Raises", "tests.wrong.Raises raised KeyError: 'nowhere' (wrong.py:"),
+    ],
+)  # fmt: skip
+def test_a_class_that_does_not_fit_is_refused_with_key_class_and_what_is_missing(
+    kind: str, name: str, told: str
+) -> None:
+    text = complaint(kind, name)
+    assert told in text
+    assert name.replace(":", ".") in text
+    assert OPTION[kind][0].removeprefix("--") + ("." if kind == "rewards" else ": ") in text
+
+
+def test_a_coroutine_behind_a_decorator_is_one() -> None:
+    run = parse_recipe(recipe(), ["--team", "{ organization = 'tests.wrong:Decorated' }"])
+    assert run.team.name == "tests.wrong:Decorated"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import nothing_like_this\n", "ModuleNotFoundError: No module named 'nothing_like_this' (broken_part.py:1)"),
+        ("x = 1\nprint(undefined)\n", "NameError: name 'undefined' is not defined (broken_part.py:2)"),
+        ("def f(:\n", "SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 (broken_part.py:2)"),
+        ("x = 1\n", "has no attribute 'Part'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_a_message_with_file_and_line(
+    source: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_part.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken_part", raising=False)
+    text = complaint("organizations", "broken_part:Part")
+    assert "cannot import 'broken_part:Part'" in text
+    assert told in text
+
+
+def test_checking_seams_imports_no_torch() -> None:
+    code = (
+        "import sys; from tests.helpers import recipe; from marft.config import parse_recipe\n"
+        "parse_recipe(recipe(rewards=[{'name': 'outcome'}], tools={}))\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_names_that_nothing_goes_by_still_get_a_suggestion() -> None:
+    assert "did you mean 'chain'?" in complaint("organizations", "chian")
+
+
+def test_what_is_no_path_at_all_says_what_one_looks_like() -> None:
+    given: Any = complaint("organizations", "package:")
+    assert "must look like my_package.module:name" in given

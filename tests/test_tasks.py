@@ -1,0 +1,110 @@
+"""Reading an environment's tasks: ids that come twice, and all else that a run could not use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marft.config import parse_recipe
+from marft.config.plugins import Plugin
+from marft.envs.math import Math
+from marft.envs.tasks import tasks_of
+from marft.gathering import training_tasks
+from marft.types import Task
+from tests.helpers import recipe
+
+
+class Listed(Plugin):
+    """Tasks as they are given here."""
+
+    given: Any = ()
+
+    def tasks(self, split: str) -> Any:
+        return self.given(split) if callable(self.given) else list(self.given)
+
+    def start(self, task: Task, seed: int) -> Any:
+        raise AssertionError("nobody plays here")
+
+
+def boom(split: str) -> Any:
+    raise KeyError(split)
+
+
+def lazily(split: str) -> Iterator[Task]:
+    yield Task("a", "?")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([Task("a", "1"), Task("b", "2"), Task("a", "3")], "training split, task 2: another one has the id 'a' too"),
+        ([], "training split has no tasks"),
+        ([Task("a", "1"), "b"], "task 1: it is a str, not a marft.types.Task"),
+        ([Task(7, "1")], "task 0: its id is a int, not a text"),  # type: ignore[arg-type]
+        ([Task("a", None)], "task 0: its prompt is a NoneType, not a text"),  # type: ignore[arg-type]
+        ([Task("a", "half \ud83d")], r"its prompt is no whole text: 'half \\ud83d'"),
+        ([Task("", "1")], "task 0: its id is empty"),
+        (boom, r"tasks('train') raised KeyError: 'train' (test_tasks.py:"),
+        (lazily, "returned a generator, not a list of tasks"),
+        (lambda split: None, "raised TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_tasks_that_cannot_be_used_are_refused_by_name(given: Any, told: str) -> None:
+    with pytest.raises(ValueError, match="environment 'Listed', training split") as caught:
+        tasks_of(Listed.model_construct(given=given), "train")
+    assert told.replace("\\\\", "\\") in str(caught.value)
+
+
+def test_tasks_that_are_fine_come_back_as_they_are() -> None:
+    tasks = [Task("a", "1"), Task("b", "1")]
+    assert tasks_of(Listed.model_construct(given=tasks), "test") == tasks
+
+
+def test_training_looks_at_the_validation_split_before_it_starts_where_it_will_be_needed() -> None:
+    class Unvalidated(Listed):
+        def tasks(self, split: str) -> Any:
+            return [Task("a", "1")] if split == "train" else []
+
+    run = parse_recipe(recipe())
+    part = Unvalidated.model_construct()
+    assert len(training_tasks(run.model_copy(update={"environment": part}))) == 1
+    often = run.model_copy(update={"environment": part, "evaluation": run.evaluation.model_copy(update={"every": 5})})
+    with pytest.raises(ValueError, match="validation split has no tasks"):
+        training_tasks(often)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"problem": ["a"], "answer": "1"}', "row 2: column 'problem' is a list, not text or a number"),
+        (b'{"problem": "a", "answer": true}', "row 2: column 'answer' is a bool, not text or a number"),
+        (b'{"problem": " ", "answer": "1"}', "row 2: column 'problem' is empty"),
+        (b'{"problem": "\\ud83d", "answer": "1"}', "row 2: column 'problem' is no whole text"),
+        (b'{"problem": "a"}', "row 2 has no column 'answer'"),
+        (b"[1]", "line 2 is no JSON object"),
+        (b'{"problem": ', "line 2 is not JSON"),
+        (b"[" * 100_000, "line 2 is not JSON"),
+        (b'{"problem": "\xff\xfe"}', "is not UTF-8 after line"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_rows_are_named(line: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(json.dumps({"problem": "What is 1 + 1?", "answer": 2}).encode() + b"\n" + line)
+    with pytest.raises(ValueError, match=r"^environment: ") as caught:
+        tasks_of(Math(path=str(path)), "train")
+    assert told in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_goes_away_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}")
+    environment = Math(path=str(path))
+    path.unlink()
+    with pytest.raises(ValueError, match=r"cannot read .*rows\.jsonl: No such file"):
+        tasks_of(environment, "train")

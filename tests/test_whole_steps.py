@@ -1,0 +1,352 @@
+"""Whole learner steps against the dense twin: every gradient, weight and number of every preset and every option."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from marft.algorithms import PRESETS
+from marft.config.algorithm import merge
+from marft.game.game import Attempt
+from marft.gathering import gather
+from marft.stage import Stage
+from marft.types import Episode, Observation, Task, Transition
+from tests.dense.step import Report
+from tests.dense.twins import POLICIES, Twins, assert_same, differ, recipe, save_small_model, snapshot
+
+Table = dict[str, Any]
+FAST: Table = {"optimizer": {"learning_rate": 0.01, "warmup_steps": 0}}  # ratios leave 1 within a step
+READY: Table = {"critic": {"learning_rate": 0.01, "warmup_steps": 0, "epochs": 2}}
+SMOOTH: Table = {"optimizer": {"epsilon": 1e-4}}  # a gradient of nearly nothing, rounded, is no step of full size
+STARTS: Mapping[str, Table] = {  # what options are added to
+    "action": {"name": "gspo", "objective": {"name": "ppo", "clip": 0.2}, "epochs": 2},
+    "token": {"name": "dapo", "dynamic_sampling": 0, "epochs": 2},
+    "critic": {"name": "marft", "kl_stop": 0.0, "normalise_advantages": True},
+    "token critic": {"name": "ppo", "kl_stop": 0.0},
+    "turns": {"name": "happo", "kl_stop": 0.0},
+    "a2po": {"name": "a2po", "kl_stop": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
+    return save_small_model(tmp_path_factory.mktemp("small"), tiny_tokenizer)
+
+
+def algorithm(name: str, **changes: Any) -> Table:
+    """A preset that moves at once."""
+    critic = READY if PRESETS[name].get("critic", {}).get("kind") != "none" else {}
+    return merge(merge({**FAST, **critic}, {"name": name}), changes)
+
+
+def episodes_for(twins: Twins, drift: float = 0.15, seed: int = 0) -> Sequence[Episode]:
+    """What the credit is made for: attempts, or what was played anew from some point on."""
+    writer = twins.writer(drift=drift, seed=seed)
+    kind = getattr(twins.run.algorithm.credit, "forks", "")
+    return {"tree": writer.tree, "counterfactual": writer.counterfactual, "cross": writer.crossed}.get(kind, writer.batch)()
+
+
+def steps_of(twins: Twins, count: int = 1, drift: float = 0.15, tolerance: float = 1e-4) -> Report:
+    """Take training steps and hold each to the dense twin → all that the twin did."""
+    whole = Report()
+    for step in range(count):
+        start = snapshot(twins)
+        mine, right = twins.learn(episodes_for(twins, drift, seed=step), step, environment_steps=12 * step)
+        assert_same(twins, start, mine, right, tolerance)
+        whole.moved += right.moved
+        whole.metrics |= right.metrics
+    return whole
+
+
+@functools.cache
+def plain(model: Path, start: str) -> Report:
+    """A step of the dense twin without any option."""
+    twins = Twins(recipe(model, algorithm(**merge(SMOOTH, STARTS[start]))))
+    return twins.dense.learn(episodes_for(twins), 0)
+
+
+def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
+    """A step with an option, which must matter: else it could be ignored unnoticed."""
+    twins = Twins(recipe(model, algorithm(**merge(merge(SMOOTH, STARTS[start]), option)), **of_recipe))
+    right = steps_of(twins)
+    assert differ(right, plain(model, start)), "the option changes nothing, so the test cannot fail"
+    return right
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_of_every_preset(name: str, model: Path) -> None:
+    steps_of(Twins(recipe(model, algorithm(name))))
+
+
+@pytest.mark.parametrize("name", ["marft", "dapo", "happo"])
+def test_in_single_precision_too(name: str, model: Path) -> None:
+    """As it runs; the others run with weights in double precision, so that they can be held tighter."""
+    steps_of(Twins(recipe(model, algorithm(name, optimizer={"epsilon": 1e-3})), precise=False), tolerance=2e-3)
+
+
+OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
+    # KL to the base
+    "k2 in the loss": ({"kl": {"coefficient": 0.3, "estimator": "k2"}}, ("action", "token")),
+    "k3 in the loss": ({"kl": {"coefficient": 0.3, "estimator": "k3"}}, ("action", "token")),
+    "k3-corrected in the loss": ({"kl": {"coefficient": 0.3}}, ("action", "token", "turns")),
+    "k1 in the reward": (
+        {"kl": {"coefficient": 0.3, "place": "reward"}},
+        ("action", "token", "critic", "token critic", "turns", "a2po"),
+    ),
+    # beside the objective
+    "entropy": ({"entropy": 0.1}, ("action", "token", "turns")),
+    "likelihood of what succeeded": ({"nll": 0.2}, ("action", "token")),
+    "text of teammates": ({"teammate_text": {"coefficient": 0.5, "cap": 0.8}}, ("action", "token")),
+    # what the engine says and what the learner says
+    "the learner's log-probs": ({"old_log_probs": "learner"}, ("action", "token", "critic", "turns", "a2po")),
+    "weights of actions": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "action", "cap": 1.2}}, ("action", "token"),
+    ),
+    "geometric weights": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "geometric", "cap": 1.1}}, ("action", "token"),
+    ),
+    "weights of tokens": ({"old_log_probs": "learner", "sampler_correction": {"level": "token", "cap": 1.1}}, ("token",)),
+    "weights in a band": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "token", "low": 0.9, "high": 1.1}}, ("token",),
+    ),
+    "actions in a band": (
+        {"old_log_probs": "learner", "sampler_correction": {"level": "geometric", "low": 0.95, "high": 1.08}}, ("action",),
+    ),
+    # how terms are averaged
+    "mean of means": ({"aggregation": "action-mean"}, ("token", "token critic")),
+    "mean of sums": ({"aggregation": "action-mean-of-sums"}, ("token",)),
+    "over the longest": ({"aggregation": "constant-length"}, ("token",)),
+    "over a constant": ({"aggregation": "constant-length", "constant_length": 3}, ("token",)),
+    "mean of means, entropy": ({"aggregation": "action-mean", "entropy": 0.1}, ("token",)),
+    "over a constant, KL": ({"aggregation": "constant-length", "kl": {"coefficient": 0.3}}, ("token",)),
+    "over all policies": ({"denominator": "pooled"}, ("action", "token")),
+    "over 1": ({"normalisation": "none"}, ("action",)),
+    "over words": ({"normalisation": "words"}, ("action",)),
+    "advantages as they are": ({"normalise_advantages": False}, ("critic",)),
+    "advantages normalised": ({"normalise_advantages": True}, ("token",)),
+    # how often
+    "one epoch, one minibatch": ({"epochs": 1, "minibatches": 1}, ("action",)),
+    "one epoch, three minibatches": ({"epochs": 1, "minibatches": 3}, ("action",)),
+    "three epochs, one minibatch": ({"epochs": 3, "minibatches": 1}, ("action", "token")),
+    "KL stop": ({"kl_stop": 0.02, "old_log_probs": "learner"}, ("action", "token", "turns")),
+    "KL stop at once": ({"kl_stop": 1e-6}, ("action",)),
+    # clips
+    "clip": ({"objective": {"name": "ppo", "clip": 0.05}}, ("action", "token", "turns", "a2po")),
+    "clip higher": ({"objective": {"name": "ppo", "clip": 0.05, "clip_high": 0.3}}, ("action",)),
+    "dual clip": ({"objective": {"name": "ppo", "dual_clip": 1.05}}, ("action", "token")),
+    "cispo": ({"objective": {"name": "cispo", "high": 0.05}}, ("action", "token")),
+    "reinforce": ({"objective": {"name": "reinforce"}}, ("action",)),
+    "gradients cut short": ({"optimizer": {"max_gradient_norm": 0.01}}, ("action", "turns")),
+    "gradients not cut": ({"optimizer": {"max_gradient_norm": 1e3}}, ("action",)),
+    # optimizer
+    "AdamW": (
+        {"optimizer": {"epsilon": 1e-3, "beta1": 0.5, "beta2": 0.9, "weight_decay": 0.5, "max_gradient_norm": 9.0}}, ("action",)
+    ),
+    # rewards
+    "mixture": ({"reward": {"team": 0.3, "own": 2.0}}, ("action", "critic", "turns")),
+    "margin": ({"reward": {"shaping": "margin"}}, ("action",)),
+    "quality": ({"reward": {"shaping": "quality", "shaping_weight": 0.3}}, ("action",)),
+    "price of length": ({"reward": {"overlong_buffer": 4}}, ("action", "critic")),
+    # credit
+    "monte carlo": ({"credit": {"name": "monte-carlo"}}, ("action", "token")),
+    "rloo": ({"credit": {"name": "rloo"}}, ("token",)),
+    "per agent": ({"credit": {"name": "agent-group"}}, ("action",)),
+    "comam": ({"credit": {"name": "comam"}}, ("action",)),
+    "whitened": ({"credit": {"name": "batch"}}, ("action", "token")),
+    "not scaled": ({"credit": {"name": "grpo", "scale": False}}, ("action",)),
+    "per agent, KL in the reward": (
+        {"credit": {"name": "agent-group"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)
+    ),
+    "whitened, KL in the reward": ({"credit": {"name": "batch"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)),
+    "chains of agents": ({"credit": {"chain": "agent"}}, ("critic", "token critic")),
+    "chains along what was seen": ({"credit": {"chain": "graph"}}, ("critic", "token critic")),
+    "every hop its own": (
+        {"credit": {"gamma_agent": 0.8, "gamma_step": 0.7, "lambda_agent": 0.6, "lambda_step": 0.5, "lambda_critic": 0.4,
+                    "gamma_token": 0.9, "lambda_token": 0.85}}, ("critic", "token critic"),
+    ),
+    "adaptive lambda": ({"credit": {"adaptive_lambda": 0.3}}, ("token critic",)),
+    "mean value": ({"credit": {"value": "mean", "lambda_step": 0.5, "lambda_critic": 0.3}}, ("turns", "a2po")),
+    # critic
+    "one head an agent": ({"critic": {"heads": "agent"}}, ("critic",)),
+    "independent": ({"critic": {"kind": "independent"}}, ("critic", "token critic")),
+    "a body of its own": ({"critic": {"body": "lora", "lora_rank": 2, "epochs": 2}}, ("critic",)),
+    "squared errors": ({"critic": {"loss": "squared"}}, ("critic",)),
+    "narrow Huber": ({"critic": {"huber_delta": 0.3}}, ("critic",)),
+    "narrow value clip": ({"critic": {"value_clip": 0.02}}, ("critic",)),
+    "no value clip": ({"critic": {"value_clip": 0.0, "learning_rate": 0.05}}, ("critic",)),
+    "a coefficient": ({"critic": {"coefficient": 0.05, "epsilon": 1e-2}}, ("critic",)),
+    "values' gradients cut short": ({"critic": {"max_gradient_norm": 0.01, "epsilon": 1e-3}}, ("critic",)),
+    "values' gradients not cut": ({"critic": {"max_gradient_norm": 1e3}}, ("critic",)),
+    "the critic's minibatches": ({"critic": {"minibatches": 3, "epochs": 2}}, ("critic",)),
+    # schedules
+    "first clip": ({"schedule": {"name": "a2po", "first_clip": 0.2}, "objective": {"name": "ppo", "clip": 0.1}}, ("a2po",)),
+    "narrow team ratios": ({"schedule": {"name": "sequential", "ratio_limit": 1.02}}, ("turns",)),
+    "turns at token level": ({"level": "token"}, ("turns", "a2po")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "start"), [(option, start) for option, (_, starts) in OPTIONS.items() for start in starts]
+)
+def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
+    check(model, start, OPTIONS[option][0])
+
+
+@pytest.mark.parametrize("start", ["action", "token", "critic", "turns"])
+def test_log_probs_are_taken_at_each_agents_temperature(start: str, model: Path) -> None:
+    check(model, start, {}, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
+
+
+@pytest.mark.parametrize("start", ["action", "token", "turns"])
+def test_temperatures_hold_for_entropy_and_the_base_too(start: str, model: Path) -> None:
+    option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "old_log_probs": "learner"}
+    check(model, start, option, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_no_cut_into_micro_batches_changes_anything(start: str, model: Path) -> None:
+    option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "kl_stop": 0.4}
+    check(model, start, option, micro_batch=20)
+
+
+@pytest.mark.parametrize("start", ["action", "token"])
+def test_the_kl_stop_looks_at_the_whole_minibatch(start: str, model: Path) -> None:
+    for limit in (0.001, 0.01, 0.05, 0.1):  # some stop in the middle, wherever the last micro-batch happens to be
+        check(model, start, {"kl_stop": limit, "old_log_probs": "learner", "epochs": 3}, micro_batch=20)
+
+
+@pytest.mark.parametrize("start", ["action", "critic", "turns"])
+def test_agents_that_share_a_policy(start: str, model: Path) -> None:
+    policies = {"planner": POLICIES["planner"], "frozen": POLICIES["frozen"]}
+    check(model, start, {}, policies=policies, solver="planner")
+
+
+@pytest.mark.parametrize("start", ["action", "token"])
+def test_a_policy_that_trains_all_its_weights(start: str, model: Path) -> None:
+    policies = {**POLICIES, "solver": {"model": "base", "train": "full", "learning_rate": 1e-3}}
+    check(model, start, {"kl": {"coefficient": 0.3}}, policies=policies)
+
+
+def test_a_policys_own_learning_rate(model: Path) -> None:
+    check(model, "action", {}, policies={**POLICIES, "planner": {"model": "base", "learning_rate": 0.003}})
+
+
+class TestSeveralSteps:
+    """What is carried from one training step to the next: moments, rates, baselines, whose turn it is."""
+
+    @pytest.mark.parametrize("name", ["marft", "a2po", "rae", "cispo"])
+    def test_moments_and_baselines_are_carried_on(self, name: str, model: Path) -> None:
+        steps_of(Twins(recipe(model, algorithm(name, **SMOOTH))), 3)
+
+    @pytest.mark.parametrize("schedule", ["linear", "cosine"])
+    def test_rates_rise_and_fall(self, schedule: str, model: Path) -> None:
+        rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
+        steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
+
+    @pytest.mark.parametrize("option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"])
+    @pytest.mark.parametrize("start", ["critic", "token critic", "turns"])
+    def test_the_critic_warms_up_on_whole_returns_alone(self, start: str, option: Table, model: Path) -> None:
+        """To Monte-Carlo returns, less the KL where it is in the reward; policies stand still, and their own warm-up
+        begins afterwards."""
+        waits = {"critic": {"warmup_steps": 2, "epochs": 2}, "optimizer": {"warmup_steps": 3, "epsilon": 1e-4},
+                 "credit": {"lambda_critic": 0.2}}  # fmt: skip
+        twins = Twins(recipe(model, algorithm(**merge(merge(STARTS[start], waits), option)), steps=6))
+        before = snapshot(twins)
+        warming = steps_of(twins, 2)
+        assert {moved.owner for moved in warming.moved} == {"critic"}
+        mine, right = twins.learn(episodes_for(twins, seed=2), 2)
+        assert_same(twins, before, mine, right)
+        rates = {rate for moved in mine.moved if moved.owner != "critic" for rate in moved.rates.values()}
+        assert rates == {pytest.approx(0.01 / 3)}
+
+    def test_the_turn_goes_round(self, model: Path) -> None:
+        table = algorithm("gspo", schedule={"name": "agent-by-agent", "interval": 20}, **SMOOTH)
+        whole = steps_of(Twins(recipe(model, table)), 5)  # 12 environment steps each
+        assert list(dict.fromkeys(m.owner for m in whole.moved)) == ["planner", "solver"]
+
+
+class TestTrustRegion:
+    """HATRPO: an update counts only as far as its KL stays within the limit, and only where it is an improvement."""
+
+    @pytest.mark.parametrize("limit", [1e-2, 1e-3, 1e-4, 1e-9])
+    def test_updates_are_scaled_back_or_undone(self, limit: float, model: Path) -> None:
+        table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
+        whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)
+        assert whole.metrics["accepted_fraction"] < 1
+
+
+class TestMinibatches:
+    """The order is data to the dense twin; here is what it must be like."""
+
+    @staticmethod
+    def gradients(model: Path, step: int, owner: str) -> list[Report]:
+        """Of every minibatch, by epoch, with weights that do not move."""
+        still = {"epochs": 3, "minibatches": 2}
+        table = merge(STARTS["critic"], {
+            **still, "optimizer": {"learning_rate": 1e-12, "warmup_steps": 0}, "critic": {**still, "learning_rate": 1e-12},
+        })  # fmt: skip
+        twins = Twins(recipe(model, algorithm(**table)))
+        episodes = [episode for seed in range(3) for episode in episodes_for(twins, seed=seed)]
+        mine = [m for m in twins.learn_alone(episodes, step).moved if m.owner == owner]
+        assert len(mine) == 6
+        return [Report(mine[2 * epoch : 2 * epoch + 2]) for epoch in range(3)]
+
+    @pytest.mark.parametrize("owner", ["planner", "solver", "critic"])
+    def test_every_epoch_of_every_step_has_its_own(self, owner: str, model: Path) -> None:
+        seen = [report for step in (0, 1) for report in self.gradients(model, step, owner)]
+        for i, one in enumerate(seen):
+            for other in seen[:i]:
+                assert differ(one, other)
+                assert differ(one, Report(other.moved[::-1]))
+
+
+def test_a_frozen_teammate_pays_no_kl_and_weighs_nothing(model: Path) -> None:
+    """Its numbers may be anything: no gradient knows of them."""
+    table = algorithm(**merge(STARTS["critic"], {"kl": {"coefficient": 0.3, "place": "reward"}}))
+    reports = []
+    for off in (0.0, 3.0):
+        twins = Twins(recipe(model, table))
+        episodes = [
+            replace(e, actions=tuple(replace(a, log_probs=a.log_probs - off * (a.agent == "judge")) for a in e.actions))
+            for e in episodes_for(twins)
+        ]
+        reports.append(twins.learn_alone(episodes))
+    assert any(a.agent == "judge" for e in episodes for a in e.actions)
+    assert not differ(*reports, by=1e-12)
+
+
+class TestDynamicSampling:
+    @staticmethod
+    def kept(model: Path, **reward: Any) -> set[str]:
+        """Tasks of which gathering keeps the attempts, where all earn 1 and one says more than the others."""
+        table = algorithm("dapo", dynamic_sampling=1, reward=reward)
+        run = recipe(model, table)
+        writer = Twins(run).writer(extras=False)
+
+        def play(attempts: Sequence[Attempt], on_done: object = None) -> list[Episode]:
+            played = []
+            for attempt in attempts:
+                once = Transition(Observation("o"), 1.0)
+                episode = writer.episode(attempt.task.id, attempt.sample, 1, [once])
+                long = attempt.task.id == "apart" and attempt.sample == 1
+                tokens = np.arange(3, 3 + (7 if long else 2), dtype=np.int32)
+                played.append(replace(episode, task=attempt.task, stream=attempt.stream, actions=tuple(
+                    replace(a, tokens=tokens, marks=np.zeros(len(tokens), np.uint8)) for a in episode.actions
+                )))  # fmt: skip
+            return played
+
+        tasks = [Task(name, "o") for name in ("apart", "alike", "also alike", "alike as well")]
+        found = gather(cast(Stage, SimpleNamespace(run=run, play=play)), tasks, 0, 0, lambda _: None)
+        return {e.task.id for e in found.evidence} if found.metrics["groups_discarded"] < 4 else set()
+
+    def test_the_price_of_length_tells_attempts_apart(self, model: Path) -> None:
+        assert self.kept(model) == set()
+        assert self.kept(model, overlong_buffer=4) == {"apart"}

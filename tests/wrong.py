@@ -1,0 +1,86 @@
+"""Plugins that fit no seam, or not the one that they are given to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from marft.config.plugins import Plugin
+from marft.learning.credit.estimator import Estimator
+from marft.learning.interfaces import Credits, Evidence
+from marft.types import JointAction, Task
+
+
+class NotAwaited(Plugin):
+    """An organization whose ``act`` is no coroutine."""
+
+    def act(self, observation: Any, agents: Any) -> JointAction:
+        return JointAction()
+
+
+class TooFew(Plugin):
+    """An organization that is not told who acts."""
+
+    async def act(self, observation: Any) -> JointAction:
+        return JointAction()
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return wrapper
+
+
+class Decorated(Plugin):
+    """An organization that is fine: its coroutine is wrapped."""
+
+    @logged
+    async def act(self, observation: Any, agents: Any) -> JointAction:
+        return JointAction()
+
+
+class AwaitedTasks(Plugin):
+    """An environment whose tasks would never arrive."""
+
+    async def tasks(self, split: str) -> list[Task]:
+        return []
+
+    def start(self, task: Task, seed: int) -> Any:
+        return None
+
+
+class Halfway(Estimator):
+    """A credit that remembers and cannot be reminded, and compares with something that nobody knows."""
+
+    def assign(self, evidence: Evidence) -> Credits:
+        return Credits(())
+
+    def memory(self) -> dict[str, float]:
+        return {}
+
+
+class Stranger(Estimator):
+    compares: ClassVar[Any] = "tasks"
+
+    def assign(self, evidence: Evidence) -> Credits:
+        return Credits(())
+
+
+class Silent(Estimator):
+    """A credit that forgot what it is for."""
+
+
+class Raises(Plugin):
+    """An organization whose own check fails in an unforeseen way."""
+
+    @model_validator(mode="after")
+    def _look_up(self) -> Raises:
+        return {}["nowhere"]
+
+    async def act(self, observation: Any, agents: Any) -> JointAction:
+        return JointAction()
