@@ -553,14 +553,14 @@ class TestUndoing:
             learner = Learner(run, stage.models)
             before = Before(learner)
             optimizer = learner.optimizers["actor"]
-            values = optimizer.snapshot()
+            values = optimizer.snapshot().parameters
             for parameter in optimizer.parameters.values():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
             assert not_finite(learner) == []
-            assert any(not torch.equal(a, b) for a, b in zip(values, optimizer.snapshot(), strict=True))
+            assert any(not torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
             before.restore()
-            assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot(), strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
             assert not optimizer.optimizer.state
 
     def test_no_checkpoint_takes_what_is_not_finite(self, tmp_path: Path) -> None:

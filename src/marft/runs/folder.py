@@ -122,8 +122,13 @@ class RunFolder:
         }
         if start_from is not None:
             mark["from"] = str(start_from)
-        atomic.write_file(self.path / "run.json", json.dumps(mark, indent=2) + "\n")
-        self.write_config(run)
+        try:
+            atomic.write_file(self.path / "run.json", json.dumps(mark, indent=2) + "\n")
+            self.write_config(run)
+        except BaseException:  # a full disk: a mark without a recipe would be a run that cannot go on
+            (self.path / "run.json").unlink(missing_ok=True)
+            self.config.unlink(missing_ok=True)
+            raise
         return [path for path in left if path.name != "run.lock"]
 
     def has_progress(self) -> bool:
