@@ -115,8 +115,11 @@ def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight
     deadline = time.monotonic() + 120
     while len(folder.read_metrics()) < 7 and time.monotonic() < deadline:
         time.sleep(0.02)
+    with pytest.raises(ValueError, match=f"is at work: process {process.pid} on"), folder.held():
+        pass
     process.send_signal(signal.SIGKILL)
     process.wait()
+    assert str(process.pid) in (folder.path / "run.lock").read_text()  # which keeps nobody from going on
     assert (folder.checkpoints / "step_000005").is_dir()
     assert not (folder.checkpoints / "step_000010").exists()
     done = subprocess.run(

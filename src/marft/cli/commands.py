@@ -15,6 +15,7 @@ from marft.cli.console import Terminal, algorithm_table, evaluation_table, in_bo
 from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.names import in_a_file_name
 from marft.config.settings import did_you_mean
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
@@ -146,7 +147,7 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
 
 def graph(path: Path, name: str, step: int) -> None:
     """``marft graph``."""
-    from marft.evaluation.graph import draw, file_name, find_episode, timeline
+    from marft.evaluation.graph import draw, find_episode, timeline
     from marft.runs.episodes import read_episodes
 
     folder = RunFolder.open(path)
@@ -155,7 +156,7 @@ def graph(path: Path, name: str, step: int) -> None:
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}")
     console.print(timeline(episode))
-    target = folder.graphs / f"{file.stem}-{file_name(episode.task.id)}-{episode.sample}.svg"
+    target = folder.graphs / f"{file.stem}-{in_a_file_name(episode.task.id)}-{episode.sample}.svg"
     target.parent.mkdir(exist_ok=True)
     draw(episode).savefig(target, metadata={"Date": None})
     console.print(f"see {target}", soft_wrap=True)

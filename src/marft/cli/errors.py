@@ -95,10 +95,11 @@ def _explained(error: Exception) -> tuple[str, int]:
     """What to say of it, and the exit status."""
     if _now.debug:
         traceback.print_exception(error)
-    about_files = _about_files(error)
+    deliberate = isinstance(error, RunError) or (isinstance(error, ValueError) and _deliberate(error))
+    about_files = _about_files(error, only_full=deliberate)  # what is deliberate names cause and remedy itself
     if about_files:
         return about_files, 2
-    if isinstance(error, RunError) or (isinstance(error, ValueError) and _deliberate(error)):
+    if deliberate:
         return str(error), 2
     return _fault(error), 1
 
@@ -122,12 +123,12 @@ def _deliberate(error: BaseException) -> bool:
     return raised_here and Path(code.co_filename).is_relative_to(OURS)
 
 
-def _about_files(error: BaseException) -> str:
+def _about_files(error: BaseException, only_full: bool = False) -> str:
     """What the system says about a file, and what to do; "" where the error is of another kind."""
     cause: BaseException | None = error
     while cause is not None:
         number = _number(cause)
-        if number in FULL or (number in REMEDIES and not place_of(error)):
+        if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
             return _about_file(number, getattr(cause, "filename", None) or _now.folder)
         cause = cause.__cause__ or cause.__context__
     return ""

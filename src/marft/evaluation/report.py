@@ -39,6 +39,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         summary=f"{run.algorithm.name} at {run.algorithm.level} level · {' → '.join(a.role for a in run.agents)} · "
         f"{len(metrics)} of {run.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
         dropped=int(sum(row.get("episodes_dropped") or 0.0 for row in metrics)),
+        damaged=folder.metrics_problems(),
         gains=rows,
         measures=measures_of(rows),
         cells_of=cells_of,

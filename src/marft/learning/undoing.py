@@ -6,7 +6,7 @@ the newest whole one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from marft.errors import RunError
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
+from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.types import Episode
 
 CRITIC = "critic"
@@ -35,19 +36,18 @@ class Before:
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
         self._kept = [
-            ([_copy(parameter) for parameter in parameters], [_state(optimizer, p) for p in parameters])
+            (_copies(parameters), _copies(optimizer_tensors(optimizer, parameters)))
             for _, parameters, optimizer in _learning(learner)
         ]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Undo whatever has been done to the learner since."""
-        for (_, parameters, optimizer), (values, states) in zip(_learning(self._learner), self._kept, strict=True):
-            for parameter, value, state in zip(parameters, values, states, strict=True):
-                parameter.copy_(value)
-                now = optimizer.state.pop(parameter, {})
-                if state:
-                    optimizer.state[parameter] = {key: now[key].copy_(kept) for key, kept in state.items()}
+        for (_, parameters, optimizer), (values, moments) in zip(_learning(self._learner), self._kept, strict=True):
+            for name, parameter in parameters.items():
+                parameter.copy_(values[name])
+            optimizer.state.clear()
+            restore_optimizer(optimizer, parameters, moments)
 
 
 class Careful:
@@ -95,22 +95,18 @@ def remedy(learner: Learner, name: str) -> str:
     )
 
 
-def _learning(learner: Learner) -> Iterator[tuple[str, list[nn.Parameter], torch.optim.Optimizer]]:
+def _learning(learner: Learner) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
     for name, optimizer in learner.optimizers.items():
-        yield f"policies.{name}", list(optimizer.parameters.values()), optimizer.optimizer
+        yield f"policies.{name}", optimizer.parameters, optimizer.optimizer
     if learner.critic:
-        yield CRITIC, list(learner.critic.parameters().values()), learner.critic.optimizer
+        yield CRITIC, learner.critic.parameters(), learner.critic.optimizer
 
 
-def _finite(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
-    moments = [value for parameter in parameters for value in optimizer.state.get(parameter, {}).values()]
-    tensors = [tensor.detach() for tensor in (*parameters, *moments) if tensor.numel()]
+def _finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
+    moments = optimizer_tensors(optimizer, parameters).values()
+    tensors = [tensor.detach() for tensor in (*parameters.values(), *moments) if tensor.numel()]
     return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))
 
 
-def _state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    return {key: _copy(value) for key, value in optimizer.state.get(parameter, {}).items()}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from marft.models.pool import Models
 from marft.runs import atomic
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
+from marft.runs.removing import remove_checkpoint
 
 RECIPE, STATE = "recipe.toml", "state.json"
 
@@ -103,7 +103,11 @@ class Checkpoints:
 
     def steps(self) -> list[Path]:
         """Checkpoint folders, oldest first."""
-        found = [path for path in self.path.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
+        found = [
+            path
+            for path in self.path.glob("step_*")
+            if path.name[5:].isdecimal() and path.is_dir() and not path.is_symlink()
+        ]
         return sorted(found, key=lambda path: int(path.name[5:]))
 
     def find(self, name: str) -> Path:
@@ -129,7 +133,7 @@ class Checkpoints:
             keep.add(name_of(state.best_step))
         for path in self.steps():
             if path.name not in keep:
-                shutil.rmtree(path)
+                remove_checkpoint(path)
 
 
 def name_of(step: int) -> str:

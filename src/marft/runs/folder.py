@@ -55,6 +55,8 @@ class RunFolder:
             ValueError: another process is at work on it, or it cannot be made.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        if not missing and [path.name for path in self.path.iterdir()] == ["run.lock"]:
+            missing = [self.path]  # somebody was killed before a run began
         self.path.mkdir(parents=True, exist_ok=True)
         with lock.held(self.path / "run.lock"):
             try:
@@ -86,6 +88,12 @@ class RunFolder:
                     f"{self.path} holds a run already; go on with it (--resume), give this one another name "
                     "(--name …), or let it take the other's place (--overwrite)"
                 )
+            theirs = removing.among_checkpoints(self.path)
+            if theirs:
+                raise ValueError(
+                    f"{theirs[0]} lies among the checkpoints of {self.path} and is none of the run's; move it away, "
+                    "and nothing else than the run is removed"
+                )
             return
         there = next(removing.written_by_a_run(self.path), None)
         if there is not None:
@@ -103,6 +111,7 @@ class RunFolder:
         """
         left: list[Path] = []
         if overwrite and self.is_run():
+            self.check_free(overwrite)
             left = removing.remove_run(self.path)
         elif not self.is_run() or self.has_progress():
             self.check_free()
@@ -113,8 +122,13 @@ class RunFolder:
         }
         if start_from is not None:
             mark["from"] = str(start_from)
-        atomic.write_file(self.path / "run.json", json.dumps(mark, indent=2) + "\n")
-        self.write_config(run)
+        try:
+            atomic.write_file(self.path / "run.json", json.dumps(mark, indent=2) + "\n")
+            self.write_config(run)
+        except BaseException:  # a full disk: a mark without a recipe would be a run that cannot go on
+            (self.path / "run.json").unlink(missing_ok=True)
+            self.config.unlink(missing_ok=True)
+            raise
         return [path for path in left if path.name != "run.lock"]
 
     def has_progress(self) -> bool:

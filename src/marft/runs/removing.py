@@ -17,7 +17,7 @@ IN_CHECKPOINTS = re.compile(
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
 )
 IN_RUNS = re.compile(
-    r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html"
+    r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
     r"|episodes/step_\d{6,}\.parquet"
     r"|evaluations/[^/]+-(greedy|sampled)(-shuffled)?\.json"
     r"|replays/step_\d{6,}\.(html|json)"
@@ -29,9 +29,13 @@ FOLDERS = re.compile(
 )
 
 
-def written_by_a_run(folder: Path) -> Iterator[Path]:
-    """Files in the folder that are called what a run calls its files, and folders that it did not finish."""
-    for place, folders, files in os.walk(folder):
+def written_by_a_run(folder: Path, below: Path | None = None) -> Iterator[Path]:
+    """Files in a run's folder that are called what a run calls its files, and folders that it did not finish.
+
+    Args:
+        below: look only there.
+    """
+    for place, folders, files in os.walk(below or folder):
         where = Path(place)
         for name in [name for name in folders if name.startswith(UNFINISHED)]:
             folders.remove(name)
@@ -58,6 +62,29 @@ def remove_run(folder: Path) -> list[Path]:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     _remove_empty(folder)
     return sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove what was written as a checkpoint; where somebody has put something beside it, that stays."""
+    run = path.parents[1]
+    for file in list(written_by_a_run(run, path)):
+        file.unlink()
+    _remove_empty(run)
+
+
+def among_checkpoints(folder: Path) -> list[Path]:
+    """What somebody else has put where a run keeps its checkpoints, and a new one would put its own."""
+    places = [path for path in (folder / "checkpoints").glob("*") if CHECKPOINT.fullmatch(f"checkpoints/{path.name}")]
+    mine = set(written_by_a_run(folder))
+    links = [path for path in places if path.is_symlink() or not path.is_dir()]
+    inside = [
+        file
+        for path in places
+        if path not in links
+        for file in path.rglob("*")
+        if file.is_symlink() or not file.is_dir()
+    ]
+    return sorted([*links, *(file for file in inside if file not in mine)])
 
 
 def _remove_empty(folder: Path) -> None:
