@@ -87,7 +87,9 @@ class TestFullDisks:
         for checkpoint in Checkpoints(RunFolder(folder / "test"), settings().checkpoints).steps():
             verify(checkpoint)
         filler.unlink()
-        status, said = marft(capsys, "train", str(folder / "test"), "--resume")
+        begun = RunFolder(folder / "test").config.is_file()
+        again = (str(folder / "test"), "--resume") if begun else (str(recipe),)
+        status, said = marft(capsys, "train", *again)
         assert (status, said) == (0, "")
         assert [row["step"] for row in RunFolder(folder / "test").read_metrics()] == [1, 2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,23 +61,35 @@ environment = {}
 sample = 12
 budget = 60.0
 patience = 60.0
-spare = 0.5
+spare = 0.3
 """
 BOUNDARY = ("total", "if min(values) < 0:", "min(values) < 0 → min(values) <= 0")
 
 
+def planted(folder: Path) -> Path:
+    """A project whose tests never add a 0, so that refusing it survives."""
+    files = {"src/sums.py": SUMS, "tests/test_sums.py": TESTS, "mutants.toml": SETTINGS, "pytest.ini": "[pytest]\n"}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text.lstrip(), encoding="utf-8")
+    return folder
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project whose tests never add a 0, so that refusing it survives."""
-    for name, text in {
-        "src/sums.py": SUMS,
-        "tests/test_sums.py": TESTS,
-        "mutants.toml": SETTINGS,
-        "pytest.ini": "[pytest]\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text.lstrip(), encoding="utf-8")
-    return tmp_path
+    return planted(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """The project after a run, and what that said."""
+    folder = planted(tmp_path_factory.mktemp("project"))
+    return folder, *run(folder, "--remember")
+
+
+@pytest.fixture
+def done(whole_run: tuple[Path, int, str], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole_run[0], tmp_path / "done"))
 
 
 def run(project: Path, *options: str) -> tuple[int, str]:
@@ -93,19 +106,19 @@ def allow(project: Path, function: str, line: str, change: str, reason: str = "a
     )
 
 
-def test_a_survivor_is_reported_with_its_place_and_fails_the_run(project: Path) -> None:
-    code, printed = run(project)
+def test_a_survivor_is_reported_with_its_place_and_fails_the_run(whole_run: tuple[Path, int, str]) -> None:
+    folder, code, printed = whole_run
     assert code == 1
     assert [line for line in printed.splitlines() if line.startswith("survived: ")] == [
         "survived: src/sums.py | " + " | ".join(BOUNDARY)
     ]
     assert "src/sums.py:9: survived: min(values) < 0 → min(values) <= 0" in printed
-    assert (project / "src/sums.py").read_text() == SUMS.lstrip(), "no file is ever written"
+    assert (folder / "src/sums.py").read_text() == SUMS.lstrip(), "no file is ever written"
 
 
-def test_a_survivor_that_is_listed_with_a_reason_is_accepted(project: Path) -> None:
-    allow(project, *BOUNDARY)
-    code, printed = run(project)
+def test_a_survivor_that_is_listed_with_a_reason_is_accepted(done: Path) -> None:
+    allow(done, *BOUNDARY)
+    code, printed = run(done)
     assert code == 0
     assert "100.0%" in printed
 
@@ -117,9 +130,9 @@ def test_a_survivor_that_is_listed_with_a_reason_is_accepted(project: Path) -> N
         (("countdown", "steps = 0", "0 → 1"), "listed as a survivor, and killed"),
     ],
 )
-def test_a_list_that_is_not_true_fails_the_run(project: Path, entry: tuple[str, str, str], message: str) -> None:
-    allow(project, *entry)
-    code, printed = run(project, "--recheck")
+def test_a_list_that_is_not_true_fails_the_run(done: Path, entry: tuple[str, str, str], message: str) -> None:
+    allow(done, *entry)
+    code, printed = run(done, "--recheck")
     assert code == 1
     assert message in printed
 
@@ -129,23 +142,25 @@ def test_an_entry_without_a_reason_is_refused(project: Path) -> None:
     assert "needs a reason" in run(project)[1]
 
 
-def test_a_run_goes_on_where_the_last_one_stopped_and_does_again_what_has_changed(project: Path) -> None:
-    count = int(run(project)[1].split()[0])
-    assert f"{count} mutants, 0 to do" in run(project)[1]
-    kept = (project / "build/mutants/results.jsonl").read_text().splitlines()
-    (project / "build/mutants/results.jsonl").write_text("\n".join(kept[:-3]) + "\n")  # as if it had been ended there
-    assert f"{count} mutants, 3 to do" in run(project)[1]
-    (project / "tests/test_zero.py").write_text(
-        "from sums import total\n\n\ndef test_zero():\n    assert total([0.0]) == 0.0\n"
+def test_a_run_goes_on_where_the_last_one_stopped_and_does_again_what_has_changed(done: Path) -> None:
+    results = done / "build/mutants/results.jsonl"
+    kept = results.read_text().splitlines()
+    results.write_text("\n".join(kept[:-2]) + "\n")  # as if it had been ended there
+    printed = run(done)[1]
+    assert f"{len(kept)} mutants, 2 to do" in printed
+    (done / "tests/test_zero.py").write_text(
+        "from sums import total\n\n\ndef test_0():\n    assert total([0.0]) == 0.0\n"
     )
-    code, printed = run(project)
-    assert (code, f"{count} mutants, 1 to do" in printed) == (0, True), "only what had survived meets the new test"
+    code, printed = run(done)
+    assert f"{len(kept)} mutants, 1 to do" in printed, "only what had survived meets the new test"
+    assert code == 0
+    assert f"{len(kept)} mutants, 0 to do" in run(done)[1]
 
 
 def test_a_mutant_that_never_ends_is_ended_and_counts_as_found(project: Path) -> None:
-    code, printed = run(project, "--only", "n -= 1")
+    code, printed = run(project, "--only", r"n -= 1 → \(removed\)")
     assert code == 0
-    assert "timed out" in printed
+    assert "1 timed out" in printed
     assert "100.0%" in printed
 
 
@@ -156,17 +171,16 @@ def test_what_runs_on_import_is_mutated_too(project: Path) -> None:
     assert "2 killed" in printed
 
 
-def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(project: Path) -> None:
-    run(project, "--remember")
-    settings = project / "mutants.toml"
-    settings.write_text(settings.read_text().replace("sample = 12", "sample = 1000"))
-    code, printed = run(project, "--sample")
+def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:
+    settings = done / "mutants.toml"
+    settings.write_text(SETTINGS.replace("sample = 12", "sample = 1000"))
+    code, printed = run(done, "--sample", "--only", "total")
     assert (code, "survived: src/sums.py" in printed) == (1, True)
-    allow(project, *BOUNDARY)
-    settings.write_text(settings.read_text().replace("sample = 1000", "sample = 6"))
-    code, first = run(project, "--sample")
-    assert code == 0
-    assert first.splitlines()[-1] == run(project, "--sample")[1].splitlines()[-1]
+    allow(done, *BOUNDARY)
+    settings.write_text(SETTINGS.replace("sample = 12", "sample = 4"))
+    reports = [run(done, "--sample", "--only", "total") for _ in range(2)]
+    assert reports[0][0] == 0
+    assert [report.splitlines()[-2:] for _, report in reports] == 2 * [reports[0][1].splitlines()[-2:]]
 
 
 def test_tests_that_fail_without_a_mutant_are_no_measure(project: Path) -> None:

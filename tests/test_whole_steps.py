@@ -240,7 +240,14 @@ def test_a_policy_that_trains_all_its_weights(start: str, model: Path) -> None:
 def test_policies_on_models_of_their_own(start: str, model: Path) -> None:
     """Their rows are in other forwards, their values in other heads; the minibatch is one."""
     policies = {**POLICIES, "solver": {**POLICIES["solver"], "model": "other"}}
-    check(model, start, {"denominator": "pooled", "kl_stop": 0.5, "critic": {"heads": "team"}} if start != "action" else {"denominator": "pooled"}, policies=policies)
+    check(
+        model,
+        start,
+        {"denominator": "pooled", "kl_stop": 0.5, "critic": {"heads": "team"}}
+        if start != "action"
+        else {"denominator": "pooled"},
+        policies=policies,
+    )
 
 
 def test_a_policys_own_learning_rate(model: Path) -> None:

@@ -33,6 +33,12 @@ from marft.stage import Stage
 from marft.starting import Start
 from marft.types import Episode, Task
 
+PACKING_TOLERANCE = 1e-4  # nats a token, between scores of the same weights
+INEXACT = (
+    "this device's kernels score a token differently in other company, by up to {:.1g} nats: ratios of later epochs "
+    "are off by as much; set algorithm.epochs = 1 where clips are narrow"
+)
+
 
 class Observer(Protocol):
     """Whoever watches a run: the terminal, a notebook, nobody."""
@@ -107,6 +113,8 @@ def _go_on(
             stop = observer.wants_stop()
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(stage)
+            if (off := metrics.get("packing_difference", 0.0)) > PACKING_TOLERANCE:
+                observer.note(INEXACT.format(off))
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps

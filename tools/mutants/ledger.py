@@ -112,6 +112,8 @@ class Results:
     def __init__(self, project: Project, path: Path) -> None:
         self.project, self.path = project, path
         self._digests: dict[str, str] = {}
+        for file in (*project.sources, *project.test_files()):
+            self.digest(file)  # as they are now, whatever becomes of them during a run
         self.latest: dict[str, Result] = {}
         self.reload()
 

@@ -57,9 +57,9 @@ class Selection:
                     self.running[file, line].add(test)
 
     def __call__(self, mutant: Mutant) -> list[str]:
-        path = str(mutant.source.path)
         lines = mutant.lines if mutant.function else ()
-        tests = set().union(*(self.running.get((path, line), ()) for line in lines)) or self.reading.get(path)
+        tests = set().union(*(self.running.get((mutant.file, line), ()) for line in lines))
+        tests = tests or self.reading.get(mutant.file, set())
         kills = self.killers[function_of(mutant)]
         chosen: list[str] = []
         total = 0.0
@@ -151,23 +151,18 @@ def looked_at(project: Project, results: Results, killers: dict[str, Counter[str
     """What the tests do without a mutant. Looked at again are files of tests that have changed, or that run a file
     which has."""
     kept = project.results / "seen.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    sources = {str(project.root / file): file for file in project.sources}
     files = project.test_files()
-    for file in files:
-        digests = table.get(file, {}).get("digests", {"": "?"})
-        if any(results.digest(of) != digest for of, digest in digests.items()):
-            table.pop(file, None)
-    changed = [file for file in files if file not in table]
-    if changed:
-        print(f"looking at the tests of {len(changed)} files without a mutant", flush=True)
-        sources = {str(project.root / file): file for file in project.sources}
-        seen = look(project.options, changed, list(sources), project.patience)
-        for file in changed:
-            mine = {test: one for test, one in seen.items() if test.partition("::")[0] == file}
-            run = {sources[path] for one in mine.values() for path in one.lines}
-            digests = {of: results.digest(of) for of in (file, *sorted(run))}
-            table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in mine.items()}}
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate(files, 1):
+        if file in table and all(results.digest(of) == digest for of, digest in table[file]["digests"].items()):
+            continue
+        print(f"looking at the tests without a mutant: {number} of {len(files)}, {file}", flush=True)
+        seen = look(project.options, [file], sources, project.patience)
+        run = sorted({source for one in seen.values() for source in one.lines})
+        digests = {of: results.digest(of) for of in (file, *run)}
+        table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in seen.items()}}
         kept.write_text(json.dumps(table), encoding="utf-8")
     found = {test: Seen(**one) for file in files for test, one in table[file]["tests"].items()}
     return Selection(found, killers, project.budget)
@@ -208,12 +203,12 @@ def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, opt
     for function, names in hints.items():
         killers[function].update({test: len(names) - place for place, test in enumerate(names)})
     warm_up(project.root, project.warm, project.environment)
-    seen = look(project.options, tests, [], project.patience)
+    seen = look(project.options, tests, {}, project.patience)
     for function, names in hints.items():
         for test in names:
             file = function.partition(":")[0]
             if file in files and test in seen:
-                seen[test].lines[str(project.root / file)] = []
+                seen[test].lines[file] = []
     results = Results(project, Path(tempfile.mkdtemp()) / "results.jsonl")
     meet(project, sample, Selection(seen, killers, project.budget), results, options.jobs)
     return results

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -71,7 +71,7 @@ def session(options: Sequence[str], tests: Sequence[str], plugin: Runner) -> Non
         raise SystemExit(f"pytest: {code!r} for {' '.join(tests)}")
 
 
-def look(options: Sequence[str], tests: Sequence[str], files: Sequence[str], patience: float) -> dict[str, Seen]:
+def look(options: Sequence[str], tests: Sequence[str], files: Mapping[str, str], patience: float) -> dict[str, Seen]:
     """Run tests without a mutant → what they take and what they run.
 
     Raises:
@@ -107,10 +107,14 @@ def look(options: Sequence[str], tests: Sequence[str], files: Sequence[str], pat
 
 
 class Traces:
-    """Which lines of some files are run while it is entered, on any thread started meanwhile."""
+    """Which lines of some files are run while it is entered, on any thread started meanwhile.
 
-    def __init__(self, files: Sequence[str]) -> None:
-        self.files = set(files)
+    Args:
+        files: what each is called, by its whole path.
+    """
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = files
         self.ran: set[tuple[str, int]] = set()
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG002
@@ -130,9 +134,7 @@ class Traces:
 
     def lines(self) -> dict[str, list[int]]:
         """The lines by file."""
-        return {
-            file: sorted(line for name, line in self.ran if name == file) for file in {name for name, _ in self.ran}
-        }
+        return {self.files[file]: sorted(line for name, line in self.ran if name == file) for file, _ in self.ran}
 
 
 Order = Callable[[Mutant], Sequence[str]]  # ids of the tests that a mutant meets, the likeliest to fail first
