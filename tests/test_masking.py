@@ -74,7 +74,7 @@ def test_no_file_of_a_run_but_its_recipe_holds_what_was_echoed(tmp_path: Path) -
     assert holds_a_secret(repr(rows)) == []
     write_report(folder)
     for file in folder.path.rglob("*"):
-        if file.is_file() and file != folder.config:
+        if file.is_file() and file.name not in ("config.toml", "recipe.toml"):
             assert holds_a_secret(file.read_bytes().decode("latin-1")) == [], file
     assert load_recipe(folder.config).models["teacher"].endpoint == run.models["teacher"].endpoint
 
