@@ -106,12 +106,12 @@ def _go_on(
             state, metrics = _step(stage, careful, state, tasks, folder, observer)
             stop = observer.wants_stop()
             if run.evaluation.every and state.step % run.evaluation.every == 0:
-                metrics["validation_accuracy"] = _validate(stage)
+                metrics |= _validate(stage)
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
             if due:
-                state = _rate(state, metrics)
+                state = _rate(state, metrics, validated=bool(run.evaluation.every))
             if due or stop:
                 checkpoints.save(state, run, stage.models, learner, sinks.mark())
     finally:
@@ -160,16 +160,20 @@ def _step(
     }
 
 
-def _validate(stage: Stage) -> float:
+def _validate(stage: Stage) -> dict[str, float]:
+    """Accuracy and reward on the validation split, each where it is known."""
     tasks = tasks_of(stage.run.environment, "validation")[: stage.run.evaluation.validation_tasks]
     evaluation, _ = evaluate(stage, "now", "sampled", tasks, split="validation")
-    return evaluation.accuracy
+    measured = {"validation_accuracy": evaluation.accuracy, "validation_reward": evaluation.reward}
+    return {name: value for name, value in measured.items() if value is not None}
 
 
-def _rate(state: State, metrics: dict[str, float]) -> State:
-    """Note the best checkpoint: by validation accuracy where it is measured, else by the step's reward."""
-    score = metrics.get("validation_accuracy", metrics["reward"])
-    if score > state.best_score or state.best_step == 0:
+def _rate(state: State, metrics: dict[str, float], validated: bool) -> State:
+    """Note the best checkpoint: by what was validated, where a run validates, else by the step's reward; of validated
+    ones by accuracy, or by reward where the environment does not say what is a success."""
+    measures = ("validation_accuracy", "validation_reward") if validated else ("reward",)
+    score = next((metrics[name] for name in measures if name in metrics), math.nan)
+    if not math.isnan(score) and (score > state.best_score or state.best_step == 0):
         return replace(state, best_step=state.step, best_score=score)
     return state
 

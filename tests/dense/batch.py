@@ -18,6 +18,11 @@ SHAPES = (  # task, environment steps of each of its attempts
 )  # fmt: skip
 
 
+def first_of_the_last_step_first(actions: Sequence[Action]) -> list[Action]:
+    """In the order in which agents would see the end of an episode."""
+    return sorted(actions, key=lambda action: (-action.step, action.index))
+
+
 @dataclass
 class Writer:
     """Draws episodes.
@@ -94,9 +99,7 @@ class Writer:
         return Episode(
             Task(task, "o"), "train/0", sample, tuple(actions), "truncated" if truncated else "terminated",
             tuple(rewards) or tuple(self.transition() for _ in range(steps)), success=bool(sample % 2),
-            bootstrap=self.ids(3, 5) if truncated else None,
-            bootstrap_agent=actions[-1].agent if truncated else "",
-            bootstrap_policy=actions[-1].policy if truncated else "",
+            bootstrap={a.agent: self.ids(3, 5) for a in first_of_the_last_step_first(actions)} if truncated else {},
         )  # fmt: skip
 
     def batch(self) -> list[Episode]:
@@ -163,6 +166,12 @@ class Writer:
     def _again(self, action: Action, stream: str) -> Action:
         """Another draw from the same state."""
         other = self.action(
-            action.agent, action.key.task, action.key.sample, action.step, action.index, prompt=action.prompt, stream=stream
+            action.agent,
+            action.key.task,
+            action.key.sample,
+            action.step,
+            action.index,
+            prompt=action.prompt,
+            stream=stream,
         )
         return replace(other, sees=action.sees, state=action.state)

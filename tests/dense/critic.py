@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,36 @@ def reading(action: Action, level: str, independent: bool) -> list[Reading]:
     return [((*state, *tokens[:j]), len(state) + j - 1) for j in own]
 
 
+class Scale:
+    """MAPPO's value normalisation (Yu et al. 2022): exponential means of the targets and of their squares, less the bias
+    of their start at 0; a variance of at least 0.01."""
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self.batches: list[tuple[float, float]] = []  # mean, mean of squares
+
+    def take(self, targets: Sequence[float]) -> None:
+        if targets:
+            self.batches.append((sum(targets) / len(targets), sum(t * t for t in targets) / len(targets)))
+
+    def _moments(self) -> tuple[float, float]:
+        if not self.batches:
+            return 0.0, 1.0
+        weights = [self.decay ** (len(self.batches) - 1 - n) for n in range(len(self.batches))]
+        mean, square = (
+            sum(w * b[i] for w, b in zip(weights, self.batches, strict=True)) / sum(weights) for i in (0, 1)
+        )
+        return mean, math.sqrt(max(square - mean * mean, 0.01))
+
+    def normalise(self, value: float) -> float:
+        mean, deviation = self._moments()
+        return (value - mean) / deviation
+
+    def denormalise(self, value: float) -> float:
+        mean, deviation = self._moments()
+        return value * deviation + mean
+
+
 class Critic:
     """Heads on the untuned base's hidden states.
 
@@ -40,15 +71,24 @@ class Critic:
         self, bases: Mapping[str, Base], settings: Any, parameters: dict[str, Tensor], base_names: Mapping[str, str]
     ) -> None:
         self.bases, self.settings, self.parameters, self.base_names = bases, settings, parameters, base_names
+        self.scales = {head: Scale(settings.value_decay) for head in base_names}
         self.adam = AdamW(0.9, 0.999, settings.epsilon, 0.0)
         self.rates = {
             name: settings.lora_learning_rate if ".lora_" in name else settings.learning_rate for name in parameters
         }
 
+    def worth(self, head: str, read: Reading) -> float:
+        """V, in the units of rewards."""
+        with torch.no_grad():
+            value = self.value(head, read).item()
+        return self.scales[head].denormalise(value) if self.settings.normalise_values else value
+
     def value(self, head: str, read: Reading) -> Tensor:
-        """Two hidden layers on the normalised hidden state."""
+        """What a head says: two hidden layers on the normalised hidden state."""
         ids, position = read
-        weight = {name.removeprefix(f"{head}."): p for name, p in self.parameters.items() if name.startswith(f"{head}.layers")}
+        weight = {
+            name.removeprefix(f"{head}."): p for name, p in self.parameters.items() if name.startswith(f"{head}.layers")
+        }
         features = self._features(self.base_names[head], ids)[position]
         x = layer_norm(features, features.shape)
         for layer in (0, 2, 4):
@@ -58,7 +98,11 @@ class Critic:
 
     def _features(self, name: str, ids: tuple[int, ...]) -> Tensor:
         base = self.bases[name]
-        mine = {n.removeprefix(f"{name}."): p for n, p in self.parameters.items() if ".lora_" in n and n.startswith(f"{name}.")}
+        mine = {
+            n.removeprefix(f"{name}."): p
+            for n, p in self.parameters.items()
+            if ".lora_" in n and n.startswith(f"{name}.")
+        }
         return base.read(ids, merged(base, mine, 2.0))[0]
 
     def fit(
@@ -67,11 +111,20 @@ class Critic:
     ) -> tuple[list[tuple[Gradients, Gradients]], dict[str, float]]:  # fmt: skip
         """Step on every minibatch of every epoch → gradients before and after clipping, metrics."""
         steps, losses = [], []
+        said, goals = list(old), list(targets)
+        if self.settings.normalise_values:
+            for head, scale in self.scales.items():
+                mine = [i for i, (owner, _) in enumerate(reads) if owner == head]
+                for i in mine:
+                    said[i] = scale.normalise(old[i])
+                scale.take([targets[i] for i in mine])
+                for i in mine:
+                    goals[i] = scale.normalise(targets[i])
         for epoch in minibatches:
             for part in epoch:
                 loss = torch.zeros((), dtype=torch.float64)
                 for i in part.tolist():
-                    loss = loss + value_loss(self.value(*reads[i]), old[i], targets[i], self.settings) / len(part)
+                    loss = loss + value_loss(self.value(*reads[i]), said[i], goals[i], self.settings) / len(part)
                 names = list(self.parameters)
                 found = torch.autograd.grad(
                     self.settings.coefficient * loss, [self.parameters[n] for n in names], allow_unused=True

@@ -38,6 +38,7 @@ class Seen:
     entropies: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)  # by unit
     weights: list[float] = field(default_factory=list)  # sampler's correction, by decision
+    off: list[float] = field(default_factory=list)  # |π_old − engine|, by decision, where it is first looked at
 
 
 def exp(log_ratio: Tensor) -> Tensor:
@@ -50,7 +51,9 @@ def k3(old: float, now: float) -> float:
     return math.expm1(d) - d
 
 
-def policy_loss(rows: Sequence[Row], scores: Sequence[Scores], s: Any, constant_length: int, scale: float) -> tuple[Tensor, Seen]:
+def policy_loss(
+    rows: Sequence[Row], scores: Sequence[Scores], s: Any, constant_length: int, scale: float
+) -> tuple[Tensor, Seen]:
     """Everything that a minibatch is stepped on.
 
     Args:

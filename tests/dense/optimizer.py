@@ -48,7 +48,9 @@ class AdamW:
         return other
 
     @torch.no_grad()
-    def step(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
+    def step(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rates: Mapping[str, float]
+    ) -> None:
         """Move every parameter that has a gradient.
 
         Args:

@@ -20,9 +20,7 @@ class Pay:
         return self.team + sum(self.own.values())
 
 
-def payments(
-    episode: Episode, settings: Any, limits: Mapping[str, int], trained: Collection[str]
-) -> list[Pay]:
+def payments(episode: Episode, settings: Any, limits: Mapping[str, int], trained: Collection[str]) -> list[Pay]:
     """For each environment step.
 
     Args:

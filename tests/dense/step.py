@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,56 +13,23 @@ from torch import Tensor
 from marft.config.run import RunSettings
 from marft.types import Action, Episode
 from tests.dense import orders
-from tests.dense.credit import Case, Judged, judge
+from tests.dense.cases import Case, Judged
+from tests.dense.credit import judge
 from tests.dense.critic import Critic, reading
-from tests.dense.losses import Row, Seen, k3, policy_loss
+from tests.dense.losses import Row, k3, policy_loss
 from tests.dense.model import Policy, Scores, score
-from tests.dense.optimizer import AdamW, Gradients, clipped, norm_of, rate_at
+from tests.dense.optimizer import AdamW, clipped, norm_of, rate_at
+from tests.dense.report import Moved, Report, Tally
 from tests.dense.rewards import payments
 
 BACKTRACKS = 5  # HATRPO: halvings before an update is undone
 
 
-@dataclass
-class Moved:
-    """One optimizer step: whose, on which gradients, at which rates."""
-
-    owner: str
-    gradients: Gradients  # as clipped
-    rates: Mapping[str, float]
-
-
-@dataclass
-class Report:
-    moved: list[Moved] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class Tally:
-    """Of the policies' minibatches."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    stops: int = 0
-    accepted: list[float] = field(default_factory=list)
-
-    def metrics(self) -> dict[str, float]:
-        def mean(values: Sequence[float]) -> float:
-            return sum(values) / len(values) if values else math.nan
-
-        found = {
-            "kl": mean([x for seen in self.seen for x in seen.kl]),
-            "entropy": mean([x for seen in self.seen for x in seen.entropies]),
-            "clip_fraction": mean([x for seen in self.seen for x in seen.clipped]),
-            "sampler_weight": mean([x for seen in self.seen for x in seen.weights]),
-            "policy_loss": mean(self.losses),
-            "gradient_norm": mean(self.norms),
-            "accepted_fraction": mean(self.accepted),
-            "kl_stops": float(self.stops),
-        }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+def _succeeded(episode: Episode) -> bool:
+    """What the environment says, or, where it does not say, whether anything good came of it."""
+    if episode.success is not None:
+        return episode.success
+    return sum(t.reward + sum(t.agent_rewards.values()) for t in episode.transitions) > 0
 
 
 class DenseLearner:
@@ -85,6 +52,9 @@ class DenseLearner:
         cases = [self._case(episode, old, base) for episode in episodes]
         judged = judge(cases, self.s.credit, self.baselines)
         report = Report()
+        if base and step >= warm_up:
+            terms = [k3(o, b) for i in base for o, b in zip(old[i], base[i], strict=True)]
+            report.metrics["kl_to_base"] = sum(terms) / len(terms)
         if step >= warm_up:
             self._improve(episodes, cases, judged, (old, base), report, step, environment_steps)
         if self.critic:
@@ -98,14 +68,14 @@ class DenseLearner:
         return score(policy.base, policy.weights(), action, self.agents[action.agent].sampling.temperature)
 
     def _old_log_probs(self, episodes: Sequence[Episode]) -> dict[int, list[float]]:
-        """π_old by action: the engine's numbers, or the learner's own from before the step."""
-        old = {}
-        for action in (a for e in episodes for a in e.actions):
-            old[id(action)] = [float(x) for x in action.log_probs]
-            if self.s.old_log_probs == "learner" and action.policy in self.trained:
-                with torch.no_grad():
-                    old[id(action)] = self._scores(action).numbers()
-        return old
+        """π_old of trained actions: the policies as the step finds them, whatever the engine has rounded."""
+        with torch.no_grad():
+            return {
+                id(action): self._scores(action).numbers()
+                for episode in episodes
+                for action in episode.actions
+                if action.policy in self.trained
+            }
 
     def _base_log_probs(self, episodes: Sequence[Episode]) -> dict[int, list[float]]:
         """Of trained actions under the untuned base, adapters off."""
@@ -129,11 +99,11 @@ class DenseLearner:
             costs.append(row if self.s.level == "token" else [sum(row)])
         learning = {role for role, agent in self.agents.items() if agent.policy in self.trained}
         limits = {role: agent.sampling.max_new_tokens for role, agent in self.agents.items()}
-        case = Case(episode, payments(episode, self.s.reward, limits, learning), costs)
+        learns = [action.policy in self.trained for action in episode.actions]
+        case = Case(episode, payments(episode, self.s.reward, limits, learning), costs, learns)
         if self.critic:
-            with torch.no_grad():
-                case.values = [[float(self.critic.value(h, r)) for h, r in self._reads(a)] for a in episode.actions]
-                case.final = self._final_values(episode)
+            case.values = [[self.critic.worth(head, read) for head, read in self._reads(a)] for a in episode.actions]
+            case.final = self._final_values(episode)
         return case
 
     def _reads(self, action: Action) -> list[tuple[str, Any]]:
@@ -145,13 +115,17 @@ class DenseLearner:
         return f"{model}/{agent}" if self.s.critic.heads == "agent" else model
 
     def _final_values(self, episode: Episode) -> dict[str, float]:
-        """V of the state that a truncated episode ends in, by agent, whoever decided first in the last step first."""
+        """V of the state that a truncated episode ends in, by agent: what its head says there, which reads it as the first
+        of its agents would see it. Whoever decided first in the last step comes first."""
         assert self.critic is not None
-        if episode.bootstrap is None:
-            return {}
-        ids = episode.bootstrap.tolist()
-        head = self._head(episode.bootstrap_agent, episode.bootstrap_policy)
-        return {episode.bootstrap_agent: float(self.critic.value(head, (tuple(ids), len(ids) - 1)))}
+        heads = {action.agent: self._head(action.agent, action.policy) for action in episode.actions}
+        reads: dict[str, list[int]] = {}
+        for agent, ids in episode.bootstrap.items():
+            reads.setdefault(heads[agent], ids.tolist())
+        return {
+            agent: self.critic.worth(heads[agent], (tuple(reads[heads[agent]]), len(reads[heads[agent]]) - 1))
+            for agent in episode.bootstrap
+        }
 
     def _rows(
         self, episodes: Sequence[Episode], judged: Sequence[Judged], known: tuple[dict[int, list[float]], ...]
@@ -161,7 +135,7 @@ class DenseLearner:
         rows = [
             Row(
                 action, old[id(action)], [float(x) for x in action.log_probs], base.get(id(action), []),
-                self._z(action), list(verdict.advantages[k]), bool(episode.success),
+                self._z(action), list(verdict.advantages[k]), _succeeded(episode),
             )
             for episode, verdict in zip(episodes, judged, strict=True)
             for k, action in enumerate(episode.actions)
@@ -195,6 +169,8 @@ class DenseLearner:
             phases = [([self._whose_turn(environment_steps)], 1.0)]
         if schedule.name in ("sequential", "a2po"):
             order = orders.turns(self.trained, self.run.seed, step)
+            if schedule.name == "a2po":
+                order = self._semi_greedy(order, episodes, judged)
             c, n = getattr(schedule, "first_clip", 1.0), len(order)
             phases = [([name], c + (1 - c) * i / n) for i, name in enumerate(order, 1)]
         before: list[str] = []
@@ -208,6 +184,20 @@ class DenseLearner:
             self._phase([row for row in rows if row.action.policy in who], who, scale, tally, report, step)
             before += who
         report.metrics |= tally.metrics()
+
+    def _semi_greedy(self, drawn: Sequence[str], episodes: Sequence[Episode], judged: Sequence[Judged]) -> list[str]:
+        """A2PO: by turns the policy with the largest mean |advantage| of those left, and one that is drawn."""
+        sizes: dict[str, list[float]] = {name: [] for name in drawn}
+        for episode, verdict in zip(episodes, judged, strict=True):
+            for action, row in zip(episode.actions, verdict.advantages, strict=True):
+                if action.policy in sizes:
+                    sizes[action.policy] += [abs(a) for a in row]
+        left, order = list(drawn), []
+        while left:
+            largest = max(left, key=lambda name: sum(sizes[name]) / max(1, len(sizes[name])))
+            order.append(left[0] if len(order) % 2 else largest)
+            left.remove(order[-1])
+        return order
 
     def _whose_turn(self, environment_steps: int) -> str:
         if environment_steps - self.turn_began >= self.s.schedule.interval:
@@ -238,7 +228,9 @@ class DenseLearner:
         rows = self._rows(episodes, judge(cases, self.s.credit, self.baselines), known)
         width = scale * self.s.objective.clip / 2
         ratio = {id(a): r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
-        return [replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[id(row.action)])))) for row in rows]
+        return [
+            replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[id(row.action)])))) for row in rows
+        ]
 
     def _phase(
         self, rows: Sequence[Row], who: Sequence[str], scale: float, tally: Tally, report: Report, step: int
@@ -250,12 +242,17 @@ class DenseLearner:
         moments = {name: self.adams[name].copy() for name in who}
         self._epochs(rows, scale, tally, report, step)
         if limit:
-            self._accept(rows, start, moments, limit, tally)
+            self._accept(rows, start, moments, limit, scale, tally)
 
     def _epochs(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> None:
         for epoch in range(self.s.epochs):
             for part in self._minibatches(rows, step, epoch):
-                if part and not self._minibatch(part, scale, tally, report, step):
+                if not part:
+                    continue
+                goes_on = self._minibatch(part, scale, tally, report, step)
+                if epoch == 0:
+                    tally.seen[-1].off = [abs(o - e) for r in part for o, e in zip(r.old, r.engine, strict=True)]
+                if not goes_on:
                     tally.stops += 1
                     return
 
@@ -287,7 +284,9 @@ class DenseLearner:
         found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
         for name in who:
             parameters = self.policies[name].parameters
-            gradients = {n: g for n, g in zip(parameters, [next(found) for _ in parameters], strict=True) if g is not None}
+            gradients = {
+                n: g for n, g in zip(parameters, [next(found) for _ in parameters], strict=True) if g is not None
+            }
             tally.norms.append(norm_of(gradients))
             cut = clipped(gradients, self.s.optimizer.max_gradient_norm)
             rate = self._rate(name, step)
@@ -307,18 +306,31 @@ class DenseLearner:
 
     def _accept(
         self, rows: Sequence[Row], start: Mapping[str, Mapping[str, Tensor]], moments: Mapping[str, AdamW], limit: float,
-        tally: Tally,
-    ) -> None:
-        """HATRPO's line search: the whole update, its half, its quarter …, or nothing."""
+        scale: float, tally: Tally,
+    ) -> None:  # fmt: skip
+        """HATRPO's line search (Kuba et al. 2022): the whole update, its half, its quarter …, or nothing. It must stay
+        within the trust region and improve the surrogate."""
         end = {name: {n: p.detach().clone() for n, p in self.policies[name].parameters.items()} for name in start}
+        self._place(start, end, 0.0)
+        before = self._surrogate(rows, scale)
         for halvings in range(BACKTRACKS + 1):
             self._place(start, end, 0.5**halvings)
-            if self._kl(rows) <= limit:
+            if self._kl(rows) <= limit and self._surrogate(rows, scale) < before:
                 tally.accepted.append(0.5**halvings)
                 return
         self._place(start, end, 0.0)
         self.adams.update(moments)
         tally.accepted.append(0.0)
+
+    @torch.no_grad()
+    def _surrogate(self, rows: Sequence[Row], scale: float) -> float:
+        """The objective alone, over all of a phase."""
+        bare = self.s.model_copy(update={
+            "entropy": 0.0, "nll": 0.0, "kl": self.s.kl.model_copy(update={"coefficient": 0.0}),
+            "teammate_text": self.s.teammate_text.model_copy(update={"coefficient": 0.0}),
+        })  # fmt: skip
+        scores = [self._scores(row.action) for row in rows]
+        return policy_loss(rows, scores, bare, self._constant_length(), scale)[0].item()
 
     @torch.no_grad()
     def _place(

@@ -20,7 +20,8 @@ from marft.types import Action, Episode
 from tests.dense.batch import Writer
 from tests.dense.critic import Critic
 from tests.dense.model import Base, Policy
-from tests.dense.step import DenseLearner, Moved, Report
+from tests.dense.report import Moved, Report
+from tests.dense.step import DenseLearner
 from tests.helpers import settings
 
 POLICIES: Mapping[str, Any] = {
@@ -58,9 +59,10 @@ def recipe(
         of_agents: policies of roles that are not called as their policy is.
     """
     named = {"planner": "planner", "solver": "solver", "judge": "frozen", **of_agents}
-    heat = {role: 1.0 for role in named} | dict(temperatures or {})
+    heat = dict.fromkeys(named, 1.0) | dict(temperatures or {})
+    bases = {str(policy["model"]) for policy in policies.values()}
     return settings(
-        model, algorithm=algorithm, policies=policies,
+        model, algorithm=algorithm, policies=policies, models={name: {"path": str(model)} for name in bases},
         agents=[
             {"role": role, "policy": policy, "answers": role == "solver",
              "sampling": {"max_new_tokens": TOKENS[role], "temperature": heat[role]}}
@@ -94,7 +96,7 @@ class Twins:
         """``<policy>:<name>`` and ``critic:<name>``."""
         found = {f"{p}:{n}": w for p, o in self.learner.optimizers.items() for n, w in o.parameters.items()}
         if self.learner.critic:
-            found |= {f"critic:{n}": w for n, w in self.learner.critic.parameters().items()}
+            found |= {f"critic:{n}": w for n, w in self.learner.critic.parameters().items() if w.requires_grad}
         return found
 
     def densely(self) -> dict[str, Tensor]:
@@ -134,9 +136,13 @@ class Twins:
         critic = self.learner.critic
         if critic is None:
             return None
-        heads = {name.split(".layers")[0]: name.split("/")[0].split(".")[0] for name in critic.parameters() if ".layers." in name}
-        kept = {n: _leaf(p) for n, p in critic.parameters().items()}
-        return Critic({"base": self.base}, self.run.algorithm.critic, kept, dict.fromkeys(heads, "base"))
+        heads = {
+            name.split(".layers")[0]: name.split("/")[0].split(".")[0]
+            for name in critic.parameters()
+            if ".layers." in name
+        }
+        kept = {n: _leaf(p) for n, p in critic.parameters().items() if p.requires_grad}
+        return Critic(dict.fromkeys(self.run.models, self.base), self.run.algorithm.critic, kept, heads)
 
 
 def _leaf(parameter: Tensor) -> Tensor:
@@ -168,7 +174,9 @@ def recorded(parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[list[Move
         handle.remove()
 
 
-def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: Report, tolerance: float = 1e-4) -> None:
+def assert_same(
+    twins: Twins, start: Mapping[str, Tensor], mine: Report, right: Report, tolerance: float = 1e-4
+) -> None:
     """Every optimizer step, every weight and every metric is what the dense twin has."""
     for owner in sorted({m.owner for m in right.moved} | {m.owner for m in mine.moved}):
         steps = [m for m in mine.moved if m.owner == owner]
@@ -180,7 +188,9 @@ def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: 
             for name, gradient in wish.gradients.items():
                 off = float((step.gradients[name] - gradient).abs().max())
                 assert off <= tolerance * largest, f"{owner}, step {number}, {name}: off by {off:.2g} of {largest:.2g}"
-                assert abs(step.rates[name] - wish.rates[name]) <= 1e-9 + 1e-6 * wish.rates[name], f"{owner}: rate of {name}"
+                assert abs(step.rates[name] - wish.rates[name]) <= 1e-9 + 1e-6 * wish.rates[name], (
+                    f"{owner}: rate of {name}"
+                )
     after, wanted_after = twins.parameters(), twins.densely()
     for name, begun in start.items():
         change = (wanted_after[name].detach() - begun).norm().item()
@@ -189,7 +199,9 @@ def assert_same(twins: Twins, start: Mapping[str, Tensor], mine: Report, right: 
     for name, value in right.metrics.items():
         if name in ("sampler_weight", "clip_fraction") and name not in mine.metrics:
             continue
-        assert abs(mine.metrics[name] - value) <= tolerance * (1 + abs(value)), f"{name}: {mine.metrics[name]} for {value}"
+        assert abs(mine.metrics[name] - value) <= tolerance * (1 + abs(value)), (
+            f"{name}: {mine.metrics[name]} for {value}"
+        )
 
 
 def snapshot(twins: Twins) -> dict[str, Tensor]:

@@ -27,8 +27,8 @@ from pydantic import Field, Strict, field_validator
 
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import did_you_mean
+from marft.faults import defined
 from marft.rewards.patterns import Pattern, holds
-from marft.texts import defined
 from marft.types import Episode
 
 Roles = Annotated[tuple[str, ...], Strict(False)]
