@@ -15,7 +15,6 @@ from marft.cli.console import Terminal, algorithm_table, evaluation_table, in_bo
 from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
-from marft.config.names import in_a_file_name
 from marft.config.settings import did_you_mean
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables

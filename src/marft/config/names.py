@@ -65,15 +65,6 @@ def collisions(kind: str, names: Iterable[str]) -> Iterable[str]:
             yield f"{kind}: {other!r} and {name!r} are one file's name on some systems; rename one"
 
 
-def in_a_file_name(text: str) -> str:
-    """What somebody else has named, such as a task, as a part of a file's name.
-
-    >>> in_a_file_name("algebra/7: 2 + 3\\x1b")
-    'algebra_7__2___3_'
-    """
-    return "".join(c if c.isalnum() or c in "_-." else "_" for c in text)[:LONGEST]
-
-
 def _short_and_free(name: str) -> str:
     if len(name) > LONGEST or len(name.encode("utf-8", "replace")) > 2 * LONGEST:
         raise _refused(f"must have at most {LONGEST} characters")
