@@ -240,7 +240,23 @@ def test_a_policy_that_trains_all_its_weights(start: str, model: Path) -> None:
 def test_policies_on_models_of_their_own(start: str, model: Path) -> None:
     """Their rows are in other forwards, their values in other heads; the minibatch is one."""
     policies = {**POLICIES, "solver": {**POLICIES["solver"], "model": "other"}}
-    check(model, start, {"denominator": "pooled", "kl_stop": 0.5, "critic": {"heads": "team"}} if start != "action" else {"denominator": "pooled"}, policies=policies)
+    check(
+        model,
+        start,
+        {"denominator": "pooled", "kl_stop": 0.5, "critic": {"heads": "team"}}
+        if start != "action"
+        else {"denominator": "pooled"},
+        policies=policies,
+    )
+
+
+@pytest.mark.parametrize("start", ["turns", "a2po"])
+def test_three_policies_in_turn(start: str, model: Path) -> None:
+    """The one in the middle comes after somebody and before somebody: its clip is narrower than the last one's."""
+    narrow = {"objective": {"name": "ppo", "clip": 0.05}, "optimizer": {"learning_rate": 0.02}}
+    if start == "a2po":
+        narrow["schedule"] = {"name": "a2po", "first_clip": 0.1}
+    check(model, start, narrow, policies={**POLICIES, "frozen": {"model": "base"}})
 
 
 def test_a_policys_own_learning_rate(model: Path) -> None:
