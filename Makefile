@@ -1,13 +1,15 @@
 # make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
 # make test   install, run the tests
 # make check  lint, types, tests
+# make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
+#               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check lint types format install clean
+.PHONY: demo test mutants mutants-sample check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -22,6 +24,12 @@ demo: install
 
 test: install
 	$(BIN)/pytest --numprocesses auto
+
+mutants: install
+	$(BIN)/python tools/mutants/run.py $(MUTANTS)
+
+mutants-sample: install
+	$(BIN)/python tools/mutants/run.py --sample
 
 lint: install
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
@@ -19,6 +19,10 @@ from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone, load_tokenizer
 
 settings.register_profile("marft", deadline=None, derandomize=True)
+settings.register_profile(  # for `make mutants`: the first failure is enough, however slow the machine
+    "mutants", settings.get_profile("marft"), phases=[Phase.explicit, Phase.generate], database=None,
+    suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+)  # fmt: skip
 settings.load_profile("marft")
 logging.set_verbosity_error()
 logging.disable_progress_bar()

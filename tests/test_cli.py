@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from marft.algorithms import PRESETS
-from marft.cli import errors
 from marft.cli.main import app, main
 from marft.config import to_toml
 from marft.runs.folder import RunFolder
@@ -141,17 +140,6 @@ def test_a_run_is_not_overwritten_unless_told(
 def test_checkpoints_that_are_not_there_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     RunFolder.create(settings("tiny", tmp_path))
     assert "no checkpoint 'last'" in run(capsys, "eval", str(tmp_path / "test"), status=2)
-
-
-def test_a_full_disk_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit), errors.friendly():
-        raise OSError(28, "No space left on device", "somewhere")
-    assert "cannot write: No space left on device (somewhere)" in capsys.readouterr().err
-
-
-def test_our_own_broken_invariants_keep_their_traceback() -> None:
-    with pytest.raises(AssertionError), errors.friendly():
-        raise AssertionError
 
 
 def test_parts_are_imported_from_the_folder_that_the_command_runs_in(recipe_file: Path, tmp_path: Path) -> None:

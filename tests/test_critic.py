@@ -218,3 +218,16 @@ def test_a_critic_with_an_adapter_of_its_own_learns_and_leaves_the_base_alone(ba
     assert all(parameter.abs().sum() > 0 for name, parameter in mine.parameters().items() if "lora_B" in name)
     again = read_features(backbone, [reading(e.actions[0], "action") for e in batch], 1000, None)
     assert torch.equal(again, plain)
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(backbone: Backbone) -> None:
+    mine = critic(backbone, epochs=2)
+    batch = [episode(make_action("a", prompt=(5, n))) for n in range(3, 7)]
+    before = {name: parameter.detach().clone() for name, parameter in mine.parameters().items()}
+    values = mine.evaluate(batch)
+    metrics = mine.update(values, [np.array([x]) for x in (1.0, float("nan"), 0.0, 1.0)], step=0)
+    assert metrics["critic/skipped_updates"] == 1.0
+    assert all(torch.equal(parameter, before[name]) for name, parameter in mine.parameters().items())
+    assert not mine.optimizer.state
+    assert mine.update(values, [np.array([1.0])] * 4, step=1)["critic/skipped_updates"] == 0.0
+    assert any(not torch.equal(parameter, before[name]) for name, parameter in mine.parameters().items())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft import seeds
 from marft.engines.decoding import Batch, Finished, Row
-from marft.engines.sampling import allowed_tokens, draw
+from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.cache import KVCache
 from marft.types import Sampling
@@ -153,6 +153,55 @@ def test_every_uniform_number_draws_a_possible_token(u: float, logits: list[floa
     ids, log_probs = draw(table, torch.tensor([u]), torch.tensor([False]), None)
     assert 0 <= ids.item() < len(logits)
     assert torch.isfinite(log_probs).all()
+
+
+@given(data=st.data(), vocabulary=st.sampled_from([1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]))
+@settings(max_examples=40)
+def test_a_uniform_number_draws_the_token_whose_share_holds_it(data: st.DataObject, vocabulary: int) -> None:
+    """Shares are [from, to): whole numbers over a power of two are exact, at their edges too."""
+    weights = np.array(data.draw(st.lists(st.integers(0, 3), min_size=vocabulary, max_size=vocabulary)))
+    weights[data.draw(st.integers(0, vocabulary - 1))] += 1024 - weights.sum()
+    asked = [0, 2 * 1024 - 1, *data.draw(st.lists(st.sampled_from(range(2 * 1024)), min_size=1, max_size=20))]
+    drawn = inverse(torch.tensor(weights, dtype=torch.float32).expand(len(asked), -1), torch.tensor(asked) / (2 * 1024))
+    ends = np.cumsum(weights)
+    assert drawn.tolist() == [int(np.flatnonzero(2 * ends > u)[0]) for u in asked]
+
+
+@given(below=st.integers(1, 40), light=st.floats(1e-30, 1e-7))
+def test_a_number_next_to_one_draws_no_token_of_weight_zero(below: int, light: float) -> None:
+    """Sums of blocks and of their tokens round differently: what is left may reach the end of a block."""
+    weights = torch.zeros(1, 3 * BLOCK)
+    weights[0, : BLOCK + 2] = light
+    weights[0, 0] = 1.0
+    assert weights[0, inverse(weights, torch.tensor([1 - below * 2.0**-24])).item()] > 0
+
+
+def test_logits_that_are_no_numbers_draw_a_token_that_there_is() -> None:
+    """Their log-prob says so, and the episode is dropped for it."""
+    ids, log_probs = draw(torch.full((2, BLOCK + 1), float("nan")), torch.tensor([0.0, 0.5]), None, None)
+    assert all(0 <= index <= BLOCK for index in ids.tolist())
+    assert torch.isnan(log_probs).all()
+
+
+def test_what_is_drawn_keeps_its_log_prob_in_the_whole_distribution() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [2.0, 1.0, 3.0], [3.0, 2.0, 1.0]])
+    allowed = torch.tensor([[False, False, True], [True, True, False], [True, True, True]])
+    greedy = torch.tensor([False, False, True])
+    ids, log_probs = draw(logits.clone(), torch.tensor([0.1, 0.99, 0.99]), greedy, allowed)
+    assert ids.tolist() == [2, 1, 0]
+    torch.testing.assert_close(log_probs, logits.log_softmax(-1).gather(1, ids[:, None])[:, 0])
+
+
+def test_top_k_and_top_p_find_the_likeliest_tokens_wherever_they_stand() -> None:
+    logits = torch.tensor([0.05, 0.5, 0.15, 0.3]).log().expand(4, -1)
+    options = [Sampling(top_k=2), Sampling(top_p=0.9), Sampling(top_k=3, top_p=0.7), Sampling(top_k=1, top_p=0.99)]
+    allowed = allowed_tokens(logits, options)
+    assert allowed is not None
+    assert allowed.tolist() == [
+        [False, True, False, True], [False, True, True, True], [False, True, False, True], [False, True, False, False],
+    ]  # fmt: skip
+    assert allowed_tokens(logits[:1], [Sampling(top_k=1)]) is not None
+    assert allowed_tokens(logits[:2], [Sampling(), Sampling(top_p=0.5)]) is not None
 
 
 def test_top_k_and_top_p_leave_the_likeliest_tokens() -> None:

@@ -74,7 +74,7 @@ def test_an_answer_whose_size_cannot_be_known_is_refused() -> None:
 
 
 def test_what_a_server_says_of_an_error_can_be_stored_and_shown() -> None:
-    assert clean("a\x1b[2Jb\x00c\ud800\x9b d\n\te sk-1", "sk-1") == "a\ufffd[2Jb\ufffdc\ufffd\ufffd d e ***"
+    assert clean("a\x1b[2Jb\x00c\ud800\x9b d\n\te sk-1", ["sk-1"]) == "a\ufffd[2Jb\ufffdc?\ufffd d e ***"
     with (
         serving(lambda body, n: error(400, "\x1b]0;title\x07 no")) as server,
         asking(server) as endpoint,

@@ -20,6 +20,8 @@ from marft.learning.metering import Meter
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import Update
 from marft.models.pool import Models
+from marft.runs.folder import RunFolder
+from marft.training import Silent, train
 from marft.types import Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -179,6 +181,15 @@ def test_packing_that_does_make_a_difference_is_measured(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(update_module, "score_actions", off)
     assert learner.learn(episodes(), Progress(0, 0))["packing_difference"] == pytest.approx(0.25)
+    notes: list[str] = []
+
+    class Listening(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    run = recipe(tmp_path, "marft", "--training.steps", "1")
+    train(run, RunFolder.create(run), observer=Listening())
+    assert len([note for note in notes if "by up to 0.2 nats" in note]) == 1  # it is said, too
 
 
 class TestKLInTheReward:
@@ -230,3 +241,35 @@ def test_going_back_to_the_base_is_exact_for_a_whole_policy(tmp_path: Path) -> N
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     models.reset_policy("actor")
     assert all(torch.equal(parameters[name], value) for name, value in before.items())
+
+
+def test_the_rates_warm_up_begins_with_the_policies_first_step(tmp_path: Path) -> None:
+    """Steps that fit the critic alone take nothing off the rate's warm-up, nor off its schedule."""
+    run = recipe(
+        tmp_path, "marft", "--algorithm.critic.warmup_steps", "2", "--training.steps", "8", "--algorithm.optimizer",
+        "{ learning_rate = 1e-3, warmup_steps = 3, schedule = 'linear' }",
+    )  # fmt: skip
+    learner, batch = begun(run), episodes(4)
+    rates = [
+        learner.learn(batch, Progress(step, 0)).get("policies/actor/learning_rate", float("nan")) for step in range(8)
+    ]
+    expected = [float("nan"), float("nan"), 1 / 3, 2 / 3, 1.0, 1.0, 2 / 3, 1 / 3]
+    assert rates == pytest.approx([1e-3 * rate for rate in expected], nan_ok=True)
+
+
+class TestAFrozenTeammatesLength:
+    FROZEN = ("--policies.reasoner.train", "frozen", "--agents.reasoner.sampling.max_new_tokens", "64")
+
+    def test_is_no_measure_of_what_is_trained(self, tmp_path: Path) -> None:
+        learner = Learner(run := recipe(tmp_path, "dr-grpo", *self.FROZEN), Models(run))
+        assert learner.packing.constant_length == 8
+
+    def test_has_no_price(self, tmp_path: Path) -> None:
+        run = recipe(tmp_path, "grpo", *self.FROZEN, "--algorithm.reward.overlong_buffer", "4")
+        learner = Learner(run, Models(run))
+        tokens = tuple(range(10, 74))
+        actions = (make_action("reasoner", tokens=tokens), make_action("actor", index=1, tokens=tokens[:6]))
+        earned = (Transition(Observation("o"), 1.0),)
+        batch = [Episode(Task("t", "o"), "train/0", n, actions, "terminated", earned) for n in range(2)]
+        priced = learner.judge(batch, KnownLogProbs()).evidence.episodes
+        assert [dict(e.transitions[0].agent_rewards) for e in priced] == [{"actor": -0.5}] * 2

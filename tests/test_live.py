@@ -86,3 +86,27 @@ def test_seats_and_tasks_that_are_not_there(tmp_path: Path) -> None:
         play_live(run, None, "base", 0, ["actr"], Scripted())
     with pytest.raises(ValueError, match="the test split has tasks 0 to 15, not 99"):
         play_live(run, None, "base", 99, [], Scripted())
+
+
+def test_composed_rewards_are_shown_term_by_term(tmp_path: Path) -> None:
+    terms = "[{ name = 'outcome', weight = 2.0 }, { name = 'step_cost', weight = 0.25 }, { name = 'format', pattern = 'a' }]"
+    screen = Scripted()
+    run = settings("tiny", tmp_path, "--rewards", terms, environment={"name": "tests.plugins:Flaky"})
+    episode = play_live(run, None, "base", 0, [], screen)
+    assert episode.total_reward == 1.75
+    lines = screen.out.getvalue().splitlines()
+    table = lines[next(n for n, line in enumerate(lines) if "reward term" in line) :]
+    assert table[0].split() == ["reward", "term", "team", "reasoner", "actor"]
+    assert table[1].split() == ["outcome", "+2"]
+    assert table[2].split() == ["step_cost", "-0.25"]
+    assert table[3].split()[0] == "format"
+    assert len(table[3].split()) == 4
+    assert "terminated: reward 1.75" in screen.out.getvalue()
+
+
+def test_a_reward_term_that_fails_is_shown_with_its_reason(tmp_path: Path) -> None:
+    terms = "[{ name = 'function', call = 'tests.test_rewards:broken' }]"
+    screen = Scripted()
+    run = settings("tiny", tmp_path, "--rewards", terms, environment={"name": "tests.plugins:Flaky"})
+    assert play_live(run, None, "base", 0, [], screen).status == "failed"
+    assert "reward term 'function' raised KeyError: 'boom' (test_rewards.py:" in " ".join(screen.out.getvalue().split())

@@ -69,3 +69,56 @@ def test_a_token_that_cannot_be_leaves_the_entropy_finite() -> None:
     weight = torch.tensor([[1.0], [2.0], [float("-inf")]])
     scores = token_scores(torch.ones(1, 1), weight, None, torch.tensor([1]), torch.ones(1))
     assert torch.isfinite(scores.entropies).all()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("block", [37, 10**6])
+def test_a_half_precision_head_is_multiplied_in_float32(
+    with_bias: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From even odds to near certainty: log-probs to 1e-5, derivatives to the rounding of the hidden states' own."""
+    monkeypatch.setattr(log_probs, "BLOCK", block)
+    torch.manual_seed(0)
+    vocabulary, width, count = 300, 64, 40
+    weight = torch.randn(vocabulary, width).bfloat16()
+    bias = torch.randn(vocabulary).bfloat16() if with_bias else None
+    targets, temperatures = torch.randint(0, vocabulary, (count,)), torch.rand(count) + 0.7
+    pull = torch.linspace(0.0, 0.22, count)[:, None]
+    hidden = (torch.randn(count, width) * 0.1 + pull * weight[targets].float()).bfloat16()
+    results = []
+    for h, w, b, t in (
+        (hidden, weight, bias, temperatures),
+        (hidden.double(), weight.double(), None if bias is None else bias.double(), temperatures.double()),
+    ):
+        h = h.clone().requires_grad_()
+        scores, entropies = token_scores(h, w, b, targets, t, entropy_gradient=True)
+        (slopes,) = torch.autograd.grad(scores.sum(), h, retain_graph=True)
+        (entropy_slopes,) = torch.autograd.grad(entropies.sum(), h)
+        results.append([x.detach().double() for x in (scores, entropies, slopes, entropy_slopes)])
+    mine, exact = results
+    assert exact[0].exp().min() < 0.1
+    assert exact[0].exp().max() > 0.999
+    for a, b in zip(mine[:2], exact[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    for a, b in zip(mine[2:], exact[2:], strict=True):
+        assert ((a - b).norm(dim=1) / b.norm(dim=1)).max() < 0.004
+
+
+def test_a_split_into_half_precision_parts_keeps_sixteen_bits() -> None:
+    """What a GPU multiplies with half-precision kernels that add up in float32."""
+    torch.manual_seed(0)
+    p, weight = torch.rand(9, 200), torch.randn(200, 32).bfloat16()
+    high, rest = log_probs.halves(p, torch.bfloat16)
+    assert high.dtype == rest.dtype == torch.bfloat16
+    product = high.double() @ weight.double() + rest.double() @ weight.double()
+    assert (product - p.double() @ weight.double()).abs().max() < 2**-16 * 200
+
+
+def test_scores_of_full_chunks_are_those_of_any(problem: tuple[Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_probs, "FILLED_ROWS", 10)
+    hidden, weight, bias, targets, temperatures = problem
+    plain = token_scores(hidden, weight, bias, targets, temperatures)
+    filled = token_scores(hidden, weight, bias, targets, temperatures, filled=True)
+    for a, b in zip(plain, filled, strict=True):
+        assert a.shape == b.shape == (23,)
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

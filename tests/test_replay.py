@@ -201,7 +201,7 @@ def test_what_models_write_is_shown_and_not_obeyed(run_folder: RunFolder) -> Non
     assert len(pictures) == len(audit.episodes)
     wide, narrow = shown(200, action_table(audit, pictures)), shown(60, action_table(audit, pictures))
     assert "[b]t #0" in wide
-    assert "[/INST] [red]no[/red] [31mred" in wide
+    assert "[/INST] [red]no[/red] �[31mred" in wide
     assert "\x1b[31mred" not in wide
     assert all(f"{x:+.2f}" in narrow for x in advantages_of(audit, "rloo"))  # numbers never give way
     assert "groups of one" in shown(200, audit_table(audit))

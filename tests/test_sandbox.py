@@ -82,7 +82,8 @@ class TestWhatIsOutOfReach:
             "        os.kill(pid, signal.SIGKILL)\n        print('killed', pid)\n    except OSError:\n        pass"
         )
         ran = run_python(code)
-        assert (ran.outcome, ran.output) == ("finished", "")
+        assert ran.outcome == "finished"
+        assert ran.output in ("", "killed 1\n")  # the first process is deaf to all that its own user may send
 
     def test_links_that_lead_out(self) -> None:
         code = "import os\nos.symlink('/etc/passwd', 'a')\nos.symlink('../../../../etc', 'b')\nprint(open('a').read())"

@@ -308,6 +308,25 @@ class TestTrustRegion:
         whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)
         assert whole.metrics["accepted_fraction"] < 1
 
+    def test_an_update_that_makes_things_worse_is_undone(self, model: Path) -> None:
+        """The moments of two steps carry a third one on that is paid for the opposite."""
+        table = algorithm(
+            "hatrpo", epochs=1, minibatches=1, schedule={"name": "sequential", "kl_limit": 10.0}, critic={"learning_rate": 1e-9},
+            **SMOOTH,
+        )  # fmt: skip
+        twins = Twins(recipe(model, table))
+        for step, pay in enumerate((10.0, 10.0, -10.0)):
+            paid = [
+                replace(
+                    e, transitions=tuple(replace(t, reward=pay * t.reward, agent_rewards={}) for t in e.transitions)
+                )
+                for e in episodes_for(twins)
+            ]
+            start = snapshot(twins)
+            mine, right = twins.learn(paid, step)
+            assert_same(twins, start, mine, right)
+            assert (mine.metrics["accepted_fraction"] < 1) == (pay < 0)
+
 
 class TestMinibatches:
     """The order is data to the dense twin; here is what it must be like."""

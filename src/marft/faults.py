@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -10,7 +11,7 @@ from marft.texts import raised
 
 OURS = Path(__file__).parent
 STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
-INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 def place_of(error: BaseException) -> str:
@@ -18,13 +19,15 @@ def place_of(error: BaseException) -> str:
 
     Where that is an installed package, it is the line that MARFT called.
     """
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     last = max((place for place, frame in enumerate(frames) if _within(frame.filename, (OURS,))), default=-1)
-    own = [frame for frame in frames if not _within(frame.filename, (OURS, *INSTALLED, *STANDARD))]
-    called = [frame for frame in frames[last + 1 :] if _within(frame.filename, INSTALLED)]
+    called = [frame for frame in frames[last + 1 :] if _installed(frame.filename)]
+    own = [frame for frame in frames if not (_installed(frame.filename) or _within(frame.filename, (OURS, *STANDARD)))]
     chosen = own[-1] if own else called[0] if called else None
+    if chosen is None and isinstance(error.__cause__, StopIteration) and error.__cause__ is not error:
+        return place_of(error.__cause__)  # which no coroutine can raise: it comes as what it caused
     return f"{Path(chosen.filename).name}:{chosen.lineno}" if chosen else ""
 
 
@@ -32,6 +35,20 @@ def described(error: BaseException) -> str:
     """``KeyError: 'text' (rewards.py:12)``: what was raised, and where."""
     place = place_of(error)
     return raised(error) + (f" ({place})" if place else "")
+
+
+def _installed(filename: str) -> bool:
+    return not INSTALLED.isdisjoint(Path(filename).parts)
+
+
+def defined(function: object) -> str:
+    """Where a function, a method or a class is written, ``environment.py:12``, as far as it says so."""
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+    kind = function if isinstance(function, type) else type(function)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return Path(file).name if file else kind.__name__
 
 
 def _within(filename: str, folders: tuple[Path, ...]) -> bool:

@@ -90,7 +90,7 @@ class Stage:
         )
         started.callback(self.game.host.close)
         roles = [agent.role for agent in run.agents]
-        self._compose = Composer(self._terms, roles, self.game.host, run.rollout.timeout_seconds)
+        self.compose = Composer(self._terms, roles, self.game.host, run.rollout.timeout_seconds)
 
     def decode(self, policy: str, ids: TokenIds) -> str:
         """The text of token ids of a policy."""
@@ -106,6 +106,7 @@ class Stage:
         used = sum((endpoint.used for endpoint in self._endpoints.values()), Usage())
         counts = as_metrics(used, "remote_") if self._endpoints else {}
         counts["threads_given_up"] = float(self.game.host.given_up)
+        counts["sessions_not_closed"] = float(self.game.host.not_closed)
         for term in self._terms:
             for name, count in term.counts().items():
                 counts[name] = counts.get(name, 0.0) + count
@@ -130,7 +131,7 @@ class Stage:
 
     async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
         try:
-            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done, self._compose)
+            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done, self.compose)
         finally:
             await self.engine.settle()
 

@@ -11,12 +11,13 @@ import tomli_w
 from rich.progress import Progress
 
 from marft.algorithms import ABOUT
-from marft.cli.console import Terminal, algorithm_table, evaluation_table, wide_console
+from marft.cli.console import Terminal, algorithm_table, evaluation_table, in_bold, wide_console
+from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.settings import did_you_mean
 from marft.envs.tasks import tasks_of
-from marft.evaluation.compare import comparison_table
+from marft.evaluation.compare import comparison_tables
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
@@ -35,8 +36,8 @@ def train(
     run, folder = _run_of(recipe, overrides)
     if dry_run:
         for sentence in _looked_at(run):
-            console.print(f"# {sentence}", markup=False, soft_wrap=True)
-        console.print(to_toml(run), markup=False)
+            console.print(f"# {sentence}", soft_wrap=True)
+        console.print(to_toml(run))
         return
     if folder is None:
         folder = RunFolder(Path(run.output) / run.name)
@@ -44,6 +45,7 @@ def train(
         RunFolder.open(folder.path)
     else:
         folder.check_free(overwrite)
+    beside(folder.path)
     quieten()
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
@@ -113,6 +115,7 @@ def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     """``marft replay``."""
     folder = RunFolder.open(path)
+    beside(folder.path)
     own = folder.settings().algorithm
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
@@ -130,31 +133,32 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     pictures = replay_page.pictures_of(audit, episodes)
     target = folder.replays / f"step_{audit.step:06d}"
     replay_page.write_replay(target, f"{folder.path.resolve().name}: step {audit.step}", audit, pictures)
-    console.print(f"[bold]{len(audit.episodes)} episodes of step {audit.step}[/]\n")
+    console.print(in_bold(f"{len(audit.episodes)} episodes of step {audit.step}\n"))
     console.print(replay_page.audit_table(audit), "")
     if len(algorithms) > 1:
         console.print(replay_page.agreement_table(audit), "")
     if pictures:
         console.print(replay_page.action_table(audit, pictures), "")
     for note in replay_page.notes_of(audit):
-        console.print(note, markup=False, soft_wrap=True)
-    console.print(f"see {target.with_suffix('.html')}", markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
+    console.print(f"see {target.with_suffix('.html')}", soft_wrap=True)
 
 
 def graph(path: Path, name: str, step: int) -> None:
     """``marft graph``."""
-    from marft.evaluation.graph import draw, find_episode, timeline
+    from marft.evaluation.graph import draw, file_name, find_episode, timeline
     from marft.runs.episodes import read_episodes
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     file = folder.recorded(step)
     episode = find_episode(read_episodes(file), name)
-    console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}", markup=False)
+    console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}")
     console.print(timeline(episode))
-    target = folder.graphs / f"{file.stem}-{episode.task.id.replace('/', '_')}-{episode.sample}.svg"
+    target = folder.graphs / f"{file.stem}-{file_name(episode.task.id)}-{episode.sample}.svg"
     target.parent.mkdir(exist_ok=True)
     draw(episode).savefig(target, metadata={"Date": None})
-    console.print(f"see {target}", markup=False, soft_wrap=True)
+    console.print(f"see {target}", soft_wrap=True)
 
 
 def _preset(name: str) -> AlgorithmSettings:
@@ -169,8 +173,8 @@ def algorithms(name: str) -> None:
         console.print(algorithm_table())
         return
     settings = _preset(name)
-    console.print(f"# {ABOUT[name]}", markup=False, soft_wrap=True)
-    console.print(_with_sources(settings), markup=False, soft_wrap=True)
+    console.print(f"# {ABOUT[name]}", soft_wrap=True)
+    console.print(_with_sources(settings), soft_wrap=True)
 
 
 def _with_sources(settings: AlgorithmSettings) -> str:
@@ -187,7 +191,8 @@ def _with_sources(settings: AlgorithmSettings) -> str:
 
 def compare(paths: Sequence[Path]) -> None:
     """``marft compare``."""
-    console.print(comparison_table([RunFolder.open(path) for path in paths]))
+    for table in comparison_tables([RunFolder.open(path) for path in paths]):
+        console.print(table)
 
 
 def report(path: Path, against: Sequence[Path]) -> None:
@@ -195,6 +200,7 @@ def report(path: Path, against: Sequence[Path]) -> None:
     from marft.evaluation.report import write_report
 
     folder = RunFolder.open(path)
+    beside(folder.path)
     write_report(folder, [RunFolder.open(other) for other in against])
     console.print(f"wrote {folder.report}")
 
@@ -211,6 +217,7 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     """Settings from a recipe file, or from a run's folder, which then comes too."""
     if path.is_dir():
         folder = RunFolder.open(path)
+        beside(folder.path)
         place = path.resolve()  # "." has no name
         return folder.settings([*overrides, "--output", str(path.parent), "--name", place.name]), folder
     return load_recipe(path, overrides), None

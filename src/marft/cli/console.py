@@ -9,21 +9,25 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
-from marft.texts import visible
+from marft.evaluation.compare import between, number, percent
+from marft.texts import one_line, visible
 from marft.types import Episode
 
 TEAM = (
     ("reward", "reward", ".2f"),
     ("reward_std", "±", ".2f"),
     ("accuracy", "accuracy", ".2f"),
+    ("success_unknown", "success unknown", ".0f"),
     ("validation_accuracy", "validation", ".2f"),
+    ("validation_reward", "validation reward", ".2f"),
     ("policy_loss", "policy loss", "+.3f"),
     ("critic/loss", "value loss", ".3f"),
     ("critic/explained_variance", "explained", ".2f"),
@@ -51,13 +55,42 @@ AGENT = (
 )
 SHOW_ONLY_IF_NOT_ZERO = {
     "kl_stops", "episodes_dropped", "prompt_tokens_cut", "skipped_updates", "undone_steps", "truncation_rate",
-    "policy_lag", "zero_advantage_fraction", "remote_cost", "judge/cost",
+    "policy_lag", "zero_advantage_fraction", "remote_cost", "judge/cost", "success_unknown",
 }  # fmt: skip
 
 
+class Guard(RenderHook):
+    """Lets nothing through that a terminal would obey, other than our own styles and cursor movements: much of what is
+    printed was written by models, tasks and environments."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Guarded(renderable) for renderable in renderables]
+
+
+class _Guarded:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def guarded(console: Console) -> Console:
+    """The console, under guard."""
+    console.push_render_hook(Guard())
+    return console
+
+
 def wide_console() -> Console:
-    """A console that neither wraps nor shortens what goes to a file or a pipe."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=1000)
+    """A console that neither wraps nor shortens what goes to a file or a pipe, reads no markup, and shows what others
+    wrote as what it is."""
+    width = None if sys.stdout.isatty() else 1000
+    return guarded(Console(highlight=False, markup=False, emoji=False, width=width))
+
+
+def in_bold(text: str) -> Text:
+    return Text(text, style="bold")
 
 
 class Terminal:
@@ -93,14 +126,14 @@ class Terminal:
     def step(self, step: int, metrics: dict[str, float]) -> None:
         self._played = 0
         self.progress.update(self._task, completed=step)
-        self.console.print(f"[bold]step {step:4d}[/]  {line(metrics, TEAM)}", soft_wrap=True)
+        self.console.print(Text.assemble((f"step {step:4d}", "bold"), f"  {line(metrics, TEAM)}"), soft_wrap=True)
         for role in self.roles:
             prefix = f"agents/{role}/"
             mine = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-            self.console.print(f"  [dim]{role:>12}  {line(mine, AGENT)}[/]", soft_wrap=True)
+            self.console.print(Text(f"  {role:>12}  {line(mine, AGENT)}", style="dim"), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        self.console.print(f"[yellow]{escape(visible(text))}[/]", soft_wrap=True)
+        self.console.print(Text(text, style="yellow"), soft_wrap=True)
 
     def wants_stop(self) -> bool:
         return self._stop
@@ -144,14 +177,25 @@ def line(metrics: Mapping[str, float], columns: Sequence[tuple[str, str, str]]) 
 
 
 def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Evaluations, one a row."""
+    """Evaluations, one a row: accuracy where anything has one, and reward."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("checkpoint", "mode", "messages", "tasks", "accuracy", "95 % interval", "could not be scored"):
-        table.add_column(heading, justify="right" if heading in ("tasks", "accuracy") else "left")
+    known = any(row["accuracy"] is not None for row in rows)
+    unknown = known and any(row["unknown"] for row in rows)
+    columns = [
+        ("checkpoint", "left"), ("mode", "left"), ("messages", "left"), ("tasks", "right"),
+        *([("accuracy", "right"), ("95 % interval", "left")] if known else []),
+        *([("success unknown", "right")] if unknown else []),
+        ("reward", "right"), ("95 % interval", "left"), ("could not be scored", "left"),
+    ]  # fmt: skip
+    for heading, justify in columns:
+        table.add_column(heading, justify="right" if justify == "right" else "left")
     for row in rows:
-        low, high = row["interval"]
-        table.add_row(
-            str(row["checkpoint"]), str(row["mode"]), "shuffled" if row["shuffled_messages"] else "own",
-            str(row["tasks"]), f"{row['accuracy']:.1%}", f"{low:.1%} to {high:.1%}", str(row["failed"] or ""),
-        )  # fmt: skip
+        messages = "shuffled" if row["shuffled_messages"] else "own"
+        cells = [row["checkpoint"], row["mode"], messages, str(row["tasks"])]
+        if known:
+            cells += [percent(row["accuracy"]), between(row["interval"], percent)]
+        if unknown:
+            cells.append(str(row["unknown"]))
+        cells += [number(row["reward"]), between(row["reward_interval"], number), str(row["failed"] or "")]
+        table.add_row(*(Text(one_line(str(cell))) for cell in cells))
     return table

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
 from rich.prompt import IntPrompt, Prompt
+from rich.table import Table
 from rich.text import Text
 
 from marft.config import RunSettings
@@ -17,13 +17,13 @@ from marft.config.settings import did_you_mean
 from marft.engines.human import HumanSeats
 from marft.envs.tasks import tasks_of
 from marft.evaluation.session import find_checkpoint
-from marft.game.game import Attempt
+from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.game.rendering import Message
 from marft.runs.checkpoints import load_policies
 from marft.runs.folder import RunFolder
 from marft.stage import Stage
-from marft.texts import visible
+from marft.texts import one_line, visible
 from marft.types import Action, Episode, Observation
 
 
@@ -51,26 +51,55 @@ class Screen:
     def ask(self, role: str, options: Sequence[str]) -> str:
         """What the person says, or which option it takes."""
         if not options:
-            return Prompt.ask(f"[bold]you are {role}[/]", console=self.console)
+            return Prompt.ask(Text(visible(f"you are {role}"), style="bold"), console=self.console)
         for number, option in enumerate(options, 1):
             self.console.print(Text(visible(f"  {number}  {option}")))
         numbers = [str(number) for number in range(1, len(options) + 1)]
-        chosen = IntPrompt.ask(f"[bold]you are {role}[/]: which one?", console=self.console, choices=numbers)
+        question = Text.assemble((visible(f"you are {role}"), "bold"), ": which one?")
+        chosen = IntPrompt.ask(question, console=self.console, choices=numbers)
         return options[chosen - 1]
 
     def _show(self, text: str, title: str) -> None:
-        self.console.print(Panel(Text(visible(text)), title=escape(title), title_align="left", expand=False))
+        heading = Text(one_line(title))
+        self.console.print(Panel(Text(visible(text)), title=heading, title_align="left", expand=False))
 
     def ended(self, episode: Episode) -> None:
-        outcome = {True: "[green]solved[/]", False: "[red]not solved[/]", None: ""}[episode.success]
+        outcome = {True: ("solved", "green"), False: ("not solved", "red"), None: ("success unknown", "dim")}
         own: dict[str, float] = {}
         for transition in episode.transitions:
             for role, reward in transition.agent_rewards.items():
                 own[role] = own.get(role, 0.0) + reward
-        rewards = "".join(f", {role} {reward:g}" for role, reward in own.items())
-        self.console.print(f"{episode.status}: reward {episode.total_reward:g}{escape(rewards)} {outcome}")
+        rewards = "".join(f", {one_line(role)} {reward:g}" for role, reward in own.items())
+        said = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
+        self.console.print(Text.assemble(said, outcome[episode.success] if episode.scored else ""))
+        terms = terms_of(episode)
+        if terms:
+            self.console.print(terms_table(terms))
         if episode.error:
             self.console.print(Text(visible(episode.error), style="red"))
+
+
+def terms_of(episode: Episode) -> dict[str, dict[str, float]]:
+    """What each term of a composed reward gave over the whole episode, weighed: to the team (``""``) and by agent."""
+    totals: dict[str, dict[str, float]] = {}
+    for transition in episode.transitions:
+        for name, share in transition.terms.items():
+            term, _, agent = name.partition("/")
+            mine = totals.setdefault(term, {})
+            mine[agent] = mine.get(agent, 0.0) + share
+    return totals
+
+
+def terms_table(terms: Mapping[str, Mapping[str, float]]) -> Table:
+    """One term a row, and what it gave to whom."""
+    table = Table(box=None, pad_edge=False)
+    who = ["", *dict.fromkeys(agent for shares in terms.values() for agent in shares if agent)]
+    for heading in ("reward term", *(agent or "team" for agent in who)):
+        table.add_column(Text(one_line(heading)), justify="left" if heading == "reward term" else "right")
+    for term, shares in terms.items():
+        cells = (f"{shares[agent]:+g}" if agent in shares else "" for agent in who)
+        table.add_row(Text(one_line(term)), *map(Text, cells))
+    return table
 
 
 def play_live(
@@ -100,6 +129,11 @@ def play_live(
         stage.engine.publish(0)
         seats = HumanSeats(stage.game.engine, stage.game.renderer, humans, screen.ask, stage.decode)
         game = replace(stage.game, engine=seats, watcher=screen)
-        episode = stage.wait_for(play(game, Attempt(tasks[task], "play")))
+        episode = stage.wait_for(_played(stage, game, Attempt(tasks[task], "play")))
     screen.ended(episode)
     return episode
+
+
+async def _played(stage: Stage, game: Game, attempt: Attempt) -> Episode:
+    """An episode with the rewards that the recipe's terms make of it."""
+    return await stage.compose(await play(game, attempt))

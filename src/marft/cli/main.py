@@ -17,8 +17,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    epilog="--debug, with any command, prints the traceback of an error.",
 )
 
+DEBUG = "--debug"
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -140,8 +142,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    with friendly():
-        app()
+    words = [word for word in sys.argv[1:] if word != DEBUG]
+    with friendly(debug=DEBUG in sys.argv):
+        app(words)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, field_validator
+from pydantic_core import PydanticCustomError
 
-from marft.config.algorithm import Count, NotNegative, Positive
 from marft.config.names import Role
-from marft.config.settings import Settings
+from marft.config.settings import Count, CountOrNone, Few, Names, Positive, Settings
 from marft.types import Profile, Sampling
 
+COLDEST = 0.001
 Strings = Annotated[tuple[str, ...], Strict(False)]
 
 
 class SamplingSettings(Settings):
-    temperature: NotNegative = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # 0 is greedy
     max_new_tokens: Count = 512
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: CountOrNone = 0
     stop: Strings = ()
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, temperature: float) -> float:
+        if 0 < temperature < COLDEST:
+            raise PydanticCustomError(
+                "temperature", "below {coldest} it is greedy but for rounding; use 0, which is", {"coldest": COLDEST}
+            )
+        return temperature
+
+    @field_validator("stop")
+    @classmethod
+    def _can_be_written(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise PydanticCustomError("stop", "an empty text would end every action before it begins; remove it")
+        return stop
 
     def resolve(self) -> Sampling:
         return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop)
@@ -35,8 +52,8 @@ class ContextSettings(Settings):
 class ToolUseSettings(Settings):
     """How an agent may use its tools."""
 
-    rounds: Count = 8  # how often in one action it may call tools and go on
-    calls: Count = 16  # at most in one turn
+    rounds: Few = 8  # how often in one action it may call tools and go on
+    calls: Few = 16  # at most in one turn
     timeout_seconds: Positive = 30.0  # for one call
     output_tokens: Count = 512  # of one answer; more is cut
 
@@ -47,9 +64,9 @@ class AgentSettings(Settings):
     instructions: str = ""
     guidance: str = ""
     answers: bool = False
-    tools: Strings = ()  # names of [tools.…] tables
+    tools: Names = ()  # names of [tools.…] tables
     tool_use: ToolUseSettings = ToolUseSettings()
-    skills: Strings = ()  # folders with a SKILL.md
+    skills: Names = ()  # folders with a SKILL.md
     sampling: SamplingSettings = SamplingSettings()
     context: ContextSettings = ContextSettings()
 

@@ -10,26 +10,25 @@ from pydantic_core import PydanticCustomError
 
 from marft.algorithms import PRESETS
 from marft.config.plugins import CreditPlugin, ObjectivePlugin, SchedulePlugin
-from marft.config.settings import Settings, did_you_mean
+from marft.config.settings import Count, CountOrNone, Few, Fraction, NotNegative, Positive, Settings, did_you_mean
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+Epsilon = Annotated[float, Field(gt=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule. Adapters and optimizer state are float32 whatever the base's dtype."""
 
-    learning_rate: Positive = 3e-5
+    learning_rate: LearningRate = 3e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: CountOrNone = 0
     final_fraction: Fraction = 0.0  # of the learning rate, where linear and cosine end
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    epsilon: Positive = 1e-8
-    weight_decay: NotNegative = 0.0
+    beta1: Beta = 0.9
+    beta2: Beta = 0.999
+    epsilon: Epsilon = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
     max_gradient_norm: Positive = 1.0
 
 
@@ -39,8 +38,16 @@ class RewardSettings(Settings):
     team: NotNegative = 1.0
     own: NotNegative = 1.0
     shaping: Literal["none", "margin", "quality"] = "none"  # of agents' own rewards, against their earlier ones
-    shaping_weight: float = 0.5
-    overlong_buffer: Annotated[int, Field(ge=0)] = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
+    shaping_weight: NotNegative = 0.5
+    overlong_buffer: CountOrNone = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> RewardSettings:
+        if self.team == 0 and self.own == 0:
+            raise PydanticCustomError("reward", "team and own are both 0, so nothing would be rewarded")
+        if self.shaping != "none" and self.shaping_weight == 0:
+            raise PydanticCustomError("reward", "shaping_weight = 0 shapes nothing; set shaping = 'none'")
+        return self
 
 
 class KLSettings(Settings):
@@ -90,6 +97,14 @@ class SamplerCorrectionSettings(Settings):
     def _check_band(self) -> SamplerCorrectionSettings:
         if self.high and self.low >= self.high:
             raise PydanticCustomError("band", "low is not below high, so every weight would be 0")
+        if self.high and not self.low <= 1 <= self.high:
+            raise PydanticCustomError(
+                "band", "1 is not between low and high: where engine and learner agree, the weight is 1"
+            )
+        if self.low and not self.high:
+            raise PydanticCustomError("band", "low does nothing without high; set high as well, for example 5.0")
+        if self.high and self.cap < self.low:
+            raise PydanticCustomError("band", "cap is below low, so every weight would be the same")
         return self
 
 
@@ -112,10 +127,10 @@ class CriticSettings(Settings):
     body: Literal["frozen", "lora"] = "frozen"  # lora: the base with an adapter of the critic's own
     heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one for each
     lora_rank: Count = 8
-    lora_learning_rate: Positive = 1e-4
-    hidden: Count = 64
-    learning_rate: Positive = 1e-3
-    epsilon: Positive = 1e-8
+    lora_learning_rate: LearningRate = 1e-4
+    hidden: Annotated[int, Field(ge=1, le=65_536)] = 64
+    learning_rate: LearningRate = 1e-3
+    epsilon: Epsilon = 1e-8
     max_gradient_norm: Positive = 1.0
     loss: Literal["huber", "squared"] = "huber"
     huber_delta: Positive = 1.0
@@ -123,9 +138,9 @@ class CriticSettings(Settings):
     normalise_values: bool = False  # heads learn targets over their running mean and deviation (MAPPO)
     value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
     coefficient: Positive = 1.0
-    epochs: Count = 1
-    minibatches: Count = 1
-    warmup_steps: Annotated[int, Field(ge=0)] = 0  # steps that fit the critic alone, to Monte-Carlo returns
+    epochs: Few = 1
+    minibatches: Few = 1
+    warmup_steps: CountOrNone = 0  # steps that fit the critic alone, to Monte-Carlo returns
 
 
 class AlgorithmSettings(Settings):
@@ -135,15 +150,16 @@ class AlgorithmSettings(Settings):
     level: Literal["action", "token"] = "action"
     normalisation: Literal["none", "tokens", "words"] = "tokens"  # Z of the action's log-probability
     aggregation: Aggregation = "auto"
-    constant_length: Annotated[int, Field(ge=0)] = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
+    constant_length: CountOrNone = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
     denominator: Literal["policy", "pooled"] = "policy"
     normalise_advantages: bool = True
-    epochs: Count = 1
-    minibatches: Count = 1
+    epochs: Few = 1
+    minibatches: Few = 1
     kl_stop: NotNegative = 0.0  # 0 is off
     entropy: NotNegative = 0.0
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
-    dynamic_sampling: Annotated[int, Field(ge=0)] = 0  # times that tasks are drawn again for all-equal groups (DAPO)
+    # times that tasks are drawn again for all-equal groups (DAPO)
+    dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
     reward: RewardSettings = RewardSettings()
     kl: KLSettings = KLSettings()
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
@@ -242,7 +258,7 @@ def under_the_preset_named(table: Mapping[str, Any]) -> dict[str, Any]:
     before = table.get("complete_from", rest.get("name"))
     if before == rest.get("name"):
         return rest
-    if before not in PRESETS:
+    if not isinstance(before, str) or before not in PRESETS:
         raise ValueError(f"algorithm.complete_from: no algorithm is called {before!r}; remove it, or name a preset")
     filled_in = AlgorithmSettings.model_validate({"name": before}).model_dump(mode="json", exclude_none=True)
     return {**_changes(filled_in, rest), **{key: rest[key] for key in ("name",) if key in rest}}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, Strict, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.algorithm import Count, NotNegative, Positive
-from marft.config.settings import Settings, did_you_mean
+from marft.config.settings import Count, Names, NotNegative, Plain, Positive, Settings, did_you_mean
 
+SLOWEST = 1 / (24 * 60)  # requests a minute
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OMISSIBLE = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "response_format")
 OURS = {  # fields of a request, and why a recipe neither sets them as an option nor leaves them out
     "messages": "they are what the agent sees",
@@ -56,13 +58,29 @@ class EndpointSettings(Settings):
     url: str  # up to and without /chat/completions: "http://127.0.0.1:8000/v1"
     api_key_variable: str = ""  # "": the server asks for no key
     timeout_seconds: Positive = 60.0  # for one answer, retries included; waiting for a turn is not counted
-    retries: Annotated[int, Field(ge=0)] = 5
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5
     requests_per_minute: NotNegative = 0.0  # 0: no limit
     concurrent_requests: Count = 8
     price_per_million_prompt_tokens: NotNegative = 0.0
     price_per_million_completion_tokens: NotNegative = 0.0
-    options: dict[str, Any] = {}  # further fields of the request's body
-    omit: Annotated[tuple[str, ...], Strict(False)] = ()  # fields that this server does not take, such as "seed"
+    options: Plain = {}  # further fields of the request's body
+    omit: Names = ()  # fields that this server does not take, such as "seed"
+
+    @field_validator("requests_per_minute")
+    @classmethod
+    def _lets_requests_through(cls, rate: float) -> float:
+        if 0 < rate < SLOWEST:
+            raise PydanticCustomError("rate", "lets less than one request a day through; 0 is no limit")
+        return rate
+
+    @field_validator("api_key_variable")
+    @classmethod
+    def _is_a_variable(cls, name: str) -> str:
+        if name and not VARIABLE.fullmatch(name):
+            raise PydanticCustomError(
+                "variable", "is the name of an environment variable, such as MY_KEY, never the key"
+            )
+        return name
 
     @field_validator("url")
     @classmethod

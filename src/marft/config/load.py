@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from marft.config.algorithm import under_the_preset_named
 from marft.config.run import RunSettings
+from marft.config.settings import DEEPEST, too_deep
 
 PRESET = ["algorithm", "name"]
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
@@ -29,7 +30,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
         raise ValueError(f"no recipe at {path}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     return parse_recipe(table, overrides, source=str(path))
@@ -48,14 +49,21 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
     pairs = _pairs(overrides)
     for key, value in [pair for pair in pairs if pair[0] == PRESET]:
         _set(table, key, value)
+    _check_depth(table, source)
     try:
         if isinstance(table.get("algorithm"), dict):
             table["algorithm"] = under_the_preset_named(table["algorithm"])
         for key, value in [pair for pair in pairs if pair[0] != PRESET]:
             _set(table, key, value)
+        _check_depth(table, source)
         return RunSettings.model_validate(table)
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
+
+
+def _check_depth(table: Mapping[str, Any], source: str) -> None:
+    if too_deep(table):
+        raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
 
 
 def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
@@ -74,7 +82,9 @@ def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
 
 def to_toml(run: RunSettings) -> str:
     """The complete, resolved recipe: reading it again gives the same run."""
-    return tomli_w.dumps(run.model_dump(mode="json", exclude_none=True), multiline_strings=True)
+    table = run.model_dump(mode="json", exclude_none=True)
+    text = tomli_w.dumps(table, multiline_strings=True)
+    return text if tomllib.loads(text) == table else tomli_w.dumps(table)  # line breaks of other systems need escapes
 
 
 def _shown(value: Any) -> str:
@@ -116,7 +126,7 @@ def _value(text: str) -> Any:
     """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from marft.config.agents import Strings
-from marft.config.algorithm import Count, Positive
+from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
-from marft.config.settings import Settings, did_you_mean
+from marft.config.settings import Count, CountOrNone, Filled, Names, Plain, Positive, Settings, did_you_mean
 
 
 class ModelSettings(Settings):
     """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
 
-    path: str  # of a remote model: its name there
+    path: Filled  # of a remote model: its name there
     endpoint: TeammateEndpoint | None = None
-    revision: str = "main"
+    revision: Filled = "main"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
-    context: Annotated[int, Field(ge=0)] = (
-        0  # tokens, prompt and action together; 0: what it, or its reader, is made for
-    )
+    context: CountOrNone = 0  # tokens, prompt and action together; 0: what it, or its reader, is made for
     chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
-    template_options: dict[str, Any] = {}  # passed to the chat template, e.g. enable_thinking = false
+    template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false
     gradient_checkpointing: bool = False
 
 
 class LoraSettings(Settings):
     rank: Count = 8
     alpha: Positive = 16.0
-    targets: Strings = ("q_proj", "v_proj")
+    targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")
 
 
 class PolicySettings(Settings):
@@ -41,9 +40,10 @@ class PolicySettings(Settings):
     train: Literal["lora", "full", "frozen"] = "lora"
     lora: LoraSettings = LoraSettings()
     adapter: str = ""  # a PEFT adapter folder to start from
-    learning_rate: Positive | None = None  # in place of the algorithm's
+    learning_rate: LearningRate | None = None  # in place of the algorithm's
 
 
+TINY = Path(__file__).parents[1] / "models" / "tiny"
 Models = Mapping[str, ModelSettings]
 
 
@@ -58,6 +58,29 @@ def local_model(models: Models, model: str) -> str:
 def readers(models: Models) -> set[str]:
     """The local models that read for remote ones."""
     return {local_model(models, name) for name, model in models.items() if model.endpoint is not None}
+
+
+def hidden_size(model: ModelSettings) -> int | None:
+    """The width of a local model, where it lies on this disk and says so."""
+    folder = TINY if model.path == "tiny" else Path(model.path)
+    try:
+        table = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        size = table.get("hidden_size", table.get("text_config", {}).get("hidden_size"))
+    except (OSError, ValueError, AttributeError, RecursionError):  # whoever loads the model says what is wrong
+        return None
+    return size if isinstance(size, int) else None
+
+
+def rank_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Iterable[str]:
+    """LoRAs of more ranks than the model that they change has dimensions."""
+    for name, policy in policies.items():
+        model = models.get(policy.model)
+        size = hidden_size(model) if model is not None and model.endpoint is None and policy.train == "lora" else None
+        if size is not None and policy.lora.rank > size:
+            yield (
+                f"policies.{name}.lora.rank: {policy.lora.rank:,} is more than the {size:,} dimensions of model "
+                f"{policy.model!r}, and a change of full rank has no more; lower it, or use train = 'full'"
+            )
 
 
 def remote_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Iterable[str]:

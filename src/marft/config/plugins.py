@@ -107,6 +107,11 @@ class Plugin(Settings):
         return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
 
 
+def called(plugin: Plugin) -> str:
+    """``credit 'my_package.credits:Median'``, for messages."""
+    return f"{plugin._kind[:-1] or 'part'} {plugin.name!r}"
+
+
 def plugin_names(kind: str) -> list[str]:
     """The names that a recipe may use for ``kind``, built in or registered by installed packages."""
     return sorted({*BUILT_IN[kind], *(point.name for point in entry_points(group=f"marft.{kind}"))})

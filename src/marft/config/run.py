@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
-from marft.config.algorithm import AlgorithmSettings, Count, Positive
-from marft.config.models import ModelSettings, PolicySettings, readers, remote_problems
+from marft.config.algorithm import AlgorithmSettings
+from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
 from marft.config.names import Name, RunName, collisions
 from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
-from marft.config.settings import Settings, did_you_mean
+from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
+from marft.config.sizes import size_problems
 
 ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
 
@@ -24,7 +25,7 @@ class RolloutSettings(Settings):
 
     tasks_per_step: Count = 8
     samples_per_task: Count = 4
-    max_live_episodes: Count = 256
+    max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256
     max_steps: Count = 32  # environment steps; an episode that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
 
@@ -32,14 +33,14 @@ class RolloutSettings(Settings):
 class EngineSettings(Settings):
     """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
 
-    max_rows: Count = 256
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256
     admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
 
 
 class TrainingSettings(Settings):
     steps: Count = 100
     tokens_per_micro_batch: Count = 8192
-    record_episodes_every: Annotated[int, Field(ge=0)] = 1  # steps; 0 records none
+    record_episodes_every: CountOrNone = 1  # steps; 0 records none
 
 
 class CheckpointSettings(Settings):
@@ -52,19 +53,29 @@ class EvaluationSettings(Settings):
     """Held-out evaluation. ``every`` looks at the validation split while training; ``tasks`` at the test split."""
 
     tasks: Count = 500
-    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False)] = ("greedy", "sampled")
-    every: Annotated[int, Field(ge=0)] = 0
+    modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False), Field(min_length=1)] = (
+        "greedy",
+        "sampled",
+    )
+    every: CountOrNone = 0
     validation_tasks: Count = 100
+
+    @field_validator("modes")
+    @classmethod
+    def _each_once(cls, modes: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(modes)) < len(modes):
+            raise PydanticCustomError("modes", "names a mode twice")
+        return modes
 
 
 class RunSettings(Settings):
     """One recipe, complete."""
 
     name: RunName
-    seed: Annotated[int, Field(ge=0)] = 0
-    output: str = "runs"
-    device: str = "auto"
-    threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0: torch's choice
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    output: Filled = "runs"
+    device: Filled = "auto"
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's choice
     models: dict[Name, ModelSettings]
     policies: dict[Name, PolicySettings]
     tools: dict[Name, ToolPlugin] = {}
@@ -98,7 +109,7 @@ class RunSettings(Settings):
         problems = [
             *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
-            *_teammate_text_problems(self),
+            *_teammate_text_problems(self), *rank_problems(self.models, self.policies), *size_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
@@ -17,6 +27,62 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(words)}" if words else ""
+
+
+LARGEST = 10**9
+DEEPEST = 32  # tables and lists inside each other, in all of a recipe
+
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 means something of its own
+Few = Annotated[int, Field(ge=1, le=10_000)]  # how often something is done again
+
+
+def too_deep(table: Any) -> bool:
+    """Whether tables and lists lie inside each other deeper than any recipe needs, and Python goes."""
+    level = [table]
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+    return bool(level)
+
+
+def _are_names(words: tuple[str, ...]) -> tuple[str, ...]:
+    for place, word in enumerate(words):
+        if not word.strip() or "\0" in word:
+            raise PydanticCustomError("name", "must hold no empty name: {word}", {"word": repr(word)})
+        if word in words[:place]:
+            raise PydanticCustomError("name", "names {word} twice", {"word": repr(word)})
+    return words
+
+
+def _is_plain(value: Any) -> Any:
+    """The value, where TOML and JSON can hold it and give it back the same."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _is_plain(key)
+            _is_plain(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _is_plain(inner)
+    elif isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            raise PydanticCustomError("text", "holds half a character: {text}", {"text": ascii(value)[:100]})
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("number", "holds {number}, which is no finite number", {"number": value})
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise PydanticCustomError("number", "holds a number that has more than 64 bits")
+    elif not isinstance(value, bool | int | float):
+        kind = type(value).__name__
+        raise PydanticCustomError("plain", "holds a {kind}: only texts, numbers, lists and tables pass", {"kind": kind})
+    return value
+
+
+Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(_are_names)]
+Filled = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Plain = Annotated[dict[str, Any], AfterValidator(_is_plain)]  # of values that somebody else will read
 
 
 class Settings(BaseModel):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.config.endpoint import EndpointSettings
+from marft.endpoints.keys import masked
 from marft.types import Finish, ToolCall, Usage
 
 Tokens = Annotated[int, Field(ge=0, lt=2**31)]
@@ -100,6 +102,17 @@ def answer_of(body: Body, usage: Usage) -> Answer:
         raise ValueError("choices.0.message: it has neither content nor tool calls")
     finish: Finish = "length" if choice.finish_reason == "length" else "stop"
     return Answer(choice.message.content or "", finish, calls or None, usage)
+
+
+def masked_answer(answer: Answer, secrets: Collection[str]) -> Answer:
+    """The answer as it may be stored and read by others: without what was sent in confidence, should it echo that."""
+    if not secrets:
+        return answer
+    calls = answer.calls and tuple(
+        replace(call, name=masked(secrets, call.name), arguments=masked(secrets, call.arguments))
+        for call in answer.calls
+    )
+    return replace(answer, text=masked(secrets, answer.text), calls=calls)
 
 
 def as_metrics(used: Usage, prefix: str) -> dict[str, float]:

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.answers import Answer, answer_of, read_body, usage_of
+from marft.endpoints.answers import Answer, answer_of, masked_answer, read_body, usage_of
 from marft.endpoints.failures import as_failure, clean
-from marft.endpoints.keys import read_key
+from marft.endpoints.keys import read_key, secrets_in
 from marft.endpoints.limit import limit
 from marft.endpoints.pace import Pace
 from marft.game.game import EpisodeFailedError
@@ -47,6 +47,7 @@ class Endpoint:
         self.name, self.settings, self.model = name, settings, model
         self.used = Usage()
         self._key = _read_key(name, settings)
+        self._secrets = tuple(dict.fromkeys([*filter(None, [self._key]), *secrets_in(settings.options)]))
         self._gate = asyncio.Semaphore(settings.concurrent_requests)
         self._pace = Pace(settings.requests_per_minute)
         self._client = self._made()
@@ -80,7 +81,7 @@ class Endpoint:
             except EpisodeFailedError:
                 raise
             except Exception as error:  # noqa: BLE001  a client made by others reads what a server made by others sends
-                raise as_failure(error, self.name, self.settings, self.model, self._key) from None
+                raise as_failure(error, self.name, self.settings, self.model, self._secrets) from None
 
     async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> Answer:
         rest = {key: value for key, value in body.items() if key not in ("model", "messages")}
@@ -91,9 +92,10 @@ class Endpoint:
             read = read_body(raw.http_response.content)
             usage = usage_of(read, self.settings, raw.retries_taken)
             self.used += usage
-            return answer_of(read, usage)
+            return masked_answer(answer_of(read, usage), self._secrets)
         except ValueError as error:
-            said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {error}"
+            why = clean(str(error), self._secrets)
+            said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {why}"
             raise EpisodeFailedError("failed", said) from None
 
     def _made(self) -> AsyncOpenAI:
@@ -118,8 +120,8 @@ class Endpoint:
             )
         except Exception as error:  # noqa: BLE001  what the machine says of proxies and certificates
             raise ValueError(
-                f"endpoint {self.name!r} cannot be used: {clean(str(error), self._key)}; check ALL_PROXY, HTTPS_PROXY, "
-                "HTTP_PROXY and SSL_CERT_FILE in the environment"
+                f"endpoint {self.name!r} cannot be used: {clean(str(error), self._secrets)}; check ALL_PROXY, "
+                "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE in the environment"
             ) from None
 
     def close(self) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import unicodedata
+from collections.abc import Collection
 
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.keys import without
+from marft.endpoints.keys import masked, without
 from marft.game.game import EpisodeFailedError
+from marft.texts import cut, one_line
 
-UNFIT = ("Cc", "Cs")  # categories of Unicode: control characters, halves of characters
 LONGEST = 300  # characters of what a server says about an error
 
 
-def as_failure(error: Exception, name: str, settings: EndpointSettings, model: str, key: str) -> EpisodeFailedError:
+def as_failure(
+    error: Exception, name: str, settings: EndpointSettings, model: str, secrets: Collection[str]
+) -> EpisodeFailedError:
     """The failure of an episode.
 
     Args:
         error: what was raised while the endpoint was asked.
         name: of the endpoint, for people.
-        key: the API key, which no message may hold.
+        secrets: the API key and others, which no message may hold.
     """
     import openai
 
@@ -27,13 +29,13 @@ def as_failure(error: Exception, name: str, settings: EndpointSettings, model: s
         limit = f"{settings.timeout_seconds:g} s"
         return EpisodeFailedError("timed_out", f"{who} gave no whole answer in {limit}, retries included")
     if isinstance(error, openai.APIStatusError):
-        said = clean(error.message, key)
+        said = clean(error.message, secrets)
         reason = f"{who} answered {error.status_code}{_remedy(error.status_code, settings, model)}. It said: {said}"
     elif isinstance(error, openai.APIConnectionError):
-        cause = clean(str(error.__cause__ or error), key)
+        cause = clean(str(error.__cause__ or error), secrets)
         reason = f"{who} cannot be reached, after {settings.retries} retries: {cause}; check its url and that it runs"
     else:
-        reason = f"{who} cannot be used: {type(error).__name__}: {clean(str(error), key)}"
+        reason = f"{who} cannot be used: {type(error).__name__}: {clean(str(error), secrets)}"
     return EpisodeFailedError("failed", reason)
 
 
@@ -51,8 +53,9 @@ def _remedy(status: int, settings: EndpointSettings, model: str) -> str:
     return ""
 
 
-def clean(text: str, key: str) -> str:
-    """What somebody else says, fit to be stored and shown: one line, not too long, without the key."""
-    text = "".join("\ufffd" if unicodedata.category(c) in UNFIT and c not in "\n\t" else c for c in without(key, text))
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST else text[:LONGEST] + " …"
+def clean(text: str, secrets: Collection[str]) -> str:
+    """What somebody else says, fit to be stored and shown: one line, not too long, without secrets, however short."""
+    text = masked(secrets, text)
+    for secret in secrets:
+        text = without(secret, text)
+    return cut(one_line(text), LONGEST)

@@ -1,8 +1,19 @@
-"""Keys that environment variables hold. Nothing here, and nothing that goes wrong with a key, says what it is."""
+"""Keys, from environment variables or a request's options. Nothing here, and nothing that goes wrong with a key, says
+what it is; where somebody echoes one, it is masked before the text is stored."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+SECRET = re.compile(r"key|token|secret|passw|credential|auth|bearer|cookie|signature", re.IGNORECASE)  # names of fields
+SHORTEST = 8  # characters of what is masked in whole answers: "none" or "EMPTY" is no secret, and a word
+MASK = "***"
 
 
 def read_key(variable: str) -> str:
@@ -21,4 +32,49 @@ def read_key(variable: str) -> str:
 
 def without(key: str, text: str) -> str:
     """The text with ``***`` for the key, wherever it holds it."""
-    return text.replace(key, "***") if key else text
+    return text.replace(key, MASK) if key else text
+
+
+def secrets_in(fields: Any, secret: bool = False) -> Iterator[str]:
+    """What a request's fields hold under names that sound like secrets, at any depth.
+
+    >>> list(secrets_in({"api_key": "sk-123456", "seed": 1, "headers": {"Authorization": "Bearer abcdefgh"}}))
+    ['sk-123456', 'Bearer abcdefgh', 'abcdefgh']
+    """
+    if isinstance(fields, Mapping):
+        for name, value in fields.items():
+            yield from secrets_in(value, secret or bool(SECRET.search(str(name))))
+    elif isinstance(fields, list | tuple):
+        for value in fields:
+            yield from secrets_in(value, secret)
+    elif secret and isinstance(fields, str):
+        scheme, _, rest = fields.partition(" ")
+        yield from (word for word in (fields, rest if scheme.isalpha() else "") if len(word) >= SHORTEST)
+
+
+def masked(secrets: Collection[str], text: str) -> str:
+    """The text with ``***`` for each secret, also as a URL or JSON writes it. What is too short is no secret."""
+    whole = {secret for secret in secrets if len(secret) >= SHORTEST}
+    written = whole | {quote(secret, safe="") for secret in whole} | {json.dumps(secret)[1:-1] for secret in whole}
+    for secret in sorted(written, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return text
+
+
+def masked_recipe(recipe: str) -> str:
+    """A recipe for people to see: without the secrets in the options of its endpoints.
+
+    >>> print(masked_recipe('[endpoint.options]\\nuser_key = "abcdefgh"'))
+    [endpoint.options]
+    user_key = "***"
+    """
+    return masked(list(_options_in(tomllib.loads(recipe))), recipe)
+
+
+def _options_in(table: Any) -> Iterator[str]:
+    if isinstance(table, dict):
+        for name, value in table.items():
+            yield from secrets_in(value) if name == "options" else _options_in(value)
+    elif isinstance(table, list):
+        for value in table:
+            yield from _options_in(value)

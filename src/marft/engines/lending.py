@@ -12,8 +12,11 @@ import queue
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
+
+from marft.game.hosting import complain
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,9 +43,16 @@ class LentThread(Executor):
         self._call_off = call_off
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._called_off = False
+        self._over = False
         self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="marft-game", daemon=True)
+        self._loop.set_exception_handler(complain)
+        self._thread = Thread(target=self._run, name="marft-game", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over:
+            with suppress(BaseException):  # of an organization's own task: asyncio lets SystemExit through
+                self._loop.run_forever()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have ``fn`` run on the thread that is in :meth:`wait_for`."""
@@ -102,6 +112,7 @@ class LentThread(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
         """Stop the event loop."""
         if not self._loop.is_closed():
+            self._over = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

@@ -43,7 +43,7 @@ def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     block, rest = _find(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
     place, _ = _find(inside, rest)
-    return (block * BLOCK + place)[:, 0]
+    return (block * BLOCK + place)[:, 0].clamp_max_(vocabulary - 1)  # where numbers are none, the last block's padding
 
 
 def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
-from marft.config.settings import did_you_mean
+from marft.config.settings import CountOrNone, Filled, Positive, did_you_mean
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.answers import last_boxed
@@ -30,15 +30,17 @@ class Math(Plugin):
     that file, and its problems are kept out of the others.
     """
 
-    path: str  # a JSONL file, or a data set's folder or id on the Hugging Face hub
+    one_step: ClassVar[bool] = True
+
+    path: Filled  # a JSONL file, or a data set's folder or id on the Hugging Face hub
     test_path: str = ""
     subset: str = ""  # of a Hugging Face data set
     split: str = "train"  # of a Hugging Face data set
     test_split: str = "test"  # of the data set at test_path
-    question: str = "problem"
-    answer: str = "answer"
-    limit: Annotated[int, Field(ge=0)] = 0  # tasks of each split; 0: all
-    timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    question: Filled = "problem"
+    answer: Filled = "answer"
+    limit: CountOrNone = 0  # tasks of each split; 0: all
+    timeout_seconds: Positive = 5.0
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:
@@ -46,6 +48,8 @@ class Math(Plugin):
             path = getattr(self, key)
             if path.endswith((".jsonl", ".json")) and not Path(path).is_file():
                 raise PydanticCustomError("missing_file", "{key}: no file at {path}", {"key": key, "path": path})
+        if self.question == self.answer:
+            raise PydanticCustomError("columns", "question and answer are the same column")
         return self
 
     @cached_property

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
-from marft.config.settings import did_you_mean
+from marft.config.settings import Plain, did_you_mean
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.answers import find_answer
 from marft.game.environment import Split
 from marft.types import Task
 
+MOST_TASKS = 10_000_000
+NUMBERS = (int, float, "int", "float")  # hints of the package's parameters
 PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted
 
 
@@ -28,11 +30,13 @@ class ReasoningGym(Plugin):
     data sets repeat themselves. Questions are therefore assigned to splits by their own text and never repeat.
     """
 
+    one_step: ClassVar[bool] = True
+
     dataset: str
-    params: dict[str, Any] = {}
-    seed: Annotated[int, Field(ge=0)] = 0
-    train_tasks: Annotated[int, Field(ge=1)] = 5000
-    held_out_tasks: Annotated[int, Field(ge=1)] = 1000  # in validation and test each
+    params: Plain = {}
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000
+    held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 1000  # in validation and test each
     partial_credit: bool = False  # else the reward is 1 for a full score and 0 for any other
 
     @model_validator(mode="after")
@@ -44,17 +48,21 @@ class ReasoningGym(Plugin):
                 "reasoning_gym has no data set {name}{hint}",
                 {"name": repr(self.dataset), "hint": did_you_mean(self.dataset, datasets)},
             )
-        fields = {field.name for field in dataclasses.fields(datasets[self.dataset][1])} - {"seed", "size"}
-        for key in self.params:
+        fields = {f.name: f for f in dataclasses.fields(datasets[self.dataset][1]) if f.name not in ("seed", "size")}
+        for key, value in self.params.items():
             if key not in fields:
                 raise PydanticCustomError(
                     "params",
                     "data set {name} has no parameter {key}{hint}",
                     {"name": repr(self.dataset), "key": repr(key), "hint": did_you_mean(key, fields)},
                 )
+            if isinstance(value, bool) and fields[key].type in NUMBERS:
+                raise PydanticCustomError(
+                    "params", "{key} is a number, not {value}", {"key": repr(key), "value": str(value).lower()}
+                )
         try:
             _ = self._generator
-        except (AssertionError, TypeError, ValueError) as error:
+        except Exception as error:  # the package checks its own parameters, each data set in its own way
             raise PydanticCustomError(
                 "params", "data set {name}: {error}", {"name": repr(self.dataset), "error": str(error)}
             ) from error

@@ -49,7 +49,8 @@ def _twice(task: Task) -> str:
 def _problem(task: Any) -> str:
     if not isinstance(task, Task):
         return f"it is a {type(task).__name__}, not a marft.types.Task"
-    for name, text in (("id", task.id), ("prompt", task.prompt)):
+    for name in ("id", "prompt"):
+        text = getattr(task, name)
         if not isinstance(text, str):
             return f"its {name} is a {type(text).__name__}, not a text"
         if storable(text) != text:

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
-from marft.evaluation.intervals import paired_difference
+from marft.evaluation.intervals import mean_interval, paired_difference
 from marft.runs.folder import RunFolder
+from marft.texts import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measure of a checkpoint, and what it gained over the base on the tasks of which both have it."""
+
+    base: float | None
+    value: float
+    interval: tuple[float, float] | None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    shuffle_cost: float | None = None  # what is lost when agents see messages of other tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A checkpoint's accuracy, and what it gained over the base on the tasks that both scored."""
+    """How an evaluated checkpoint did. ``accuracy`` is absent where the environment never says what is a success."""
 
     run: str
     checkpoint: str
     mode: str
     tasks: int
-    base: float | None
-    accuracy: float
-    interval: tuple[float, float]
-    gain: float | None = None
-    gain_interval: tuple[float, float] | None = None
-    shuffle_cost: float | None = None  # accuracy lost when agents see messages of other tasks
+    unknown: int
+    accuracy: Measured | None
+    reward: Measured | None
+
+    def measured(self, measure: str) -> Measured | None:
+        return self.accuracy if measure == "accuracy" else self.reward
 
 
 def gains_of(folders: Sequence[RunFolder]) -> list[Gain]:
@@ -48,58 +62,102 @@ def gains(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[Gain]:
         if checkpoint == "base":
             continue
         before, probe = own.get(("base", mode)), shuffled.get((checkpoint, mode))
-        difference = _paired(before, after) if before else None
         rows.append(
             Gain(
                 run=name,
                 checkpoint=checkpoint,
                 mode=mode,
                 tasks=after["tasks"],
-                base=before["accuracy"] if before else None,
-                accuracy=after["accuracy"],
-                interval=tuple(after["interval"]),
-                gain=difference[0] if difference else None,
-                gain_interval=difference[1] if difference else None,
-                shuffle_cost=-_paired(after, probe)[0] if probe else None,
+                unknown=after.get("unknown", 0),
+                accuracy=_measured(before, after, probe, "accuracy"),
+                reward=_measured(before, after, probe, "reward"),
             )
         )
     return rows
 
 
-def comparison_table(folders: Sequence[RunFolder]) -> Table:
-    """A table for the terminal.
+def measures_of(rows: Sequence[Gain]) -> list[str]:
+    """What there is to show, what matters most first: accuracy, where anything has one, then reward."""
+    return [measure for measure in ("accuracy", "reward") if any(row.measured(measure) for row in rows)]
+
+
+def comparison_tables(folders: Sequence[RunFolder]) -> list[Table]:
+    """Tables for the terminal, one a measure.
 
     Raises:
         ValueError: a run has not been evaluated.
     """
-    table = Table(box=None, pad_edge=False)
-    for heading in (
-        "run",
-        "checkpoint",
-        "mode",
-        "base",
-        "accuracy",
-        "95 % interval",
-        "gain",
-        "95 % interval",
-        "shuffling costs",
-    ):
-        table.add_column(heading, justify="left" if heading in ("run", "checkpoint", "mode") else "right")
     rows = gains_of(folders)
     for folder in folders:
         if not any(row.run == folder.path.name for row in rows):
             raise ValueError(f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}")
+    return [_table(rows, measure) for measure in measures_of(rows)]
+
+
+def _table(rows: Sequence[Gain], measure: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    left = ("run", "checkpoint", "mode")
+    unknown = measure == "accuracy" and any(row.unknown for row in rows)
+    for heading in (
+        *left, "base", measure, "95 % interval", "gain", "95 % interval", "shuffling costs",
+        *(["success unknown"] if unknown else []),
+    ):  # fmt: skip
+        table.add_column(heading, justify="left" if heading in left else "right")
     for row in rows:
-        table.add_row(
-            row.run, row.checkpoint, row.mode, percent(row.base), percent(row.accuracy), percent_range(row.interval),
-            points(row.gain), point_range(row.gain_interval), points(row.shuffle_cost),
-        )  # fmt: skip
+        shown = row.measured(measure)
+        if shown is not None:
+            cells = (
+                row.run,
+                row.checkpoint,
+                row.mode,
+                *cells_of(shown, measure),
+                *([str(row.unknown)] if unknown else []),
+            )
+            table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
 
 
-def _paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[float, tuple[float, float]]:
-    both = [task for task in before["outcomes"] if task in after["outcomes"]]
-    return paired_difference([before["outcomes"][task] for task in both], [after["outcomes"][task] for task in both])
+def cells_of(shown: Measured, measure: str) -> tuple[str, ...]:
+    """Base, value, its interval, gain, its interval, and what shuffled messages cost."""
+    value, difference = (percent, points) if measure == "accuracy" else (number, signed)
+    return (
+        value(shown.base), value(shown.value), between(shown.interval, value), difference(shown.gain),
+        between(shown.gain_interval, difference), difference(shown.shuffle_cost),
+    )  # fmt: skip
+
+
+def _measured(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any], probe: Mapping[str, Any] | None, measure: str
+) -> Measured | None:
+    """A measure of an evaluation; None where it has none. What earlier versions did not save is left out."""
+    if after.get(measure) is None:
+        return None
+    interval = after.get("interval" if measure == "accuracy" else "reward_interval")
+    gain = _paired(before, after, measure) if before else None
+    cost = _paired(after, probe, measure) if probe else None
+    return Measured(
+        base=before.get(measure) if before else None,
+        value=after[measure],
+        interval=tuple(interval) if interval else None,
+        gain=gain[0] if gain else None,
+        gain_interval=gain[1] if gain else None,
+        shuffle_cost=-cost[0] if cost else None,
+    )
+
+
+def _paired(
+    before: Mapping[str, Any], after: Mapping[str, Any], measure: str
+) -> tuple[float, tuple[float, float] | None] | None:
+    """``after − before`` on the tasks of which both have the measure."""
+    of = "outcomes" if measure == "accuracy" else "rewards"
+    first, second = before.get(of, {}), after.get(of, {})
+    both = [task for task in first if task in second]
+    if not both:
+        return None
+    if measure == "accuracy":
+        return paired_difference([first[task] for task in both], [second[task] for task in both])
+    gained = [second[task] - first[task] for task in both]
+    return sum(gained) / len(gained), mean_interval(gained)
 
 
 def percent(value: float | None) -> str:
@@ -111,9 +169,13 @@ def points(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}"
 
 
-def percent_range(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"{interval[0]:.1%} to {interval[1]:.1%}"
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
-def point_range(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"{points(interval[0])} to {points(interval[1])}"
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.3f}"
+
+
+def between(interval: tuple[float, float] | None, form: Callable[[float | None], str]) -> str:
+    return "" if interval is None else f"{form(interval[0])} to {form(interval[1])}"

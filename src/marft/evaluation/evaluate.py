@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from marft.evaluation.intervals import wilson
+from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.showing import shown
 from marft.game.environment import Split
@@ -31,7 +31,12 @@ class Advance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a team did. ``outcomes`` holds each scored task's success, for paired comparisons."""
+    """How a team did. Success is what the environment says of it: a task of which it says nothing counts as ``unknown``
+    and in no accuracy, and where it never says anything there is none. ``outcomes`` and ``rewards`` hold each scored
+    task's success, where that is known, and its team reward, for paired comparisons.
+
+    ``interval`` is Wilson's; ``reward_interval`` is by the normal approximation. Both are of 95 %.
+    """
 
     checkpoint: str
     mode: Mode
@@ -39,11 +44,14 @@ class Evaluation:
     shuffled_messages: bool
     tasks: int
     failed: int
-    accuracy: float
-    interval: tuple[float, float]
-    reward: float
+    unknown: int
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    reward: float | None
+    reward_interval: tuple[float, float] | None
     agents: Mapping[str, Mapping[str, float]]
     outcomes: Mapping[str, bool]
+    rewards: Mapping[str, float]
     examples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
     @property
@@ -78,7 +86,8 @@ def evaluate(
     team = stage.game.team if mode == "sampled" else greedy(stage.game.team)
     episodes = stage.play(attempts, team, on_done)
     scored = [episode for episode in episodes if episode.scored]
-    outcomes = {episode.task.id: bool(episode.success) for episode in scored}
+    outcomes = {episode.task.id: episode.success for episode in scored if episode.success is not None}
+    rewards = {episode.task.id: episode.total_reward for episode in scored}
     roles = [agent.role for agent in team.agents]
     metrics = episode_metrics(episodes, roles, stage.engine.version) | remote_metrics(episodes, roles)
     agents = {
@@ -93,11 +102,14 @@ def evaluate(
         shuffled_messages=messages_from is not None,
         tasks=len(scored),
         failed=len(episodes) - len(scored),
-        accuracy=wins / len(scored) if scored else 0.0,
-        interval=wilson(wins, len(scored)),
-        reward=metrics["reward"],
+        unknown=len(scored) - len(outcomes),
+        accuracy=wins / len(outcomes) if outcomes else None,
+        interval=wilson(wins, len(outcomes)) if outcomes else None,
+        reward=metrics["reward"] if scored else None,
+        reward_interval=mean_interval([*rewards.values()]),
         agents=agents,
         outcomes=outcomes,
+        rewards=rewards,
         examples=tuple(_example(episode) for episode in scored[:3]),
     )
     return evaluation, episodes

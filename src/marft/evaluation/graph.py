@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from rich.table import Table
 from rich.text import Text
 
+from marft.evaluation.pages import plain_labels
+from marft.texts import cut, one_line
 from marft.types import Action, Episode
 
 WIDTH = 48  # characters of a timeline in the terminal
 COLOURS = tuple(f"C{number}" for number in range(10))
+LONGEST_NAME = 80  # characters of an id or a role in a picture, or in the name of its file
 LEAST = 0.004  # of the whole time: how wide a very short action is drawn
 
 
@@ -38,10 +43,20 @@ def timeline(episode: Episode) -> Table:
     for action in episode.actions:
         start, length = _place(episode, action)
         bar = Text(" " * start + "█" * length, style=f"color({1 + roles.index(action.agent) % 6})")
-        table.add_row(action.id, bar, ", ".join(action.sees))
+        table.add_row(Text(one_line(action.id)), bar, Text(one_line(", ".join(action.sees))))
     return table
 
 
+def file_name(task: str) -> str:
+    """What of a task's id can be part of the name of a file, anywhere.
+
+    >>> file_name("chain_sum/17"), file_name("../\\x00x")
+    ('chain_sum_17', '.._x')
+    """
+    return re.sub(r"[^\w.#-]+", "_", task)[:LONGEST_NAME]
+
+
+@plain_labels()
 def draw(episode: Episode) -> Figure:
     """Agents as lanes, time from left to right, an arrow from each action to those that saw it."""
     roles, end = _roles(episode), _end(episode)
@@ -71,9 +86,9 @@ def draw(episode: Episode) -> Figure:
                 )  # fmt: skip
     axes.set_xlim(-0.01 * end, 1.02 * end)
     axes.set_ylim(-0.6, len(roles) - 0.4)
-    axes.set_yticks(range(len(roles)), list(reversed(roles)))
+    axes.set_yticks(range(len(roles)), [cut(one_line(role), LONGEST_NAME) for role in reversed(roles)])
     axes.set_xlabel("seconds since the episode began; a box is an action (step.call), an arrow leads to who saw it")
-    axes.set_title(f"{episode.task.id} #{episode.sample}", fontsize=10, loc="left")
+    axes.set_title(f"{cut(one_line(episode.task.id), LONGEST_NAME)} #{episode.sample}", fontsize=10, loc="left")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return figure

@@ -1,9 +1,11 @@
-"""Confidence intervals of success rates."""
+"""Confidence intervals of success rates and of mean rewards."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 Z95 = 1.959964
 
@@ -20,6 +22,21 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of a mean, by the normal approximation, ``mean ± 1.96 s/√n``; None of fewer than two values.
+
+    Of a difference on the same tasks, give the differences.
+
+    >>> mean_interval([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    (0.253..., 1.079...)
+    """
+    if len(values) < 2:
+        return None
+    numbers = np.asarray(values, np.float64)
+    centre, half = float(numbers.mean()), Z95 * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    return centre - half, centre + half
 
 
 def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, tuple[float, float]]:

@@ -12,7 +12,8 @@ from marft.types import Action, Episode, Mark, Usage
 
 
 def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: int) -> dict[str, float]:
-    """What was sampled and what it earned.
+    """What was sampled and what it earned. ``accuracy`` is of the scored episodes whose success is known; it is absent
+    where that is so of none.
 
     Args:
         version: of the policies now; an action's lag is how many updates older it is.
@@ -23,7 +24,8 @@ def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: 
     metrics = {
         "reward": _mean(rewards),
         "reward_std": float(rewards.std()) if len(rewards) else math.nan,
-        "accuracy": _mean(outcomes),
+        **({"accuracy": _mean(outcomes)} if outcomes else {}),
+        "success_unknown": float(len(scored) - len(outcomes)),
         "episodes": float(len(episodes)),
         "episodes_failed": float(sum(episode.status == "failed" for episode in episodes)),
         "episodes_timed_out": float(sum(episode.status == "timed_out" for episode in episodes)),

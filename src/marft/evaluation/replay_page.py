@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
+from marft.evaluation.pages import page
 from marft.evaluation.replay import Audit, Opinion
 from marft.learning.interfaces import Floats
 from marft.runs import atomic
+from marft.texts import one_line
 from marft.types import Action, Episode
 
 AUDIT = ("groups", "group size", "groups of one", "groups all equal", "zero advantages")
@@ -106,7 +107,7 @@ def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
             name = f"{episode.task.id} #{episode.sample}, {_outcome(episode)}" if place == 0 else ""
             means = (cells[place][0] for _, cells in picture.rows)
             cells = (name, action.id, *("" if m is None else f"{m:+.2f}" for m in means), one_line(action.text))
-            table.add_row(*map(Text, cells))
+            table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
 
 
@@ -137,10 +138,8 @@ def pictures_of(audit: Audit, count: int) -> list[Picture]:
 
 def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Picture]) -> None:
     """Write ``<path>.html`` and, for other programs, ``<path>.json``."""
-    environment = Environment(
-        loader=PackageLoader("marft.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    page = environment.get_template("replay.html.jinja").render(
+    written = page(
+        "replay.html.jinja",
         title=title,
         audit=audit,
         titles=[*AUDIT, *(f"gradient: {role}" for role in audit.opinions[0].gradient_share)],
@@ -151,7 +150,7 @@ def write_replay(path: Path, title: str, audit: Audit, pictures: Sequence[Pictur
         pictures=pictures,
         outcome=_outcome,
     )
-    atomic.write_file(path.with_suffix(".html"), page)
+    atomic.write_file(path.with_suffix(".html"), written)
     atomic.write_file(path.with_suffix(".json"), json.dumps(_without_nan(audit.as_json()), indent=2) + "\n")
 
 
@@ -185,15 +184,10 @@ def _outcome(episode: Episode) -> str:
     return f"{solved}, reward {episode.total_reward:g}"
 
 
-def one_line(text: str) -> str:
-    """Without line breaks and control characters, which a model may write and a terminal would obey."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def _numbers(table: Table, *titles: str, left: bool = False) -> None:
     """Columns that never give way to text."""
-    for title in titles:
-        table.add_column(title, justify="left" if left else "right", no_wrap=True, min_width=len(title))
+    for title in map(one_line, titles):
+        table.add_column(Text(title), justify="left" if left else "right", no_wrap=True, min_width=len(title))
 
 
 def _explains(variance: float) -> str:

@@ -6,9 +6,11 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from marft.evaluation.compare import gains_of, percent, percent_range, point_range, points
+from marft.endpoints.keys import masked_recipe
+from marft.evaluation.compare import cells_of, gains_of, measures_of
+from marft.evaluation.pages import page, plain_labels
 from marft.evaluation.showing import shown
 from marft.runs import atomic
 from marft.runs.episodes import read_episodes
@@ -28,38 +30,43 @@ EXAMPLES = 3
 
 def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
     """Write the report of a run, from what its folder holds; other runs are shown beside its own results."""
-    environment = Environment(
-        loader=PackageLoader("marft.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {
-        "percent": percent, "percents": percent_range, "points": points, "point_range": point_range
-    }  # fmt: skip
     run, metrics, evaluations = folder.settings(), folder.read_metrics(), folder.read_evaluations()
     rows = gains_of([folder, *against])
     episodes, seconds = (sum(row.get(name) or 0.0 for row in metrics) for name in ("episodes", "seconds"))
-    page = environment.get_template("report.html.jinja").render(
+    written = page(
+        "report.html.jinja",
         name=folder.path.name,
         summary=f"{run.algorithm.name} at {run.algorithm.level} level · {' → '.join(a.role for a in run.agents)} · "
         f"{len(metrics)} of {run.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
         dropped=int(sum(row.get("episodes_dropped") or 0.0 for row in metrics)),
         gains=rows,
+        measures=measures_of(rows),
+        cells_of=cells_of,
+        unknown=any(row.unknown for row in rows),
         several=len({row.run for row in rows}) > 1,
-        curves=_curves(metrics),
+        curves=Markup(_curves(metrics)),  # our own picture
         examples=_evaluated(evaluations) or _recorded(folder),
-        recipe=folder.config.read_text(encoding="utf-8"),
+        recipe=masked_recipe(folder.config.read_text(encoding="utf-8")),
     )
-    atomic.write_file(folder.report, page)
+    atomic.write_file(folder.report, written)
 
 
+@plain_labels()
 def _curves(rows: Sequence[Mapping[str, Any]]) -> str:
     """The six training curves as SVG."""
     if not rows:
         return ""
     from matplotlib.figure import Figure
 
+    shown = [
+        curve for curve in CURVES if curve[0] != "accuracy" or any(row.get("accuracy") is not None for row in rows)
+    ]
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     roles = sorted({name.split("/")[1] for row in rows for name in row if name.startswith("agents/")})
-    for axes, (metric, title, meaning) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
+    panels = list(figure.subplots(2, 3).flat)
+    for spare in panels[len(shown) :]:
+        spare.remove()
+    for axes, (metric, title, meaning) in zip(panels, shown, strict=False):
         names = [(f"agents/{role}/{metric}", role) for role in roles] if metric in BY_AGENT else [(metric, "team")]
         for name, label in names:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
@@ -94,6 +101,7 @@ def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]
             "observation": episode.task.prompt,
             "actions": [shown(action) for action in episode.actions],
             "success": episode.success,
+            "reward": episode.total_reward,
         }
         for episode in read_episodes(files[-1])[:EXAMPLES]
     ]

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from marft.texts import described, one_line, place, raised, visible
+from marft.faults import described, place_of
+from marft.texts import one_line, raised
 
 T = TypeVar("T")
 GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
@@ -238,7 +239,7 @@ async def in_words(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError | GeneratorExit) and called_off():
             raise
-        raise RaisedError(raised(error), place(error)) from None
+        raise RaisedError(raised(error), place_of(error)) from None
 
 
 async def _call_off_the_rest() -> bool:
@@ -266,4 +267,4 @@ def complain(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> Non
     """What nobody awaits and has failed, in one line that a terminal does not obey; for an event loop."""
     error = context.get("exception")
     said = described(error) if isinstance(error, BaseException) else str(context.get("message"))
-    logging.getLogger("marft").warning("a task that nobody waits for failed: %s", one_line(visible(said)))
+    logging.getLogger("marft").warning("a task that nobody waits for failed: %s", one_line(said))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from marft.faults import defined
 from marft.game import reading
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.hosting import HostThread, OverdueError, RaisedError
 from marft.game.turns import Turns
 from marft.seeds import derive_seed
-from marft.texts import defined, name_of
+from marft.texts import name_of
 from marft.types import Episode, Status, Step
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from marft.faults import described
 from marft.game.agents import Agent, Agents, Excerpt, Request
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.hearing import Heard, hear, listen, render, tokens_of
@@ -22,7 +23,7 @@ from marft.game.rendering import Cut
 from marft.game.speaking import choose, opening_of, options_of, write
 from marft.game.tools import ToolBelt
 from marft.seeds import derive_seed
-from marft.texts import cut, described, name_of, storable
+from marft.texts import LONGEST, cut, name_of, storable
 from marft.types import (
     Action,
     ActionKey,
@@ -311,7 +312,7 @@ class Turns:
             status=status,
             transitions=tuple(self.transitions),
             success=self.success,
-            error=cut(storable(error)),
+            error=cut(storable(error), 2 * LONGEST),
             bootstrap=self.final_prompts,
             seconds=time.perf_counter() - self._began,
             fork=Fork(replay.origin, replay.at or self.first_fresh) if (replay := self.attempt.replay) else None,

@@ -10,10 +10,11 @@ from pydantic import Field, PrivateAttr
 
 from marft import seeds
 from marft.config.plugins import Plugin
+from marft.config.settings import Count, NotNegative
 from marft.learning.interfaces import Progress, UpdatePhase
 
 Correction = Literal["", "product", "preceding"]
-RatioLimit = Annotated[float, Field(ge=1)]
+RatioLimit = Annotated[float, Field(ge=1, le=1e9)]
 
 
 class Simultaneous(Plugin):
@@ -33,7 +34,7 @@ class AgentByAgent(Plugin):
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
-    interval: Annotated[int, Field(ge=1)] = 256
+    interval: Count = 256
 
     _turn: int = PrivateAttr(default=0)
     _since: int = PrivateAttr(default=0)  # environment steps when the turn last changed
@@ -63,7 +64,7 @@ class Sequential(Plugin):
     correction: ClassVar[Correction] = "product"
 
     ratio_limit: RatioLimit = 2.0
-    kl_limit: Annotated[float, Field(ge=0)] = 0.0
+    kl_limit: NotNegative = 0.0
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]

@@ -163,8 +163,14 @@ def _times(p: Tensor, weight: Tensor) -> Tensor:
         return p @ weight
     if not weight.is_cuda:
         return _half_product(p, weight)
-    high = p.to(weight.dtype)  # and what its rounding leaves: 16 bits in all
-    return _half_product(high, weight).add_(_half_product((p - high).to(weight.dtype), weight))
+    high, rest = halves(p, weight.dtype)
+    return _half_product(high, weight).add_(_half_product(rest, weight))
+
+
+def halves(p: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``p`` as a sum of two tensors in half precision: rounded, and what that leaves. 16 bits of it are kept."""
+    high = p.to(dtype)
+    return high, (p - high).to(dtype)
 
 
 def _half_product(a: Tensor, b: Tensor) -> Tensor:

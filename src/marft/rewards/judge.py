@@ -22,9 +22,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.algorithm import Count, NotNegative
 from marft.config.endpoint import EndpointSettings
-from marft.config.settings import did_you_mean
+from marft.config.settings import Count, Filled, NotNegative, did_you_mean
 from marft.endpoints.answers import as_metrics
 from marft.endpoints.client import Endpoint
 from marft.rewards.patterns import Pattern
@@ -64,7 +63,7 @@ class Judge(Term):
 
     keeps_time: ClassVar[bool] = True
     endpoint: EndpointSettings
-    model: str  # its name there
+    model: Filled  # its name there
     prompt: str = PROMPT
     agents: Roles = ()  # none: the team, for its answer
     scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)

@@ -10,10 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from marft.game.game import EpisodeFailedError
 
+LONGEST = 10_000  # characters of a pattern
 SEARCH_SECONDS = 2.0  # through one text
 
 
 def _is_an_expression(pattern: str) -> str:
+    if len(pattern) > LONGEST:
+        raise PydanticCustomError("pattern", "is longer than {most} characters", {"most": LONGEST})
     try:
         regex.compile(pattern)
     except regex.error as error:

@@ -24,14 +24,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from pydantic import Field, Strict, field_validator
+from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin, import_path
-from marft.config.settings import did_you_mean
+from marft.config.settings import LARGEST, Names, did_you_mean
+from marft.faults import defined
 from marft.rewards.patterns import Pattern, holds
-from marft.texts import defined
 from marft.types import Episode
 
-Roles = Annotated[tuple[str, ...], Strict(False)]
+Roles = Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,22 @@ class Term(Plugin, ABC):
     """
 
     keeps_time: ClassVar[bool] = False
-    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None
+
+    @field_validator("weight")
+    @classmethod
+    def _counts(cls, weight: float) -> float:
+        if weight == 0:
+            raise PydanticCustomError("weight", "a term of weight 0 does nothing; remove the term")
+        return weight
+
+    @field_validator("clip")
+    @classmethod
+    def _is_not_reversed(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
+        if clip is not None and clip[0] >= clip[1]:
+            raise PydanticCustomError("clip", "must be the lowest and then the highest value, such as [-1.0, 1.0]")
+        return clip
 
     @abstractmethod
     def score(self, episode: Episode) -> Sequence[Earned] | Awaitable[Sequence[Earned]]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from typing import TYPE_CHECKING
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # where marft is
@@ -32,6 +30,8 @@ GO = b"g"
 
 
 def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # the parent may ignore them, which is inherited
+        signal.signal(number, signal.SIG_DFL)
     kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):  # it had gone before we asked
         return
@@ -48,6 +48,9 @@ def main() -> None:
 
 def keep_limited(order: Order) -> int:
     """Run the code with its limits alone, in a folder of the machine → exit status."""
+    import shutil  # a tenth of a jail's start, and no other needs them
+    import tempfile
+
     kernel.prctl(kernel.ADOPT_ORPHANS, 1)
     folder = tempfile.mkdtemp(prefix="marft-jail-", dir=order["temporary"])
     try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from marft.endpoints.keys import read_key, without
+from marft.endpoints.keys import masked, read_key, secrets_in, without
 from marft.game.hosting import HostThread
 from marft.types import Tool
 
@@ -96,7 +96,7 @@ class Connection:
         link = await self._join()
         client = await link.client()
         try:
-            return text_of(await client.call_tool(tool, arguments))
+            return text_of(await client.call_tool(tool, arguments), secrets_of(self.settings))
         except asyncio.CancelledError:
             if self._doubts is None or self._doubts.done():
                 self._doubts = asyncio.create_task(self._make_sure(link, client))
@@ -216,14 +216,20 @@ async def _made(settings: ServerSettings, stack: AsyncExitStack) -> Client:
     return Client(stdio_client(started, errlog=errors))
 
 
-def text_of(result: CallToolResult) -> str:
-    """What an agent reads of a result.
+def secrets_of(settings: ServerSettings) -> list[str]:
+    """What a server is told in confidence: what its headers hold, and variables whose names sound like secrets."""
+    headers = [os.environ.get(variable, "").strip() for variable in settings.header_variables.values()]
+    return [*headers, *secrets_in({name: os.environ.get(name, "") for name in settings.environment})]
+
+
+def text_of(result: CallToolResult, secrets: Collection[str] = ()) -> str:
+    """What an agent reads of a result, without secrets, should it echo them.
 
     Raises:
         RuntimeError: the tool says that it failed.
     """
     parts = [part.text if part.type == "text" else f"[{part.type}]" for part in result.content]
-    text = "\n".join(parts)
+    text = masked(secrets, "\n".join(parts))
     if result.is_error:
         raise RuntimeError(text)
     return text

@@ -13,9 +13,9 @@ from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import Strings
-from marft.config.algorithm import Positive
 from marft.config.endpoint import checked_url
 from marft.config.plugins import Plugin
+from marft.config.settings import Positive
 from marft.game.tool_sources import StatelessSource, ToolSession, ToolSource
 from marft.tools.connection import Connection
 from marft.types import Task, Tool

@@ -45,6 +45,8 @@ class Record(Plugin):
         if not fields:
             raise PydanticCustomError("fields", "needs at least one field, such as {{ state = 'leaving (.+)' }}")
         for name, pattern in fields.items():
+            if not name or not pattern:
+                raise PydanticCustomError("fields", "a field needs a name and a regular expression")
             try:
                 re.compile(pattern)
             except re.error as error:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from marft.config.plugins import Plugin
+from marft.config.settings import Count
 from marft.game.rendering import Message
 
 CUT = "…"
@@ -17,7 +16,7 @@ CUT = "…"
 class Truncated(Plugin):
     """At most ``words`` words of every message, its start or its end; where something is missing stands an ellipsis."""
 
-    words: Annotated[int, Field(ge=1)] = 100
+    words: Count = 100
     keep: Literal["start", "end"] = "end"
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from marft.config.plugins import Plugin
 from marft.game.agents import Agents
@@ -20,6 +20,7 @@ class Chain(Plugin):
     With ``sees = "previous"`` an agent sees its predecessor alone. A chain of one is a single agent.
     """
 
+    each_once: ClassVar[bool] = True  # every agent acts once a step
     sees: Literal["all", "previous"] = "all"
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict
+from pydantic import Strict
 
 from marft.config.plugins import Plugin
-from marft.config.settings import did_you_mean
+from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
 from marft.game.organizations.joining import majority, together
 from marft.types import Action, JointAction, Observation
@@ -29,7 +29,7 @@ class Debate(Plugin):
     ``hears`` is ``"all"``, ``"ring"`` (the one before and the one after), or a table of neighbours.
     """
 
-    rounds: Annotated[int, Field(ge=1)] = 2
+    rounds: Few = 2
     hears: Literal["all", "ring"] | Neighbours = "all"
     judge: str = ""  # else the most frequent answer of the last round
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Strict
 
@@ -28,6 +28,7 @@ class Graph(Plugin):
     agent that is not named there sees the observation alone.
     """
 
+    each_once: ClassVar[bool] = True  # every agent acts once a step
     sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:

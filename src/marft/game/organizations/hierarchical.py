@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import Field, Strict
+from pydantic import Field
 
 from marft.config.plugins import Plugin
-from marft.config.settings import did_you_mean
+from marft.config.settings import Few, Names, did_you_mean
 from marft.game.agents import Agents, Excerpt
 from marft.game.organizations.joining import answering, together
 from marft.types import JointAction, Observation
@@ -31,8 +31,8 @@ class Hierarchical(Plugin):
     """
 
     planner: str = "planner"
-    workers: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = ("worker",)
-    most: Annotated[int, Field(ge=1)] = 4
+    workers: Annotated[Names, Field(min_length=1)] = ("worker",)
+    most: Few = 4
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Seats that nobody has."""

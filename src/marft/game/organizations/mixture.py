@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
-
-from pydantic import Field
 
 from marft.config.plugins import Plugin
+from marft.config.settings import Few
 from marft.game.agents import Agents
 from marft.game.organizations.joining import answering, together
 from marft.types import Action, JointAction, Observation
@@ -26,7 +24,7 @@ class MixtureOfAgents(Plugin):
                   aggregator ──▶ answer
     """
 
-    layers: Annotated[int, Field(ge=1)] = 2
+    layers: Few = 2
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """An aggregator alone."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, field_validator
+from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
-from marft.config.settings import did_you_mean
+from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
 from marft.types import Action, JointAction, Observation
 
@@ -33,8 +34,15 @@ class Orchestrated(Plugin):
 
     router: str = "router"
     views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
-    most: Annotated[int, Field(ge=1)] = 3
+    most: Few = 3
     stops: bool = True  # whether it may stop before
+
+    @field_validator("views")
+    @classmethod
+    def _each_once(cls, views: tuple[View, ...]) -> tuple[View, ...]:
+        if len(set(views)) < len(views):
+            raise PydanticCustomError("views", "names a view twice")
+        return views
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """A router that is not there, or alone."""

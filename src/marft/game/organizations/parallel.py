@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from marft.config.plugins import Plugin
 from marft.game.agents import Agents
@@ -22,6 +22,7 @@ class Parallel(Plugin):
     ``answer = "last"`` is that of the last agent who answers, ``"vote"`` the most frequent one.
     """
 
+    each_once: ClassVar[bool] = True  # every agent acts once a step
     answer: Literal["last", "vote"] = "last"
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:

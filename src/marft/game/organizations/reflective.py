@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
-
-from pydantic import Field
 
 from marft.config.plugins import Plugin
-from marft.config.settings import did_you_mean
+from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
 from marft.types import JointAction, Observation
 
@@ -28,7 +25,7 @@ class Reflective(Plugin):
     actor: str = "actor"
     critic: str = "critic"
     reviser: str = "reviser"
-    rounds: Annotated[int, Field(ge=1)] = 1
+    rounds: Few = 1
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Seats that nobody has."""

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.algorithm import NotNegative
+from marft.config.settings import NotNegative
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import EQUAL, agent_costs, compare, local_rewards, members
 from marft.learning.interfaces import Credits, Evidence, Floats

@@ -3,11 +3,11 @@ earned had this agent acted otherwise here, and everybody after it gone on from 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
+from marft.config.settings import Few
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import team_returns
 from marft.learning.interfaces import Credits, Evidence
@@ -24,7 +24,7 @@ class Counterfactual(Estimator):
 
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "counterfactual"
 
-    resamples: Annotated[int, Field(ge=1)] = 2
+    resamples: Few = 2
     symmetric: bool = True
 
     def assign(self, evidence: Evidence) -> Credits:

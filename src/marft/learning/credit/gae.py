@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.algorithm import Fraction, NotNegative
+from marft.config.settings import Fraction, NotNegative
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.links import Links, backward_sum, link
 from marft.learning.interfaces import Credits, Evidence, Floats, split_rows

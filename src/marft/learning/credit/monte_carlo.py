@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.algorithm import Fraction
+from marft.config.settings import Fraction
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.gae import GAE
 from marft.learning.interfaces import Credits, Evidence, Values

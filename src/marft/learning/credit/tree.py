@@ -24,7 +24,7 @@ class Tree(Estimator):
 
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "tree"
 
-    candidates: Annotated[int, Field(ge=2)] = 4
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4
     carry: Literal["best", "first"] = "best"
     scale: bool = True
 

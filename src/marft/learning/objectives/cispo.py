@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
 from marft.config.plugins import Plugin
+from marft.config.settings import Positive
 from marft.learning.interfaces import LossInputs, LossOutput
 from marft.learning.objectives.ppo import LOG_RATIO_LIMIT
 
@@ -14,7 +11,7 @@ from marft.learning.objectives.ppo import LOG_RATIO_LIMIT
 class CISPO(Plugin):
     """``−sg(min(r, 1 + high)) A log π``. One-sided, with a width of its own: PPO's ε would cut most of the signal."""
 
-    high: Annotated[float, Field(gt=0)] = 4.0
+    high: Positive = 4.0
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         ratio = (inputs.log_probs - inputs.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

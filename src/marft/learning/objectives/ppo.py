@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
+from marft.config.settings import NotNegative
 from marft.learning.interfaces import LossInputs, LossOutput
 
 LOG_RATIO_LIMIT = 20.0
@@ -19,9 +20,9 @@ class PPO(Plugin):
     At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
     """
 
-    clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] | None = None  # as clip, unless given (DAPO's clip-higher)
-    dual_clip: Annotated[float, Field(ge=0)] = 0.0  # c > 1; 0 is off
+    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None  # as clip, unless given (DAPO's clip-higher)
+    dual_clip: NotNegative = 0.0  # c > 1; 0 is off
 
     @field_validator("dual_clip")
     @classmethod

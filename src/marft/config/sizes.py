@@ -1,0 +1,65 @@
+"""Sizes that no machine has, and numbers that contradict each other, with the arithmetic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+
+MOST_EPISODES = 1_000_000  # in one training step
+MOST_TOKENS = 10**10  # sampled in one environment step of all of a training step's episodes
+BYTES = 9  # of a recorded token: its id, its log-prob, its mark
+
+
+def size_problems(run: RunSettings) -> Iterable[str]:
+    """What is wrong with the sizes of a run."""
+    yield from _step_problems(run)
+    yield from _minibatch_problems(run)
+    for agent in run.agents:
+        policy = run.policies.get(agent.policy)
+        context = run.models[policy.model].context if policy and policy.model in run.models else 0
+        if context and agent.sampling.max_new_tokens >= context:
+            yield (
+                f"agents.{agent.role}.sampling.max_new_tokens: {agent.sampling.max_new_tokens:,} leaves no room for a "
+                f"prompt in a context of {context:,} tokens (models.{policy.model if policy else ''}.context)"
+            )
+        buffer = run.algorithm.reward.overlong_buffer
+        if policy and policy.train != "frozen" and buffer > agent.sampling.max_new_tokens:
+            yield (
+                f"algorithm.reward.overlong_buffer: {buffer:,} tokens are more than the "
+                f"{agent.sampling.max_new_tokens:,} that agent {agent.role!r} may write, so every action would be late"
+            )
+
+
+def _step_problems(run: RunSettings) -> Iterable[str]:
+    tasks, samples = run.rollout.tasks_per_step, run.rollout.samples_per_task
+    written = sum(agent.sampling.max_new_tokens for agent in run.agents)
+    episodes, tokens = tasks * samples, tasks * samples * written
+    product = f"{tasks:,} tasks_per_step × {samples:,} samples_per_task"
+    if episodes > MOST_EPISODES:
+        yield f"rollout: {product} = {episodes:,} episodes a step; at most {MOST_EPISODES:,} are possible"
+    elif tokens > MOST_TOKENS:
+        yield (
+            f"rollout: {product} × {written:,} tokens (max_new_tokens of all agents) = {tokens:,} tokens a step, which "
+            f"take {tokens * BYTES / 1e9:,.0f} GB to record; at most {MOST_TOKENS:,} are possible"
+        )
+
+
+def _minibatch_problems(run: RunSettings) -> Iterable[str]:
+    """More minibatches than there can be actions, where organization and environment say how many that are."""
+    forks = getattr(run.algorithm.credit, "forks", "")
+    if forks or not getattr(run.team, "each_once", False):
+        return
+    acting = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)
+    one_step = bool(getattr(run.environment, "one_step", False))
+    steps = 1 if one_step else run.rollout.max_steps
+    tasks, samples, most = run.rollout.tasks_per_step, run.rollout.samples_per_task, max(acting.values(), default=0)
+    actions = tasks * samples * steps * most
+    if acting and run.algorithm.minibatches > actions:
+        yield (
+            f"algorithm.minibatches: {run.algorithm.minibatches:,}, but at most {tasks:,} tasks × {samples:,} "
+            f"samples × {steps:,} steps × {most:,} agents = {actions:,} actions of a policy can be shared out; lower it"
+        )

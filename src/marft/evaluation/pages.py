@@ -1,0 +1,36 @@
+"""Pages that show what others wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from marft.texts import cut, visible
+
+LONGEST = 200_000  # characters of a text on a page
+
+
+def page(template: str, **values: Any) -> str:
+    """A template of this folder, filled in. Whatever is put into it is text: escaped, without what a page would obey,
+    and not too long."""
+    environment = Environment(
+        loader=PackageLoader("marft.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        finalize=_as_text,
+    )  # fmt: skip
+    return environment.get_template(template).render(values)
+
+
+@contextmanager
+def plain_labels() -> Iterator[None]:
+    """In pictures, a dollar sign is one: names are no formulas, which could also be wrong."""
+    with mpl.rc_context({"text.parse_math": False}):
+        yield
+
+
+def _as_text(value: Any) -> Any:
+    return value if isinstance(value, Markup) or not isinstance(value, str) else cut(visible(value), LONGEST)
