@@ -250,6 +250,15 @@ def test_policies_on_models_of_their_own(start: str, model: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("start", ["turns", "a2po"])
+def test_three_policies_in_turn(start: str, model: Path) -> None:
+    """The one in the middle comes after somebody and before somebody: its clip is narrower than the last one's."""
+    narrow = {"objective": {"name": "ppo", "clip": 0.05}, "optimizer": {"learning_rate": 0.02}}
+    if start == "a2po":
+        narrow["schedule"] = {"name": "a2po", "first_clip": 0.1}
+    check(model, start, narrow, policies={**POLICIES, "frozen": {"model": "base"}})
+
+
 def test_a_policys_own_learning_rate(model: Path) -> None:
     check(model, "action", {}, policies={**POLICIES, "planner": {"model": "base", "learning_rate": 0.003}})
 
@@ -298,6 +307,25 @@ class TestTrustRegion:
         table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
         whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)
         assert whole.metrics["accepted_fraction"] < 1
+
+    def test_an_update_that_makes_things_worse_is_undone(self, model: Path) -> None:
+        """The moments of two steps carry a third one on that is paid for the opposite."""
+        table = algorithm(
+            "hatrpo", epochs=1, minibatches=1, schedule={"name": "sequential", "kl_limit": 10.0}, critic={"learning_rate": 1e-9},
+            **SMOOTH,
+        )  # fmt: skip
+        twins = Twins(recipe(model, table))
+        for step, pay in enumerate((10.0, 10.0, -10.0)):
+            paid = [
+                replace(
+                    e, transitions=tuple(replace(t, reward=pay * t.reward, agent_rewards={}) for t in e.transitions)
+                )
+                for e in episodes_for(twins)
+            ]
+            start = snapshot(twins)
+            mine, right = twins.learn(paid, step)
+            assert_same(twins, start, mine, right)
+            assert (mine.metrics["accepted_fraction"] < 1) == (pay < 0)
 
 
 class TestMinibatches:

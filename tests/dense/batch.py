@@ -28,7 +28,7 @@ class Writer:
     """Draws episodes.
 
     Args:
-        score: log-probs under the policies as they are; the frozen judge's are drawn.
+        score: log-probs under the policies as they are; none for frozen ones, whose numbers are drawn.
         drift: standard deviation of what the engine's numbers are off, in nats a token.
         policies: of each role.
     """
@@ -76,9 +76,9 @@ class Writer:
     def recorded(self, action: Action) -> np.ndarray:
         """What the engine says of an action's decisions."""
         off = self.random.normal(size=action.decisions)
-        if self.policies[action.agent] == "frozen":  # it is never scored here
-            return (off - 4.0).astype(np.float32)
-        return (np.array(self.score(action)) + self.drift * off).astype(np.float32)
+        scores = self.score(action)
+        known = np.array(scores) + self.drift * off if scores else off - 4.0  # of a frozen policy anything will do
+        return known.astype(np.float32)
 
     def transition(self, own: bool = True) -> Transition:
         pays = {role: float(self.random.normal()) for role in ROLES if own and self.random.random() < 0.5}
@@ -119,7 +119,7 @@ class Writer:
         forks = []
         for episode in episodes:
             for k, action in enumerate(episode.actions):
-                if self.policies[action.agent] == "frozen":
+                if action.agent == "judge":  # it is frozen
                     continue
                 for number in range(2):
                     stream = f"train/0/fork/{action.id}/{number}"

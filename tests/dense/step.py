@@ -277,6 +277,7 @@ class DenseLearner:
         tally.seen.append(seen)
         if self.s.kl_stop and sum(seen.kl) / len(seen.kl) > self.s.kl_stop:
             seen.clipped.clear()  # nothing is stepped on
+            seen.weights.clear()
             return False
         tally.losses.append(loss.item())
         who = sorted(weights)

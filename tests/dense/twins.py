@@ -113,7 +113,8 @@ class Twins:
 
     @torch.no_grad()
     def score(self, action: Action) -> list[float]:
-        return self.dense._scores(action).numbers()
+        """Of what a trained policy did."""
+        return self.dense._scores(action).numbers() if action.policy in self.dense.trained else []
 
     def learn(self, episodes: Sequence[Episode], step: int = 0, environment_steps: int = 0) -> tuple[Report, Report]:
         """One training step of each → what the learner did, and what is right."""

@@ -30,6 +30,13 @@ class Meter:
         known = self._peaks.get(name, -math.inf)
         self._peaks[name] = value if math.isnan(value) else max(known, value)
 
+    def absorb(self, other: Meter) -> None:
+        """Take in all that another has added up."""
+        for name, total in other._sums.items():
+            self.add(name, total, other._counts[name])
+        for name, value in other._peaks.items():
+            self.peak(name, value)
+
     def total(self, name: str) -> float:
         return self._sums[name]
 

@@ -134,6 +134,7 @@ class Update:
         for policy in policies:
             self.optimizers[policy].zero_grad()
         kl_sum = tokens = loss = 0.0
+        stepped_on = Meter()  # counts only where a step follows, however the minibatch is cut
         for number, batch in enumerate(batches):
             scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
             old = self._old(batch, scores)
@@ -146,9 +147,10 @@ class Update:
             kl_sum, tokens = kl_sum + kl.sum().item(), tokens + len(kl)
             if len(batches) == 1 and self._over_limit(kl_sum / tokens):
                 return False
-            loss += self._backward(batch, scores, old, teammate_log_probs, objective)
+            loss += self._backward(batch, scores, old, teammate_log_probs, objective, stepped_on)
         if self._over_limit(kl_sum / tokens):
             return False
+        self.meter.absorb(stepped_on)
         self.meter.add("policy_loss", loss)
         for policy in policies:
             self._step(policy)
@@ -176,20 +178,21 @@ class Update:
         old: Tensor,
         teammate_log_probs: Tensor | None,
         objective: Objective,
+        meter: Meter,
     ) -> float:
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
         correction = self._sampler_weights(batch, old)
         if correction is not None:
-            measure_tokens(self.meter, batch, sampler_weight=correction)
+            measure_tokens(meter, batch, sampler_weight=correction)
         units = LossInputs(batch.units(scores.log_probs), batch.units(old) - batch.log_factors, batch.advantages)
         output = objective(units)
         loss = (output.terms * self._unit_weights(batch, correction)).sum() + self._extras(batch, scores, old)
         if batch.teammate_text is not None and teammate_log_probs is not None:
             loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs)
         loss.backward()
-        measure_units(self.meter, batch, **output.metrics)
-        measure_gradient_share(self.meter, batch, gradient[0])
+        measure_units(meter, batch, **output.metrics)
+        measure_gradient_share(meter, batch, gradient[0])
         return loss.item()
 
     def _sampler_weights(self, batch: MicroBatch, old: Tensor) -> Tensor | None:
