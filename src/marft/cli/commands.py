@@ -146,7 +146,7 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
 
 def graph(path: Path, name: str, step: int) -> None:
     """``marft graph``."""
-    from marft.evaluation.graph import draw, find_episode, timeline
+    from marft.evaluation.graph import draw, file_name, find_episode, timeline
     from marft.runs.episodes import read_episodes
 
     folder = RunFolder.open(path)
@@ -155,7 +155,7 @@ def graph(path: Path, name: str, step: int) -> None:
     episode = find_episode(read_episodes(file), name)
     console.print(f"{episode.task.id} #{episode.sample} of {file.stem}: {episode.status}")
     console.print(timeline(episode))
-    target = folder.graphs / f"{file.stem}-{in_a_file_name(episode.task.id)}-{episode.sample}.svg"
+    target = folder.graphs / f"{file.stem}-{file_name(episode.task.id)}-{episode.sample}.svg"
     target.parent.mkdir(exist_ok=True)
     draw(episode).savefig(target, metadata={"Date": None})
     console.print(f"see {target}", soft_wrap=True)

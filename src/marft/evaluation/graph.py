@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from rich.table import Table
@@ -13,7 +15,7 @@ from marft.types import Action, Episode
 
 WIDTH = 48  # characters of a timeline in the terminal
 COLOURS = tuple(f"C{number}" for number in range(10))
-LONGEST_NAME = 80  # characters of an id or a role in a picture
+LONGEST_NAME = 80  # characters of an id or a role in a picture, or in the name of its file
 LEAST = 0.004  # of the whole time: how wide a very short action is drawn
 
 
@@ -43,6 +45,15 @@ def timeline(episode: Episode) -> Table:
         bar = Text(" " * start + "█" * length, style=f"color({1 + roles.index(action.agent) % 6})")
         table.add_row(Text(one_line(action.id)), bar, Text(one_line(", ".join(action.sees))))
     return table
+
+
+def file_name(task: str) -> str:
+    """What of a task's id can be part of the name of a file, anywhere.
+
+    >>> file_name("chain_sum/17"), file_name("../\\x00x")
+    ('chain_sum_17', '.._x')
+    """
+    return re.sub(r"[^\w.#-]+", "_", task)[:LONGEST_NAME]
 
 
 @plain_labels()
