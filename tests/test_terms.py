@@ -151,6 +151,11 @@ class TestObjectives:
         assert CISPO()(inputs).terms.item() == pytest.approx(-2.0 * math.log(2.0))
         assert CISPO().high > PPO().clip
 
+    def test_cispo_counts_the_weights_that_it_cuts(self) -> None:
+        ratios = torch.tensor([0.5, 1.0, 2.0, 3.5], dtype=torch.float64)
+        inputs = LossInputs(ratios.log(), torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+        assert CISPO(high=2.0)(inputs).metrics["clip_fraction"].tolist() == [0.0, 0.0, 0.0, 1.0]
+
     @given(rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=8))
     def test_on_policy_ppo_cispo_and_reinforce_have_one_gradient(self, rows: list[tuple[float, float]]) -> None:
         gradients = []
