@@ -277,13 +277,24 @@ class TestFaults:
         )
         assert "no such invariant" in Path("marft-error.txt").read_text()
 
+    def test_a_traceback_replaces_a_link_and_does_not_follow_it(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the link led to was once overwritten; in a folder for all, anybody can make one."""
+        monkeypatch.setattr("marft.cli.commands.algorithms", lambda name: {}[name])
+        Path("thesis.tex").write_text("years of work")
+        Path("marft-error.txt").symlink_to("thesis.tex")
+        assert marft(capsys, "algorithms")[0] == 1
+        assert Path("thesis.tex").read_text() == "years of work"
+        assert "KeyError" in Path("marft-error.txt").read_text()
+
     def test_where_nothing_can_be_kept_the_sentence_still_comes(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_: object, **__: object) -> None:
             raise OSError(errno.EACCES, "no")
 
-        monkeypatch.setattr(Path, "write_text", refuse)
+        monkeypatch.setattr(errors, "write_file", refuse)
         with pytest.raises(SystemExit), errors.friendly():
             raise KeyError("gone")
         assert "unforeseen: KeyError: 'gone'" in (said := capsys.readouterr().err)

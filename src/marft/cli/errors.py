@@ -20,6 +20,7 @@ from pathlib import Path
 from marft import __version__
 from marft.errors import RunError
 from marft.faults import OURS, described, place_of
+from marft.runs.atomic import write_file
 from marft.texts import cut, storable, visible
 
 LONGEST = 4000  # characters of a message in the terminal
@@ -212,6 +213,6 @@ def _keep(error: Exception) -> str:
         places.insert(0, folder / IN_A_RUN)
     for place in places:
         with suppress(OSError):
-            place.write_text(storable(text), encoding="utf-8")
+            write_file(place, storable(text))  # which replaces a link, and does not follow it
             return str(place)
     return ""
