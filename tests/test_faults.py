@@ -308,6 +308,14 @@ class TestFaults:
         assert ended.value.code == 1
         assert "unforeseen: ValueError: invalid literal for int()" in capsys.readouterr().err
 
+    def test_causes_that_go_in_a_circle_are_followed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """What asyncio passes on from a thread can be its own cause's context: the command once never ended."""
+        first, second = KeyError("first"), KeyError("second")
+        first.__cause__, second.__context__ = second, first
+        with pytest.raises(SystemExit), errors.friendly():
+            raise first
+        assert "unforeseen: KeyError: 'first'" in capsys.readouterr().err
+
     def test_a_very_long_message_is_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         error = OSError(errno.ENOSPC, "full", "x" * 10_000_000)
         with pytest.raises(SystemExit), errors.friendly():

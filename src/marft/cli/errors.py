@@ -127,7 +127,9 @@ def _deliberate(error: BaseException) -> bool:
 def _about_files(error: BaseException, only_full: bool = False) -> str:
     """What the system says about a file, and what to do; "" where the error is of another kind."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # chains of causes can lead back to where they began
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         number = _number(cause)
         if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
             return _about_file(number, getattr(cause, "filename", None) or _now.folder)
