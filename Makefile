@@ -3,6 +3,7 @@
 # make check  lint, types, tests
 # make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
 #               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
+# make mutants-sample  a fixed sample of them, in two minutes
 
 PYTHON ?= python3
 VENV ?= .venv

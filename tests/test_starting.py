@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from marft import training
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.errors import RunError
 from marft.evaluation.report import write_report
@@ -305,6 +307,16 @@ class TestGoingOn:
         )
         with pytest.raises(ValueError, match=r"models.base is not what the run learned with up to step 2"):
             train(moved, folder, resume=True)
+
+    def test_other_training_tasks_under_the_same_recipe_are_noticed(
+        self, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run, folder = mine
+        first, *others = training.training_tasks(run)
+        corrected = replace(first, data={**first.data, "answer": "another"})
+        monkeypatch.setattr(training, "training_tasks", lambda run: [corrected, *others])
+        with pytest.raises(ValueError, match=r"training tasks are not those that the run learned from up to step 2"):
+            train(run, folder, resume=True)
 
     def test_a_recipe_that_cannot_be_read_says_where_a_copy_is(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marft.config.run import RunSettings
+from marft.envs.tasks import digest_of
 from marft.learning.learner import Learner
 from marft.models.pool import Models
 from marft.runs.changes import notes, refuse_changes
-from marft.runs.checkpoints import Checkpoints, Record, State, load_critic, load_policies, read_record, restore
+from marft.runs.checkpoints import (
+    Checkpoints,
+    Record,
+    State,
+    load_critic,
+    load_policies,
+    name_of,
+    read_record,
+    restore,
+)
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark, rewind
+from marft.types import Task
 
 Note = Callable[[str], None]
 
@@ -74,6 +85,20 @@ class Start:
         if learner.critic and not load_critic(self.record.path, learner):
             self.note("the checkpoint has no critic that fits; a new one starts from zero")
         return State()
+
+    def with_tasks(self, state: State, tasks: Sequence[Task]) -> State:
+        """Note which tasks the run learns from.
+
+        Raises:
+            ValueError: up to here it learned from others.
+        """
+        digest = digest_of(tasks)
+        if state.tasks not in ("", digest):
+            raise ValueError(
+                f"the training tasks are not those that the run learned from up to step {state.step}: put them back, "
+                f"or start a new run with these weights: --from {self.folder.checkpoints / name_of(state.step)} --name …"
+            )
+        return replace(state, tasks=digest)
 
     def commit(self, state: State, models: Models, learner: Learner) -> None:
         """Nothing was refused: make the folder this run's, and its log what it was at ``state``.

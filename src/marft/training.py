@@ -96,6 +96,7 @@ def train(
             state = start.load(stage.models, learner)
             stage.engine.publish(state.step)
             tasks = training_tasks(run)
+            state = start.with_tasks(state, tasks)
             start.commit(state, stage.models, learner)
             return _go_on(stage, learner, state, tasks, folder, observer)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -40,6 +42,15 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
             raise ValueError(f"{where}, task {place}: {problem}")
         seen.add(task.id)
     return tasks
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """A short digest of ids, prompts and what of the data is plain: the same for the same tasks, in any process."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        plain = sorted((str(key), value) for key, value in task.data.items() if isinstance(value, str | int | float))
+        digest.update(json.dumps([task.id, task.prompt, plain], default=str).encode())
+    return digest.hexdigest()
 
 
 def _twice(task: Task) -> str:

@@ -41,6 +41,7 @@ class State:
     best_step: int = 0  # the checkpoint with the best score so far; 0 for none
     best_score: float = -1.0
     tasks_drawn: int = 0  # of the endless pass over the training tasks
+    tasks: str = ""  # digest of the training tasks
     memory: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
 
 
