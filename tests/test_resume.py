@@ -217,7 +217,10 @@ def test_a_new_run_starts_from_the_weights_of_an_old_one(straight: RunFolder, tm
 
 
 def test_old_checkpoints_go_and_the_best_and_the_last_stay(tmp_path: Path) -> None:
-    run = run_settings(tmp_path, "--checkpoints.every", "1", "--training.steps", "4", "--checkpoints.keep_last", "2")
+    run = run_settings(
+        tmp_path, "--checkpoints.every", "1", "--training.steps", "4", "--checkpoints.keep_last", "2",
+        "--evaluation.every", "0",
+    )  # fmt: skip
     folder = RunFolder.create(run)
     train(run, folder)
     steps = {path.name for path in Checkpoints(folder, run.checkpoints).steps()}

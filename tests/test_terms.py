@@ -177,7 +177,8 @@ class TestTeamRatios:
         logs: dict[tuple[int, int], float] = {}
         for sample, step, moved in moves:
             action = make_action("a", sample=sample, step=step, tokens=(1, 2))
-            ratios.add([action], {}, {id(action): np.array([moved - 1.0, moved - 1.0])})  # it was scored −1 each
+            old = np.array([-1.0, -1.0])
+            ratios.add([action], {id(action): old}, {id(action): old + moved})
             logs[sample, step] = logs.get((sample, step), 0.0) + moved
         for sample in (0, 1):
             for step in range(3):

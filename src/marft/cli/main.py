@@ -51,7 +51,7 @@ def evaluate(
         str, typer.Option(help="base, last, best or step_000050; several with commas.")
     ] = "base,last",
     mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
-    tasks: Annotated[int, typer.Option(help="How many held-out tasks; 0: as the recipe says.")] = 0,
+    tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
