@@ -6,6 +6,7 @@ import builtins
 import json
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from marft.config.models import ModelSettings
 from marft.models import loading, templates
+from marft.models.checking import refuse_pickled
 from marft.models.loading import load_backbone, load_tokenizer, resolve_path
 from marft.stage import Stage
 from tests.helpers import settings
@@ -203,3 +205,26 @@ def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
     with pytest.raises(ValueError, match="adapter at ") as caught:
         Stage(settings("tiny", "runs", "--policies.actor.adapter", str(adapter)))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl"])
+def test_no_kind_of_pickle_is_taken_for_weights(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"weights{suffix}").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"weights\{suffix} and no \*.safetensors"):
+        refuse_pickled(tmp_path, "it")
+
+
+def test_who_traces_this_program_still_does_after_a_template_was_tried() -> None:
+    """Debuggers and coverage do."""
+
+    def tracing(*_: Any) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(tracing)
+    try:
+        load_tokenizer(ModelSettings(path="tiny"))
+        after = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert after is tracing

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from marft.config import load_recipe
-from marft.endpoints.keys import masked, masked_recipe, secrets_in
+from marft.endpoints.keys import masked, masked_recipe, read_key, secrets_in
 from marft.evaluation.report import write_report
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
@@ -88,6 +88,38 @@ def test_no_judges_cache_holds_what_was_echoed(tmp_path: Path) -> None:
     assert kept
     assert holds_a_secret(" ".join(kept)) == []
     assert "***" in kept[0]
+
+
+def test_a_secret_that_begins_like_another_one_is_masked_whole() -> None:
+    assert masked(["abcdefgh", "abcdefgh-more"], "abcdefgh-more, abcdefgh") == "***, ***"
+
+
+def test_a_secret_is_masked_as_json_and_a_url_would_write_it() -> None:
+    secret = 'quoted "secret" \\ 1'
+    assert masked([secret], json.dumps({"a": secret})) == '{"a": "***"}'
+    assert masked([secret], f"http://a/?k={quote(secret, safe='')}&b=1") == "http://a/?k=***&b=1"
+
+
+def test_all_below_a_name_that_sounds_like_a_secret_is_one() -> None:
+    fields = {"auth": {"value": "abcdefgh1", "more": [{"text": "abcdefgh2"}]}, "user": {"value": "abcdefgh3"}}
+    assert list(secrets_in(fields)) == ["abcdefgh1", "abcdefgh2"]
+
+
+def test_secrets_of_every_entry_of_a_list_are_masked_in_a_recipe() -> None:
+    table = {"rewards": [{"endpoint": {"options": {"api_key": f"abcdefgh{n}"}}} for n in range(2)]}
+    assert masked_recipe(tomli_w.dumps(table)).count("***") == 2
+
+
+def test_a_key_is_read_without_what_surrounds_it_and_refused_where_no_header_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("THE_KEY", " sk-abcdefgh\n")
+    assert read_key("THE_KEY") == "sk-abcdefgh"
+    for wrong in ("sk-äöü", "sk-a\nX-Other: 1", "  "):
+        monkeypatch.setenv("THE_KEY", wrong)
+        with pytest.raises(ValueError, match="environment variable THE_KEY") as caught:
+            read_key("THE_KEY")
+        assert wrong.strip() not in str(caught.value) or not wrong.strip()
 
 
 def test_words_are_no_secrets() -> None:
