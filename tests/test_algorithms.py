@@ -85,7 +85,8 @@ class TestRefusals:
 
     def test_a_band_that_lets_nothing_through_and_a_dual_clip_below_one(self) -> None:
         assert "low is not below high" in self.problems("--algorithm.sampler_correction", "{ low = 3.0, high = 2.0 }")
-        assert "must be above 1" in self.problems("--algorithm.objective.dual_clip", "0.5")
+        for too_low in ("0.5", "1.0"):
+            assert "must be above 1" in self.problems("--algorithm.objective.dual_clip", too_low)
 
     def test_k1_in_the_loss_has_no_gradient(self) -> None:
         text = self.problems("--algorithm.kl.coefficient", "0.1", "--algorithm.kl.estimator", "k1")

@@ -116,18 +116,26 @@ def test_only_truncated_episodes_have_a_bootstrap_value(backbone: Backbone) -> N
     assert values.final(1) == values.bootstrap[1]["a"] != 0.0
 
 
-def test_every_head_reads_the_end_of_a_truncated_episode_as_its_own_agent_sees_it(backbone: Backbone) -> None:
+@pytest.mark.parametrize("heads", ["agent", "team"])
+def test_every_agent_bootstraps_from_the_end_as_it_sees_it_itself(heads: str, backbone: Backbone) -> None:
+    """Also under one shared head, as MAPPO has it: agents may be paid for different things."""
     ends = {"b": np.array([3, 4], np.int32), "a": np.array([7, 8, 9], np.int32)}
-    batch = [episode(make_action("b"), make_action("a", index=1), status="truncated", bootstrap=ends)]
-    own = critic(backbone, heads="agent")
+    batch = [episode(make_action("b"), make_action("a", index=1), status="truncated", bootstrap=ends, reward=0.0)]
+    mine = critic(backbone, heads=heads)
     features = read_features(backbone, [Reading(ids, np.array([len(ids) - 1])) for ids in ends.values()], 99, None)
     with torch.no_grad():
-        expected = {name: own.heads[f"base/{name}"](features[i : i + 1]).item() for i, name in enumerate(ends)}
-    assert own.evaluate(batch).bootstrap[0] == pytest.approx(expected, abs=1e-5)
-    shared = critic(backbone)
-    with torch.no_grad():
-        first = shared.heads["base"](features[:1]).item()
-    assert shared.evaluate(batch).bootstrap[0] == pytest.approx({"a": first, "b": first}, abs=1e-5)  # one row a head
+        expected = {
+            name: mine.heads[f"base/{name}" if heads == "agent" else "base"](features[i : i + 1]).item()
+            for i, name in enumerate(ends)
+        }
+    values = mine.evaluate(batch)
+    assert values.bootstrap[0] == pytest.approx(expected, abs=1e-5)
+    assert list(values.bootstrap[0]) == ["b", "a"]  # who decided first comes first
+    assert expected["a"] != pytest.approx(expected["b"], abs=1e-2)
+    for chain, ahead in (("agent", ["b", "a"]), ("joint", ["b", "b"])):
+        gae = GAE(chain=chain, gamma_step=0.5, lambda_step=1.0, lambda_agent=1.0)  # type: ignore[arg-type]
+        returns = gae.assign(Evidence(batch, "action", values)).returns
+        assert [float(r[0]) for r in returns] == pytest.approx([0.5 * expected[name] for name in ahead], abs=1e-5)
 
 
 def test_agents_with_heads_of_their_own_bootstrap_from_them(backbone: Backbone) -> None:

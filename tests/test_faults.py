@@ -277,13 +277,24 @@ class TestFaults:
         )
         assert "no such invariant" in Path("marft-error.txt").read_text()
 
+    def test_a_traceback_replaces_a_link_and_does_not_follow_it(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the link led to was once overwritten; in a folder for all, anybody can make one."""
+        monkeypatch.setattr("marft.cli.commands.algorithms", lambda name: {}[name])
+        Path("thesis.tex").write_text("years of work")
+        Path("marft-error.txt").symlink_to("thesis.tex")
+        assert marft(capsys, "algorithms")[0] == 1
+        assert Path("thesis.tex").read_text() == "years of work"
+        assert "KeyError" in Path("marft-error.txt").read_text()
+
     def test_where_nothing_can_be_kept_the_sentence_still_comes(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_: object, **__: object) -> None:
             raise OSError(errno.EACCES, "no")
 
-        monkeypatch.setattr(Path, "write_text", refuse)
+        monkeypatch.setattr(errors, "write_file", refuse)
         with pytest.raises(SystemExit), errors.friendly():
             raise KeyError("gone")
         assert "unforeseen: KeyError: 'gone'" in (said := capsys.readouterr().err)
@@ -296,6 +307,14 @@ class TestFaults:
             int("no number")
         assert ended.value.code == 1
         assert "unforeseen: ValueError: invalid literal for int()" in capsys.readouterr().err
+
+    def test_causes_that_go_in_a_circle_are_followed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """What asyncio passes on from a thread can be its own cause's context: the command once never ended."""
+        first, second = KeyError("first"), KeyError("second")
+        first.__cause__, second.__context__ = second, first
+        with pytest.raises(SystemExit), errors.friendly():
+            raise first
+        assert "unforeseen: KeyError: 'first'" in capsys.readouterr().err
 
     def test_a_very_long_message_is_cut(self, capsys: pytest.CaptureFixture[str]) -> None:
         error = OSError(errno.ENOSPC, "full", "x" * 10_000_000)
@@ -318,7 +337,11 @@ class TestFaults:
         assert "Traceback" not in said
 
     def test_ctrl_c_is_nobodys_fault(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(KeyboardInterrupt), errors.friendly():
-            signal.raise_signal(signal.SIGINT)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+        try:
+            with pytest.raises(KeyboardInterrupt), errors.friendly():
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert capsys.readouterr().err == ""
         assert not Path("marft-error.txt").exists()

@@ -57,8 +57,23 @@ def test_what_could_be_a_path_or_be_obeyed_by_a_terminal_is_no_name(kind: str, n
     assert str(caught.value).replace("\n", "").isprintable()
 
 
+@pytest.mark.parametrize("name", ["class", "None", "_private", "__init__", "a-b"])
+def test_a_role_is_what_an_organization_can_call(name: str) -> None:
+    with pytest.raises(ValueError, match="a role is a name that organizations call"):
+        parse_recipe(renamed("roles", name))
+
+
+@pytest.mark.parametrize("kind", ["models", "policies", "tools"])
+def test_a_name_has_room_beside_it_in_a_file_of_255_bytes(kind: str) -> None:
+    """Sixty-four letters may be four times as many bytes."""
+    parse_recipe(renamed(kind, "é" * 64))
+    with pytest.raises(ValueError, match="at most 64 characters"):
+        parse_recipe(renamed(kind, "漢" * 43))
+
+
 @pytest.mark.parametrize(
-    "name", ["..", ".hidden", "-rf", "a/b", "a:b", "a\tb", "ends.", "aux", "prn.txt", "x" * 65, " x"]
+    "name",
+    ["..", ".hidden", "-rf", "a/b", "a:b", 'a"b', "a*b", "a\tb", "ends.", "ends ", "aux", "prn.txt", "x" * 65, " x"],
 )
 def test_a_run_is_called_what_a_folder_can_be_called(name: str) -> None:
     with pytest.raises(ValueError, match=r"recipe:\n  name: ") as caught:
@@ -70,9 +85,18 @@ def test_a_run_is_called_what_a_folder_can_be_called(name: str) -> None:
 def test_ordinary_run_names_are_fine_on_the_command_line_too(name: str) -> None:
     assert parse_recipe(recipe(name=name)).name == name
     assert parse_recipe(recipe(), ["--name", name]).name == name
+    assert parse_recipe(recipe(), ["--output", name]).output == name
 
 
-@pytest.mark.parametrize(("kind", "name"), [("models", "Base"), ("policies", "REASONER"), ("roles", "Reasoner")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("models", "Base"),
+        ("models", "\uff42ase"),  # a wide b, which some systems write as any other
+        ("policies", "REASONER"),
+        ("roles", "Reasoner"),
+    ],
+)
 def test_names_that_one_file_system_takes_for_the_same_are_refused(kind: str, name: str) -> None:
     with pytest.raises(ValueError, match="are one file's name on some systems"):
         parse_recipe(renamed(kind, name))

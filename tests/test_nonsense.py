@@ -101,10 +101,42 @@ def complaint(*overrides: str, **changes: Any) -> str:
         ),
         (("--models.base.context", "8"), "8 leaves no room for a prompt in a context of 8 tokens"),
         (("--models.base.template_options", "{ when = 2026-01-02 }"), "holds a date"),
+        (("--models.base.template_options", "{ a = [{ b = [nan] }] }"), "no finite number"),
+        (("--models.base.template_options", "{ a = 9223372036854775808 }"), "more than 64 bits"),
+        (("--agents.actor.skills", r'["a\u0000b"]'), "must hold no empty name"),
+        (("--seed", "[" * 40 + "]" * 40), "more than 32 tables and lists are inside each other"),
     ],
 )
 def test_nonsense_is_refused_with_the_reason(overrides: tuple[str, ...], told: str) -> None:
     assert told in complaint(*overrides)
+
+
+@pytest.mark.parametrize("options", [{"a": "\ud83d"}, {"\ud83d": 1}, {"a": [{"b": ["\ud83d"]}]}])
+def test_half_a_character_is_nowhere_in_what_is_passed_on(options: dict[str, Any]) -> None:
+    """TOML cannot write it, and a server could not read it."""
+    text = complaint(models={"base": {"path": "tiny", "template_options": options}})
+    assert "holds half a character" in text
+    assert text.isascii()
+
+
+def test_a_wrong_value_is_shown_as_far_as_it_can_be_read() -> None:
+    assert len(complaint("--seed", "x" * 100_000)) < 500
+
+
+def test_minibatches_may_be_as_many_as_all_steps_and_forks_give_actions() -> None:
+    often = {"environment": {"name": "tests.plugins:Flaky", "steps": 3}}
+    three = ("--rollout.max_steps", "3", "--algorithm.minibatches")
+    assert parse_recipe(recipe(**often), (*three, "12")).algorithm.minibatches == 12
+    assert "3 steps × 1 agents = 12 actions" in complaint(*three, "13", **often)
+    forked = parse_recipe(recipe(), ("--algorithm.name", "coma", "--algorithm.minibatches", "9"))
+    assert forked.algorithm.minibatches == 9
+
+
+def test_the_price_of_length_is_held_against_those_who_pay_it() -> None:
+    """A frozen agent may write as little as it likes."""
+    longer = ("--agents.actor.sampling.max_new_tokens", "64", "--algorithm.reward.overlong_buffer", "16")
+    assert "agent 'reasoner' may write" in complaint(*longer)
+    assert parse_recipe(recipe(), (*longer, "--policies.reasoner.train", "frozen"))
 
 
 def test_absurd_sizes_come_with_their_arithmetic() -> None:

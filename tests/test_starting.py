@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.errors import RunError
@@ -23,7 +26,7 @@ from marft.learning.learner import Learner
 from marft.learning.undoing import MOST_IN_A_ROW, Before, not_finite
 from marft.runs import lock
 from marft.runs.changes import changes
-from marft.runs.checkpoints import Checkpoints, State, verify
+from marft.runs.checkpoints import Checkpoints, Record, State, read_record, restore, verify
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark, read_rows, rewind
 from marft.runs.removing import written_by_a_run
@@ -68,6 +71,16 @@ def mine(trained: RunFolder, tmp_path: Path) -> tuple[RunSettings, RunFolder]:
     folder = RunFolder(tmp_path / "test")
     folder.write_config(run)
     return run, folder
+
+
+def read_record_of(path: Path, changed: str) -> Record:
+    """The record of a checkpoint whose file was changed by somebody who knows how its digests are made."""
+    table = json.loads((path / "state.json").read_text())
+    table["files"][changed] = hashlib.sha256((path / changed).read_bytes()).hexdigest()
+    del table["digest"]
+    table["digest"] = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    (path / "state.json").write_text(json.dumps(table))
+    return read_record(path)
 
 
 class TestOverwriting:
@@ -181,6 +194,17 @@ class TestOverwriting:
         monkeypatch.chdir(mine[1].path)
         assert "trained 2 steps" in command(capsys, "train", ".", "--resume")
         assert mine[1].settings().name == "test"
+
+    def test_a_copy_of_a_checkpoint_beside_it_is_somebody_elses(self, mine: tuple[RunSettings, RunFolder]) -> None:
+        """Its name begins like a checkpoint's, over which ``--overwrite`` once fell."""
+        run, folder = mine
+        copy = folder.checkpoints / "step_000002.bak"
+        shutil.copytree(folder.checkpoints / "step_000002", copy)
+        before = contents(copy)
+        folder.check_free(overwrite=True)
+        folder.begin(run, overwrite=True)
+        assert contents(copy) == before
+        assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000002.bak"]
 
 
 class TestRefusedStarts:
@@ -419,6 +443,132 @@ class TestDamage:
         (mine[1].evaluations / "base-greedy.json").write_text("{")
         assert "base-greedy.json is damaged" in command(capsys, "compare", str(mine[1].path), status=2)
 
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda path: path.write_text("[" * 100_000),
+            lambda path: (path.unlink(), os.mkfifo(path)),
+            lambda path: (path.with_name("recipe.toml").unlink(), os.mkfifo(path.with_name("recipe.toml"))),
+            lambda path: path.write_bytes((path.parents[1] / "step_000001" / "state.json").read_bytes()),
+        ],
+    )
+    def test_what_could_not_even_be_read_is_passed_over_in_time(
+        self, mine: tuple[RunSettings, RunFolder], damage: Callable[[Path], Any]
+    ) -> None:
+        """A pipe was once waited for, for ever."""
+        run, folder = mine
+        damage(folder.checkpoints / "step_000002" / "state.json")
+        record, (problem,) = Checkpoints(folder, run.checkpoints).newest()
+        assert record is not None
+        assert record.state.step == 1
+        assert "step_000002" in problem
+
+    @pytest.mark.parametrize("make", [lambda path: path.write_text("[" * 100_000), os.mkfifo])
+    def test_a_mark_that_cannot_be_read_is_none(self, tmp_path: Path, make: Callable[[Path], Any]) -> None:
+        make(tmp_path / "run.json")
+        assert not RunFolder(tmp_path).is_run()
+
+    def test_a_checkpoint_under_another_steps_name_is_passed_over(self, mine: tuple[RunSettings, RunFolder]) -> None:
+        """The run once went back to it at every start, and let go of those that it had written since."""
+        run, folder = mine
+        shutil.copytree(folder.checkpoints / "step_000001", folder.checkpoints / "step_000009")
+        record, (problem,) = Checkpoints(folder, run.checkpoints).newest()
+        assert record is not None
+        assert record.state.step == 2
+        assert "step_000009 is the checkpoint of step 1" in problem
+
+    def test_what_was_passed_over_is_not_kept_in_the_place_of_whole_checkpoints(
+        self, mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        """With ``keep_last = 1`` the damaged one, being the last by its name, was once all that stayed."""
+        run, folder = mine
+        (folder.checkpoints / "step_000002").rename(folder.checkpoints / "step_000004")
+        keep_one = settings("tiny", folder.path.parent, "--checkpoints.keep_last", "1", "--checkpoints.keep_best=false")
+        assert train(keep_one, folder, resume=True).step == 2
+        assert verify(folder.checkpoints / "step_000002").step == 2
+        assert [path.name for path in Checkpoints(folder, run.checkpoints).steps()] == ["step_000002", "step_000004"]
+
+    def test_what_somebody_put_in_the_place_of_a_checkpoint_is_put_aside(
+        self, mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        """It was once deleted with the damaged one; and a link there ended the run when it was to save."""
+        _, folder = mine
+        second = folder.checkpoints / "step_000002"
+        (second / "thesis.tex").write_text("years of work")
+        (second / "state.json").unlink()
+        (folder.checkpoints / "step_000003").symlink_to(folder.path.parent)
+        (folder.checkpoints / "step_000004").write_text("mine")
+        train(settings("tiny", folder.path.parent, "--training.steps", "4"), folder, resume=True)
+        aside = folder.checkpoints / "step_000002.damaged-1"
+        assert contents(aside) == {"thesis.tex": b"years of work"}
+        assert (folder.checkpoints / "step_000003.damaged-1").readlink() == folder.path.parent
+        assert (folder.checkpoints / "step_000004.damaged-1").read_text() == "mine"
+        assert verify(folder.checkpoints / "step_000004").step == 4
+
+    @pytest.mark.parametrize(
+        ("file", "change", "message"),
+        [
+            ("critic.safetensors", lambda tensors: {}, "its critic is another one"),
+            (
+                "critic.safetensors",
+                lambda tensors: {name: t[:1] for name, t in tensors.items()},
+                "its critic is another",
+            ),
+            ("critic.safetensors", lambda tensors: {name: t * math.nan for name, t in tensors.items()}, "holds NaN"),
+            ("optimizer.safetensors", lambda tensors: {name: t * math.nan for name, t in tensors.items()}, "holds NaN"),
+        ],
+    )
+    def test_a_checkpoint_that_others_made_is_looked_at(
+        self, mine: tuple[RunSettings, RunFolder], file: str, change: Callable[[Any], Any], message: str
+    ) -> None:
+        """Digests say that nothing was changed since, not who wrote them. One number for all once filled a layer."""
+        run, folder = mine
+        path = folder.checkpoints / "step_000002"
+        save_file({name: t.contiguous() for name, t in change(load_file(path / file)).items()}, path / file)
+        record = read_record_of(path, file)
+        with Stage(run) as stage, pytest.raises(ValueError, match=message):
+            restore(record, stage.models, Learner(run, stage.models))
+
+    def test_metrics_are_numbers(self, mine: tuple[RunSettings, RunFolder]) -> None:
+        _, folder = mine
+        folder.metrics.write_text(
+            '{"step": 1, "episodes": "many"}\n{"step": 2, "reward": [1]}\n{"step": 3, "reward": null}\n'
+        )
+        assert folder.read_metrics() == [{"step": 3, "reward": None}]
+        assert folder.metrics_problems() == ["line 1 cannot be read", "line 2 cannot be read"]
+        write_report(folder)
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            {},
+            {"checkpoint": "base", "mode": [], "shuffled_messages": False, "tasks": 1},
+            {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False, "tasks": 1, "outcomes": [1]},
+            {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False, "tasks": 1, "interval": 3},
+        ],
+    )
+    def test_an_evaluation_of_other_types_is_damaged(
+        self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], table: dict[str, Any]
+    ) -> None:
+        mine[1].write_evaluation(table, "base-greedy")
+        assert "base-greedy.json is damaged" in command(capsys, "compare", str(mine[1].path), status=2)
+
+    def test_a_file_in_the_place_of_a_folder_is_said_so(
+        self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        shutil.rmtree(mine[1].path / "tensorboard")
+        (mine[1].path / "tensorboard").write_text("")
+        text = command(capsys, "train", str(mine[1].path), "--resume", status=2)
+        assert "a file is where a folder should be" in text
+
+    def test_places_are_counted_with_the_digits_that_are_written(
+        self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        folder = str(mine[1].path)
+        assert "no entry '²'" in command(capsys, "train", folder, "--resume", "--agents.².answers", "true", status=2)
+        for name in ("²", "1" * 5000):
+            assert "no episode" in command(capsys, "graph", folder, name, status=2)
+
 
 class TestOneProcess:
     def test_a_second_process_is_refused_and_told_who_is_at_work(
@@ -488,6 +638,18 @@ class TestOneProcess:
             lock.held(tmp_path / "run.lock"),
         ):
             pass
+
+    @pytest.mark.parametrize("make", [lambda path: path.symlink_to(path.with_name("thesis.tex")), os.mkfifo])
+    def test_what_is_no_file_of_the_runs_is_not_written_to(self, tmp_path: Path, make: Callable[[Path], Any]) -> None:
+        """What a link in the lock's place led to was once emptied."""
+        (tmp_path / "thesis.tex").write_text("years of work")
+        make(tmp_path / "run.lock")
+        with (
+            pytest.raises(ValueError, match=r"run.lock is no file of the run's.*move it away"),
+            lock.held(tmp_path / "run.lock"),
+        ):
+            pass
+        assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 class TestUndoing:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marft.gathering import gather, training_tasks
-from marft.learning.batching import make_samples
+from marft.learning.batching import KnownLogProbs, make_samples
 from marft.learning.interfaces import Credits, Progress
 from marft.learning.learner import Learner
 from marft.learning.rewarding import succeeded, success_metrics
@@ -62,6 +62,24 @@ def test_an_episode_that_nobody_called_solved_goes_by_its_reward(episode: Episod
 def test_what_was_judged_by_reward_is_counted() -> None:
     metrics = success_metrics([earning(1.0), earning(0.0), earning(0.0, success=True), earning(1.0, success=False)])
     assert metrics == {"likelihood/successes": 0.5, "likelihood/judged_by_reward": 2.0}
+
+
+def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path: Path) -> None:
+    """A right answer that comes close to its limit pays for its length, and is a right answer all the same."""
+    run = settings(
+        "tiny", tmp_path, "--algorithm",
+        "{ name = 'vapo', critic = { warmup_steps = 0 }, reward = { team = 0.5, overlong_buffer = 4 } }",
+    )  # fmt: skip
+    learner = Learner(run, Models(run))
+    batch = [
+        Episode(Task("t", "o"), "s", n, (make_action("actor", tokens=tuple(range(3, 11)), sample=n),), "terminated",
+                (Transition(Observation("o"), float(n)),))
+        for n in range(2)
+    ]  # fmt: skip
+    judgement = learner.judge(batch, KnownLogProbs())
+    assert [sum(e.transitions[0].agent_rewards.values()) for e in judgement.evidence.episodes] == [-1.0, -1.0]
+    assert [sample.successful for sample in judgement.samples] == [False, True]
+    assert learner.learn(batch, Progress(0, 0))["likelihood/successes"] == 0.5
 
 
 def test_vapo_learns_the_likelihood_where_the_environment_does_not_say_what_was_solved(tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ class TestObjectives:
         assert CISPO()(inputs).terms.item() == pytest.approx(-2.0 * math.log(2.0))
         assert CISPO().high > PPO().clip
 
+    def test_cispo_counts_the_weights_that_it_cuts(self) -> None:
+        ratios = torch.tensor([0.5, 1.0, 2.0, 3.5], dtype=torch.float64)
+        inputs = LossInputs(ratios.log(), torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+        assert CISPO(high=2.0)(inputs).metrics["clip_fraction"].tolist() == [0.0, 0.0, 0.0, 1.0]
+
     @given(rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=8))
     def test_on_policy_ppo_cispo_and_reinforce_have_one_gradient(self, rows: list[tuple[float, float]]) -> None:
         gradients = []
@@ -172,7 +177,8 @@ class TestTeamRatios:
         logs: dict[tuple[int, int], float] = {}
         for sample, step, moved in moves:
             action = make_action("a", sample=sample, step=step, tokens=(1, 2))
-            ratios.add([action], {}, {id(action): np.array([moved - 1.0, moved - 1.0])})  # it was scored −1 each
+            old = np.array([-1.0, -1.0])
+            ratios.add([action], {id(action): old}, {id(action): old + moved})
             logs[sample, step] = logs.get((sample, step), 0.0) + moved
         for sample in (0, 1):
             for step in range(3):

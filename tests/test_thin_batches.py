@@ -42,7 +42,7 @@ def says(agent: str, *tokens: int, sample: int = 0) -> Action:
 
 
 def snapshot(learner: Learner) -> list[torch.Tensor]:
-    return [p for optimizer in learner.optimizers.values() for p in optimizer.snapshot()]
+    return [p for optimizer in learner.optimizers.values() for p in optimizer.snapshot().parameters]
 
 
 ONE_TOKEN = [episode(float(n % 2), n, says("reasoner", 8, sample=n), says("actor", 9, sample=n)) for n in range(4)]
@@ -90,9 +90,11 @@ def test_a_lone_member_is_counted_and_not_trained(name: str, tmp_path: Path) -> 
 
 def test_an_agent_that_never_acts_moves_nothing_and_shows(tmp_path: Path) -> None:
     learner = learner_of("grpo", tmp_path, "--algorithm.kl.coefficient", "0")
-    before = learner.optimizers["actor"].snapshot()
+    before = learner.optimizers["actor"].snapshot().parameters
     learner.learn(SILENT_ACTOR, Progress(5, 0))
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.optimizers["actor"].snapshot(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, learner.optimizers["actor"].snapshot().parameters, strict=True)
+    )
     assert learner.optimizers["actor"].optimizer.state == {}
     assert learner.optimizers["reasoner"].optimizer.state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -52,6 +53,33 @@ class AwaitedTasks(Plugin):
 
     def start(self, task: Task, seed: int) -> Any:
         return None
+
+
+class Streaming(Plugin):
+    """An environment whose tasks would come one by one, to nobody."""
+
+    async def tasks(self, split: str) -> Any:
+        yield Task("a", "?")
+
+    def start(self, task: Task, seed: int) -> Any:
+        return None
+
+
+class Abstract(Plugin):
+    """A channel that leaves what it is for to those that derive from it."""
+
+    @abc.abstractmethod
+    def carry(self, messages: Any) -> Any: ...
+
+
+class Truthful(Plugin):
+    """A schedule whose limit of ratios is a truth value."""
+
+    correction: ClassVar[str] = ""
+    ratio_limit: ClassVar[Any] = True
+
+    def plan(self, progress: Any, policies: Any, seed: int) -> Any:
+        return []
 
 
 class Halfway(Estimator):

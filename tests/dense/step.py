@@ -115,16 +115,13 @@ class DenseLearner:
         return f"{model}/{agent}" if self.s.critic.heads == "agent" else model
 
     def _final_values(self, episode: Episode) -> dict[str, float]:
-        """V of the state that a truncated episode ends in, by agent: what its head says there, which reads it as the first
-        of its agents would see it. Whoever decided first in the last step comes first."""
+        """V of the state that a truncated episode ends in, by agent: what its head says where the agent itself would
+        read it. Whoever decided first in the last step comes first."""
         assert self.critic is not None
-        heads = {action.agent: self._head(action.agent, action.policy) for action in episode.actions}
-        reads: dict[str, list[int]] = {}
-        for agent, ids in episode.bootstrap.items():
-            reads.setdefault(heads[agent], ids.tolist())
+        policies = {action.agent: action.policy for action in episode.actions}
         return {
-            agent: self.critic.worth(heads[agent], (tuple(reads[heads[agent]]), len(reads[heads[agent]]) - 1))
-            for agent in episode.bootstrap
+            agent: self.critic.worth(self._head(agent, policies[agent]), (tuple(ids.tolist()), len(ids) - 1))
+            for agent, ids in episode.bootstrap.items()
         }
 
     def _rows(

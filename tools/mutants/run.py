@@ -147,23 +147,25 @@ def meet(project: Project, mutants: Sequence[Mutant], select: Selection, results
         progress.add(ending)
 
 
-def looked_at(project: Project, results: Results, killers: dict[str, Counter[str]]) -> Selection:
+def looked_at(project: Project, results: Results, killers: dict[str, Counter[str]], jobs: int) -> Selection:
     """What the tests do without a mutant. Looked at again are files of tests that have changed, or that run a file
     which has."""
     kept = project.results / "seen.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    sources = {str(project.root / file): file for file in project.sources}
     files = project.test_files()
-    for number, file in enumerate(files, 1):
-        if file in table and all(results.digest(of) == digest for of, digest in table[file]["digests"].items()):
-            continue
-        print(f"looking at the tests without a mutant: {number} of {len(files)}, {file}", flush=True)
-        seen = look(project.options, [file], sources, project.patience)
+    changed = [
+        file for file in files
+        if file not in table or any(results.digest(of) != digest for of, digest in table[file]["digests"].items())
+    ]  # fmt: skip
+    sources = {str(project.root / file): file for file in project.sources}
+    looking = look(project.options, [[file] for file in changed], sources, jobs, project.patience)
+    for number, ((file,), seen) in enumerate(looking, 1):
         run = sorted({source for one in seen.values() for source in one.lines})
         digests = {of: results.digest(of) for of in (file, *run)}
         table[file] = {"digests": digests, "tests": {test: vars(one) for test, one in seen.items()}}
         kept.write_text(json.dumps(table), encoding="utf-8")
+        print(f"looked at the tests without a mutant: {number} of {len(changed)} files, {file}", flush=True)
     found = {test: Seen(**one) for file in files for test, one in table[file]["tests"].items()}
     return Selection(found, killers, project.budget)
 
@@ -181,37 +183,47 @@ def run_all(project: Project, wanted: list[Mutant], survivors: Survivors, option
     print(f"{len(wanted)} mutants, {len(todo)} to do", flush=True)
     if todo:
         warm_up(project.root, project.warm, project.environment)
-        killers = defaultdict(Counter, results.killers())
-        for function, tests in read_killers(project.home / "killers.json").items():
-            killers[function].update(tests)
-        meet(project, todo, looked_at(project, results, killers), results, options.jobs)
+        killers = counted(read_killers(project.home / "killers.json"))
+        for function, counts in results.killers().items():
+            killers[function].update(counts)
+        meet(project, todo, looked_at(project, results, killers, options.jobs), results, options.jobs)
     if options.remember:
         write_killers(project.home / "killers.json", results.killers())
     return results
 
 
 def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, options: argparse.Namespace) -> Results:
-    """A fixed sample, which ``wanted`` becomes: the mutants whose names have the smallest digests. They meet the tests
-    that are known to kill mutants of their functions, then those of their files."""
-    by_digest = sorted(wanted, key=lambda mutant: hashlib.sha256(mutant.name.encode()).digest())
-    sample = [mutant for mutant in by_digest if mutant.name not in survivors.kinds][: project.sample]
-    wanted[:] = sample
+    """A fixed sample, which ``wanted`` becomes: the mutants whose names have the smallest digests, of the functions of
+    which it is known what kills their mutants. They meet those tests, then those that are known for their files."""
     hints = read_killers(project.home / "killers.json")
-    tests = sorted({test for mutant in sample for test in hints.get(function_of(mutant), [])})
-    files = {mutant.file for mutant in sample}
-    killers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for function, names in hints.items():
-        killers[function].update({test: len(names) - place for place, test in enumerate(names)})
+    if not hints:
+        raise SystemExit(
+            "killers.json: nothing is known yet of which tests to begin with; run all with --remember first"
+        )
+    known = [m for m in wanted if function_of(m) in hints and m.name not in survivors.kinds]
+    wanted[:] = sorted(known, key=lambda m: hashlib.sha256(m.name.encode()).digest())[: project.sample]
+    killers = counted(hints)
+    tests = sorted({test for mutant in wanted for test in hints[function_of(mutant)]})
     warm_up(project.root, project.warm, project.environment)
-    seen = look(project.options, tests, {}, project.patience)
+    parts = [tests[first :: options.jobs] for first in range(min(options.jobs, len(tests)))]
+    seen = {
+        t: one
+        for _, some in look(project.options, parts, {}, options.jobs, project.patience)
+        for t, one in some.items()
+    }
     for function, names in hints.items():
         for test in names:
-            file = function.partition(":")[0]
-            if file in files and test in seen:
-                seen[test].lines[file] = []
+            if test in seen:
+                seen[test].lines[function.partition(":")[0]] = []
     results = Results(project, Path(tempfile.mkdtemp()) / "results.jsonl")
-    meet(project, sample, Selection(seen, killers, project.budget), results, options.jobs)
+    meet(project, wanted, Selection(seen, killers, project.budget), results, options.jobs)
     return results
+
+
+def counted(hints: dict[str, list[str]]) -> dict[str, Counter[str]]:
+    """As if each test that is known for a function had killed one mutant of it less than the one before."""
+    ranks = {name: {test: len(tests) - place for place, test in enumerate(tests)} for name, tests in hints.items()}
+    return defaultdict(Counter, {name: Counter(rank) for name, rank in ranks.items()})
 
 
 def report(project: Project, wanted: Sequence[Mutant], survivors: Survivors, results: Results) -> bool:

@@ -24,6 +24,7 @@ from planting import Functions, plant_on_import
 
 OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-W", "ignore"]
 SLOWER = 5.0  # how many times as much processor time a test may take as without a mutant, beside what is spare
+NOTHING_NEW = 1.0  # seconds of processor time
 ELSEWHERE = "elsewhere"
 Pulse = Callable[[], None]
 
@@ -71,14 +72,19 @@ def session(options: Sequence[str], tests: Sequence[str], plugin: Runner) -> Non
         raise SystemExit(f"pytest: {code!r} for {' '.join(tests)}")
 
 
-def look(options: Sequence[str], tests: Sequence[str], files: Mapping[str, str], patience: float) -> dict[str, Seen]:
-    """Run tests without a mutant → what they take and what they run.
+def look(
+    options: Sequence[str], parts: Sequence[Sequence[str]], files: Mapping[str, str], jobs: int, patience: float
+) -> Iterator[tuple[Sequence[str], dict[str, Seen]]]:
+    """Run tests without a mutant, part by part → what each takes, and which lines of some files it runs.
+
+    Args:
+        files: what those are called, by their whole paths.
 
     Raises:
-        SystemExit: one fails, so that nothing could be said of mutants.
+        SystemExit: a test fails, so that nothing could be said of mutants.
     """
 
-    def work(_: None, pulse: Pulse) -> str:
+    def work(part: Sequence[str], pulse: Pulse) -> str:
         seen: dict[str, Seen] = {}
         wrong: list[str] = []
 
@@ -94,20 +100,21 @@ def look(options: Sequence[str], tests: Sequence[str], files: Mapping[str, str],
                 seen[item.nodeid] = Seen(time.process_time() - began, traces.lines())
 
         plugin = Runner(loop)
-        session(options, tests, plugin)
+        session(options, part, plugin)
         return json.dumps({"wrong": wrong, "seen": {name: vars(one) for name, one in seen.items()}})
 
-    (ending,) = in_forks([None], work, 1, patience)
-    if ending.said is None:
-        raise SystemExit(f"{ending.printed}\nthe tests do not come to an end without a mutant")
-    found = json.loads(ending.said)
-    if found["wrong"]:
-        raise SystemExit(f"these tests fail without any mutant: {', '.join(found['wrong'])}")
-    return {name: Seen(**one) for name, one in found["seen"].items()}
+    for ending in in_forks(parts, work, jobs, patience):
+        if ending.said is None:
+            raise SystemExit(f"{ending.printed}\nthe tests do not come to an end without a mutant")
+        found = json.loads(ending.said)
+        if found["wrong"]:
+            raise SystemExit(f"these tests fail without any mutant: {', '.join(found['wrong'])}")
+        yield ending.task, {name: Seen(**one) for name, one in found["seen"].items()}
 
 
 class Traces:
-    """Which lines of some files are run while it is entered, on any thread started meanwhile.
+    """Which lines of some files are run while it is entered, on any thread started meanwhile. It stops looking where
+    nothing new is run for a while: the two-hundredth example of a test runs what the others have.
 
     Args:
         files: what each is called, by its whole path.
@@ -116,17 +123,25 @@ class Traces:
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = files
         self.ran: set[tuple[str, int]] = set()
+        self._until = 0.0
 
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG002
-        if frame.f_code.co_filename not in self.files:
-            return None
-        self.ran.add((frame.f_code.co_filename, frame.f_lineno))
-        return self._trace
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename in self.files:
+            here = frame.f_code.co_filename, frame.f_lineno
+            if here not in self.ran:
+                self.ran.add(here)
+                self._until = time.process_time() + NOTHING_NEW
+            return self._trace
+        if event == "call" and time.process_time() > self._until:
+            sys.settrace(None)
+        return None
 
     def __enter__(self) -> None:
         self.ran = set()
-        threading.settrace(self._trace)
-        sys.settrace(self._trace)
+        self._until = time.process_time() + 5 * NOTHING_NEW
+        if self.files:
+            threading.settrace(self._trace)
+            sys.settrace(self._trace)
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)

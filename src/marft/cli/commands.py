@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import cast
 
@@ -107,6 +109,8 @@ def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint
     """``marft play``."""
     run, folder = _run_of(path, overrides)
     quieten()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what somebody types or pastes is read, whatever its bytes
     from marft.cli.live import Screen, play_live
 
     play_live(run, folder, checkpoint if folder else "base", task, humans, Screen(console))

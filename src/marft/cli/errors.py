@@ -20,6 +20,7 @@ from pathlib import Path
 from marft import __version__
 from marft.errors import RunError
 from marft.faults import OURS, described, place_of
+from marft.runs.atomic import write_file
 from marft.texts import cut, storable, visible
 
 LONGEST = 4000  # characters of a message in the terminal
@@ -126,7 +127,9 @@ def _deliberate(error: BaseException) -> bool:
 def _about_files(error: BaseException, only_full: bool = False) -> str:
     """What the system says about a file, and what to do; "" where the error is of another kind."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # chains of causes can lead back to where they began
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         number = _number(cause)
         if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
             return _about_file(number, getattr(cause, "filename", None) or _now.folder)
@@ -212,6 +215,6 @@ def _keep(error: Exception) -> str:
         places.insert(0, folder / IN_A_RUN)
     for place in places:
         with suppress(OSError):
-            place.write_text(storable(text), encoding="utf-8")
+            write_file(place, storable(text))  # which replaces a link, and does not follow it
             return str(place)
     return ""

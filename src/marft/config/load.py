@@ -166,7 +166,8 @@ def _list_index(items: list[Any], part: str, key: str) -> int:
     roles = [item.get("role") if isinstance(item, dict) else None for item in items]
     if part in roles:
         return roles.index(part)
-    if part.isdigit() and int(part) < len(items):
-        return int(part)
+    places = [str(place) for place in range(len(items))]
+    if part in places:
+        return places.index(part)
     known = ", ".join(str(role) for role in roles if role) or f"0 to {len(items) - 1}"
     raise ValueError(f"--{key}: no entry {part!r}; known: {known}")

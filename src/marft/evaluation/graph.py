@@ -25,8 +25,9 @@ def find_episode(episodes: list[Episode], name: str) -> Episode:
     Raises:
         ValueError: there is none.
     """
-    if name.isdigit() and int(name) < len(episodes):
-        return episodes[int(name)]
+    places = [str(place) for place in range(len(episodes))]
+    if name in places:
+        return episodes[places.index(name)]
     found = [episode for episode in episodes if f"{episode.task.id}#{episode.sample}" == name.replace(" ", "")]
     if not found:
         some = ", ".join(f"{episode.task.id}#{episode.sample}" for episode in episodes[:4])

@@ -122,16 +122,20 @@ class Critic:
         firsts = np.cumsum([0, *sizes])
         flat = np.zeros(sum(sizes))
         owners = [self._head_of(action.agent, action.policy) for action in actions]
-        ends = [self._ends(episode) for episode in episodes]
-        finals: list[dict[str, float]] = [{} for _ in episodes]
+        ends = [
+            (i, agent, self._head_of(agent, policy), Reading(ids, np.array([len(ids) - 1])))
+            for i, episode in enumerate(episodes)
+            for agent, policy, ids in _ends(episode)
+        ]
+        finals: list[dict[str, float]] = [dict.fromkeys(episode.bootstrap, 0.0) for episode in episodes]  # their order
         self._decisions = []
         for name, head in self.heads.items():
             mine = [i for i, owner in enumerate(owners) if owner == name]
-            mine_ends = [(i, heads[name]) for i, heads in enumerate(ends) if name in heads]
+            mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
             if not mine and not mine_ends:
                 continue
             base = self.base_of[name]
-            readings = [*(reads[i] for i in mine), *(read for _, read in mine_ends)]
+            readings = [*(reads[i] for i in mine), *(read for *_, read in mine_ends)]
             with torch.no_grad():
                 features = self._features(base, readings)
                 values = head(features).double().cpu().numpy()
@@ -141,24 +145,11 @@ class Critic:
                 np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
             )
             flat[rows] = values[: len(rows)]
-            for (i, _), value in zip(mine_ends, values[len(rows) :], strict=True):
-                finals[i][name] = float(value)
+            for (i, agent, _), value in zip(mine_ends, values[len(rows) :], strict=True):
+                finals[i][agent] = float(value)
             kept = features[: len(rows)] if self.settings.body == "frozen" else None
             self._decisions.append(_Decisions(name, base, rows, readings[: len(mine)], kept))
-        bootstrap = [
-            {agent: of_head[self._head_of(agent, policy)] for agent, policy in _policies(episode).items()}
-            for episode, of_head in zip(episodes, finals, strict=True)
-        ]
-        return Values(split_rows(flat, sizes), bootstrap)
-
-    def _ends(self, episode: Episode) -> dict[str, Reading]:
-        """What each head reads at the end of a truncated episode: the final observation as the first of its agents
-        would see it."""
-        ends: dict[str, Reading] = {}
-        for agent, policy in _policies(episode).items():
-            ids = episode.bootstrap[agent]
-            ends.setdefault(self._head_of(agent, policy), Reading(ids, np.array([len(ids) - 1])))
-        return ends
+        return Values(split_rows(flat, sizes), finals)
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
         """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
@@ -252,10 +243,14 @@ class Critic:
                 first += count
 
 
-def _policies(episode: Episode) -> dict[str, str]:
-    """The agents that the end of a truncated episode is rendered for, in their order, and their policies."""
+def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
+    """The agents that the end of a truncated episode is rendered for, in their order: agent, policy, what it would see.
+
+    Each reads its own, with a head of its own or a shared one: agents may be paid for different things.
+    """
     policies = {action.agent: action.policy for action in episode.actions}
-    return {agent: policies[agent] for agent in episode.bootstrap}
+    for agent, ids in episode.bootstrap.items():
+        yield agent, policies[agent], ids
 
 
 def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:

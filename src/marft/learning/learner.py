@@ -45,7 +45,8 @@ from marft.types import Action, Episode, Sample
 class Judgement:
     """What an algorithm makes of a batch before anything moves: the credit of every decision, and what is trained."""
 
-    evidence: Evidence
+    episodes: Sequence[Episode]  # as they were played
+    evidence: Evidence  # with the rewards that credit is assigned from
     credits: Credits
     samples: Sequence[Sample]
     raw: Sequence[Floats]  # advantages of the samples before normalisation
@@ -113,7 +114,7 @@ class Learner:
         credits, values = judgement.credits, judgement.evidence.values
         metrics = {**advantage_metrics(judgement.samples, judgement.raw), **credits.metrics}
         if self.settings.nll:
-            metrics |= success_metrics(judgement.evidence.episodes)
+            metrics |= success_metrics(episodes)
         if judgement.samples and not warming_up:
             metrics |= self._improve(judgement, known, progress)
         if self.critic and values:
@@ -133,7 +134,7 @@ class Learner:
             if not np.isfinite(advantages).all():
                 name = self.settings.credit.name
                 raise RunError(f"credit {name!r} gave {action.id} of {action.key.task!r} an advantage of {advantages}")
-        return Judgement(evidence, credits, *self._samples(evidence, credits))
+        return Judgement(episodes, evidence, credits, *self._samples(episodes, credits))
 
     def memory(self) -> dict[str, float]:
         """What credit and schedule carry from step to step."""
@@ -187,14 +188,14 @@ class Learner:
         evidence = Evidence(episodes, self.settings.level)
         return [cost(action, size) for action, size in zip(evidence.actions, evidence.sizes(), strict=True)]
 
-    def _samples(self, evidence: Evidence, credits: Credits) -> tuple[list[Sample], list[Floats]]:
+    def _samples(self, episodes: Sequence[Episode], credits: Credits) -> tuple[list[Sample], list[Floats]]:
         return make_samples(
-            evidence.episodes, credits, list(self.optimizers), self.settings.normalisation,
+            episodes, credits, list(self.optimizers), self.settings.normalisation,
             self.settings.normalise_advantages,
         )  # fmt: skip
 
     def _improve(self, judgement: Judgement, known: KnownLogProbs, progress: Progress) -> dict[str, float]:
-        evidence, samples = judgement.evidence, judgement.samples
+        samples = judgement.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
             for name, optimizer in self.optimizers.items()
@@ -206,7 +207,7 @@ class Learner:
         progress = progress._replace(advantages=advantage_sizes(samples, judgement.raw))
         phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
         for number, phase in enumerate(phases):
-            update.run(phase, self._corrected(evidence, samples, phase, ratios), progress.step)
+            update.run(phase, self._corrected(judgement, phase, ratios), progress.step)
             if self.schedule.correction and number + 1 < len(phases):
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
@@ -222,14 +223,13 @@ class Learner:
         old = {**update.old, **score_actions(self.packing, idle)}
         measure_base_kl(meter, chosen, old, known.base or score_actions(self.base_packing, chosen))
 
-    def _corrected(
-        self, evidence: Evidence, samples: Sequence[Sample], phase: UpdatePhase, ratios: TeamRatios
-    ) -> Sequence[Sample]:
+    def _corrected(self, judgement: Judgement, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
         """The samples as a phase sees them, after what the phases before have moved."""
         if self.schedule.correction == "product":
-            return ratios.weigh(samples)
+            return ratios.weigh(judgement.samples)
         if self.schedule.correction == "preceding":
+            evidence = judgement.evidence
             traced = replace(evidence, traces=ratios.traces(evidence.actions))
-            again, _ = self._samples(evidence, self.credit.assign(traced))
+            again, _ = self._samples(judgement.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * float(getattr(self.objective, "clip", 0.0)))
-        return samples
+        return judgement.samples

@@ -59,7 +59,7 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"no adapter at {folder}: {error}") from error
     problems = list(_problems(config))
     if problems:

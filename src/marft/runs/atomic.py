@@ -1,13 +1,15 @@
-"""Writes that are whole or not there: a temporary name, fsync, rename."""
+"""Writes that are whole or not there (a temporary name, fsync, rename), and reads that end."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 UNFINISHED = ".unfinished-"
 
@@ -51,6 +53,29 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     sync_folder(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        ValueError: it holds no JSON, or it is no file: from a pipe nothing may ever come.
+        OSError: the system does not give it.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} has too many tables inside each other") from None
+
+
+def free_name(path: Path, label: str) -> Path:
+    """A name beside ``path`` that nothing has yet: ``metrics.damaged-1.jsonl``."""
+    number = 1
+    while (free := path.with_name(f"{path.stem}.{label}-{number}{path.suffix}")).exists() or free.is_symlink():
+        number += 1
+    return free
 
 
 def remove_unfinished(folder: Path) -> None:

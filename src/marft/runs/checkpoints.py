@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from marft.config.run import CheckpointSettings, RunSettings
 from marft.learning.learner import Learner
 from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.learning.undoing import not_finite
+from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
 from marft.runs import atomic
 from marft.runs.folder import RunFolder
@@ -27,6 +29,7 @@ from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 
 RECIPE, STATE = "recipe.toml", "state.json"
+CHECKPOINT = re.compile(r"step_\d{6,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Checkpoints:
         """Write ``step_<n>`` and let go of those that need not be kept."""
         assert not not_finite(learner), "what is not finite is undone, not saved"
         target = self.path / name_of(state.step)
+        _make_way(target)
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
                 models.save_policy(policy, draft / "policies" / policy)
@@ -128,12 +132,21 @@ class Checkpoints:
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
 
     def _let_go(self, state: State) -> None:
-        keep = {path.name for path in self.steps()[-self.settings.keep_last :]}
+        done = [path.name for path in self.steps() if int(path.name[5:]) <= state.step]  # what is later was passed over
+        keep = set(done[-self.settings.keep_last :])
         if self.settings.keep_best:
             keep.add(name_of(state.best_step))
-        for path in self.steps():
-            if path.name not in keep:
-                remove_checkpoint(path)
+        for name in done:
+            if name not in keep:
+                remove_checkpoint(self.path / name)
+
+
+def _make_way(target: Path) -> None:
+    """Clear the place of a checkpoint of what was passed over there. What no run wrote is put aside, not removed."""
+    if target.is_dir() and not target.is_symlink():
+        remove_checkpoint(target)
+    if target.exists() or target.is_symlink():
+        target.rename(atomic.free_name(target, "damaged"))
 
 
 def name_of(step: int) -> str:
@@ -160,19 +173,22 @@ def read_record(path: Path) -> Record:
             f"{path} is no whole checkpoint: it has no {STATE}; give one such as runs/name/checkpoints/step_000050"
         )
     try:
-        table = json.loads((path / STATE).read_text(encoding="utf-8"))
+        table = atomic.read_json(path / STATE)
         if "digest" not in table:
             raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
         if table.pop("digest") != _digest_of(table):
             raise ValueError(f"{path}: {STATE} is damaged")
         files, log, models, version = (table.pop(key) for key in ("files", "log", "models", "version"))
         for name, digest in files.items():
-            if _digest(path / name) != digest:
+            if not (path / name).is_file() or _digest(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        return Record(path, State(**table), Mark(**log), models, version)
+        state = State(**table)
+        if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
+            raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
+        return Record(path, state, Mark(**log), models, version)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
@@ -191,6 +207,8 @@ def restore(record: Record, models: Models, learner: Learner) -> State:
             )
     load_policies(record.path, models, learner.optimizers)
     critic = _read(record.path / "critic.safetensors") if learner.critic else {}
+    if learner.critic and not _fits(critic, learner.critic.parameters()):
+        raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --from")
     _restore(learner, critic, _read(record.path / "optimizer.safetensors"))
     learner.remember(record.state.memory)
     return record.state
@@ -214,7 +232,7 @@ def load_critic(path: Path, learner: Learner) -> bool:
     if learner.critic is None or not (path / "critic.safetensors").is_file():
         return False
     tensors = _read(path / "critic.safetensors")
-    if {k: t.shape for k, t in tensors.items()} != {k: p.shape for k, p in learner.critic.parameters().items()}:
+    if not _fits(tensors, learner.critic.parameters()):
         return False
     _restore(learner, tensors, {})
     return True
@@ -222,9 +240,15 @@ def load_critic(path: Path, learner: Learner) -> bool:
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read {path}: {error}") from error
+    refuse_not_finite(tensors, str(path))
+    return tensors
+
+
+def _fits(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> bool:
+    return {name: t.shape for name, t in tensors.items()} == {name: p.shape for name, p in parameters.items()}
 
 
 def _optimizer_state(learner: Learner) -> dict[str, Tensor]:

@@ -120,6 +120,8 @@ def read_episodes(path: Path) -> list[Episode]:
     Raises:
         ValueError: the file is none of ours, or damaged.
     """
+    if not path.is_file():
+        raise ValueError(f"cannot read the episodes of {path}: it is no file")
     try:
         missing = set(SCHEMA.names) - set(pq.read_schema(path).names)
         rows = read_rows(path)

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from marft import __version__
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
@@ -71,7 +73,7 @@ class RunFolder:
     def is_run(self) -> bool:
         """Whether a run of ours has begun here: its mark says so, not what its files are called."""
         try:
-            return bool(json.loads((self.path / "run.json").read_text(encoding="utf-8"))["format"] == FORMAT)
+            return bool(atomic.read_json(self.path / "run.json")["format"] == FORMAT)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -137,7 +139,7 @@ class RunFolder:
 
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""
-        return str(json.loads((self.path / "run.json").read_text(encoding="utf-8")).get("from", ""))
+        return str(atomic.read_json(self.path / "run.json").get("from", ""))
 
     def write_config(self, run: RunSettings) -> None:
         """Save the resolved recipe."""
@@ -178,7 +180,7 @@ class RunFolder:
 
     def recorded_steps(self) -> list[Path]:
         """Files of recorded episodes, oldest first."""
-        return sorted(path for path in self.episodes.glob("step_*.parquet") if path.stem[5:].isdigit())
+        return sorted(path for path in self.episodes.glob("step_*.parquet") if path.stem[5:].isdecimal())
 
     def recorded(self, step: int) -> Path:
         """The recorded episodes of a training step, counted from 1; 0 is the last one.
@@ -233,14 +235,34 @@ class RunFolder:
         return [_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
 
 
+class _Evaluated(BaseModel):
+    """What is read of an evaluation. Earlier versions did not save all of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    checkpoint: str
+    mode: str
+    shuffled_messages: bool
+    tasks: int
+    unknown: int = 0
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    reward: float | None = None
+    reward_interval: tuple[float, float] | None = None
+    outcomes: dict[str, bool] = {}
+    rewards: dict[str, float] = {}
+    examples: list[dict[str, Any]] = []
+
+
 def _evaluation(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(table, dict):
-            raise ValueError("it holds no table")
+        return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from error
-    return table
+        why = str(error)
+    raise ValueError(f"{path} is damaged ({why}); delete it and evaluate again")
 
 
 def step_of(path: Path) -> int:

@@ -47,7 +47,7 @@ def held(path: Path) -> Iterator[None]:
 
 def _locked(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _opened(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):  # and not a file that its last owner has removed
@@ -65,6 +65,13 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
 
 
+def _opened(path: Path) -> int:
+    """The file, which is made where it is not there. What a link leads to is somebody else's, and is not written to."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is no file of the run's, so that nothing can be locked with it; move it away")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+
+
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -75,7 +82,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _owner(descriptor: int) -> dict[str, Any]:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid"), int) else {}
 

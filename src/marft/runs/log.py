@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,13 +102,16 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+    whole = isinstance(row, dict) and type(row.get("step")) is int
+    return row if whole and all(value is None or _is_number(value) for value in row.values()) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _put_aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
-        number += 1
+    aside = atomic.free_name(path, "damaged")
     shutil.copy2(path, aside)
     return aside
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from marft.runs.atomic import UNFINISHED
+from marft.runs.atomic import UNFINISHED, read_json
 
-CHECKPOINT = re.compile(r"checkpoints/step_\d{6,}")
+CHECKPOINT = re.compile(r"checkpoints/step_\d{6,}(?=/|$)")
 IN_CHECKPOINTS = re.compile(
     r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors"
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
@@ -98,7 +97,6 @@ def _remove_empty(folder: Path) -> None:
 def _listed(checkpoint: Path) -> frozenset[str]:
     """The files that a checkpoint says it has."""
     try:
-        table = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
-        return frozenset(table["files"])
+        return frozenset(read_json(checkpoint / "state.json")["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return frozenset()

@@ -20,7 +20,9 @@ class MetricSinks:
 
     def __init__(self, folder: RunFolder, done: int) -> None:
         self._log = Log(folder.metrics)
-        self._board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=done + 1)
+        board = folder.path / "tensorboard"
+        board.mkdir(exist_ok=True)
+        self._board = SummaryWriter(str(board), purge_step=done + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of training step ``step`` (counted from 1)."""

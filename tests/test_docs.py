@@ -1,0 +1,41 @@
+"""What the docs name is there: files that they link to, tests and commands that they promise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+RELIABILITY = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_sections_find_them(page: Path) -> None:
+    for target, section in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        other = (page.parent / target) if target else page
+        if other.suffix == ".md":
+            assert section in _sections(other), f"{page.name} links to {target}#{section}"
+
+
+def test_every_promise_has_its_test() -> None:
+    promises = [line for line in RELIABILITY.splitlines() if line.startswith("| ") and "test_" in line]
+    assert len(promises) > 30
+    for promise in promises:
+        files = re.findall(r"(test_\w+\.py)(?:\)|`)", promise)
+        texts = {name: (ROOT / "tests" / name).read_text(encoding="utf-8") for name in files}
+        for name in re.findall(r"`(test_\w+|Test\w+)`", promise):
+            assert any(re.search(rf"(def|class) {name}", text) for text in texts.values()), f"{name} of {files}"
+
+
+def _sections(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,258 @@
+"""What a run keeps, part by part: its log, what it removes, what may change, its lock, which checkpoint is the best."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from marft.config import parse_recipe
+from marft.errors import RunError
+from marft.learning import undoing
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.learning.undoing import MOST_IN_A_ROW, Careful
+from marft.models.pool import Models
+from marft.runs import atomic, lock
+from marft.runs.changes import changes, notes
+from marft.runs.checkpoints import State, load_critic
+from marft.runs.folder import RunFolder
+from marft.runs.log import Log, Mark, read_rows, rewind
+from marft.runs.removing import remove_run
+from marft.runs.sinks import MetricSinks
+from marft.training import Silent, _rate, train
+from tests.helpers import recipe, settings
+
+
+def begun(output: Path, *files: str) -> RunFolder:
+    """A run that has begun, with further files in its folder."""
+    folder = RunFolder.create(settings("tiny", output))
+    for name in files:
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).write_text("{}")
+    return folder
+
+
+class TestTheLog:
+    def test_is_json_that_every_reader_takes(self, tmp_path: Path) -> None:
+        log = Log(tmp_path / "metrics.jsonl")
+        log.append({"step": 1, "reward": float("nan"), "kl": float("-inf"), "loss": 0.5})
+        log.close()
+
+        def refuse(word: str) -> Any:
+            raise AssertionError(f"{word} is no JSON")
+
+        text = (tmp_path / "metrics.jsonl").read_text()
+        assert json.loads(text, parse_constant=refuse) == {"step": 1, "reward": None, "kl": None, "loss": 0.5}
+
+    @pytest.mark.parametrize("line", ['{"reward": 1}', "[1]", '"x"', "null", '{"step": true}', '{"step": "1"}'])
+    def test_a_line_that_says_of_no_step_is_named_and_left_out(self, line: str, tmp_path: Path) -> None:
+        path = tmp_path / "metrics.jsonl"
+        path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
+        assert read_rows(path) == ([{"step": 1}, {"step": 2}], ["line 2 cannot be read"])
+
+    def test_what_was_put_aside_is_not_written_over_by_the_next_damage(self, tmp_path: Path) -> None:
+        path, mark = tmp_path / "metrics.jsonl", Mark.of(b'{"step": 1}\n')
+        for damage in ("first", "second"):
+            path.write_text(f"{damage}\n")
+            (problem,) = rewind(path, 1, mark)
+        assert "metrics.damaged-2.jsonl" in problem
+        assert [(tmp_path / f"metrics.damaged-{n}.jsonl").read_text() for n in (1, 2)] == ["first\n", "second\n"]
+
+    def test_tensorboard_shows_each_step_once_and_numbers_alone(self, tmp_path: Path) -> None:
+        folder = begun(tmp_path)
+        for done in (0, 1):  # the second begins after step 1, as if the first had been killed
+            sinks = MetricSinks(folder, done)
+            for step in (1, 2, 3)[done:]:
+                sinks.write(step, {"reward": float(step + 10 * done), "kl": float("nan")})
+            sinks.close()
+        board = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+        assert [(one.step, one.value) for one in board.Scalars("reward")] == [(1, 1.0), (2, 12.0), (3, 13.0)]
+        assert "kl" not in board.Tags()["scalars"]
+
+
+class TestRemoving:
+    def test_a_run_stays_one_until_the_last_of_it_is_gone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a crash leaves can be overwritten still."""
+        folder = begun(tmp_path, "metrics.jsonl", "episodes/step_000001.parquet", "report.html")
+        unlink, removed = Path.unlink, list[str]()
+
+        def dying(path: Path, *arguments: Any, **options: Any) -> None:
+            if path.name == "run.json":
+                raise KeyboardInterrupt
+            removed.append(path.name)
+            unlink(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, "unlink", dying)
+        with pytest.raises(KeyboardInterrupt):
+            remove_run(folder.path)
+        assert folder.is_run()
+        assert {"config.toml", "metrics.jsonl", "step_000001.parquet", "report.html"} <= set(removed)
+        monkeypatch.undo()
+        assert remove_run(folder.path) == []
+
+    def test_everything_goes_that_a_run_calls_its_own(self, tmp_path: Path) -> None:
+        """What a probe of messages found, and the weights of a whole policy, which its checkpoint lists."""
+        whole = "checkpoints/step_000001/policies/actor/model.safetensors"
+        folder = begun(tmp_path, "evaluations/last-greedy-shuffled.json", "metrics.damaged-1.jsonl", whole)
+        state = {"files": {"policies/actor/model.safetensors": "0"}}
+        (folder.checkpoints / "step_000001" / "state.json").write_text(json.dumps(state))
+        folder.check_free(overwrite=True)
+        assert remove_run(folder.path) == []
+        assert list(folder.path.iterdir()) == []
+
+    def test_links_go_and_not_what_they_lead_to(self, tmp_path: Path) -> None:
+        folder = begun(tmp_path / "runs")
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs" / "work").write_text("years")
+        (folder.path / ".unfinished-x").symlink_to(tmp_path / "theirs")
+        assert remove_run(folder.path) == []
+        assert (tmp_path / "theirs" / "work").read_text() == "years"
+
+    def test_an_empty_folder_of_somebody_elses_stays(self, tmp_path: Path) -> None:
+        folder = begun(tmp_path, "metrics.jsonl")
+        (folder.path / "plots").mkdir()
+        remove_run(folder.path)
+        assert [path.name for path in folder.path.iterdir()] == ["plots"]
+
+
+class TestWhatMayChange:
+    def test_every_reward_term_counts(self) -> None:
+        def terms(first: float) -> dict[str, Any]:
+            return recipe(rewards=[{"name": "outcome", "weight": first}, {"name": "step_cost"}])
+
+        assert list(changes(parse_recipe(terms(1.0)), parse_recipe(terms(0.5)))) == ["rewards.0.weight"]
+
+    def test_what_is_asked_of_an_endpoint_counts_and_where_it_lies_does_not(self) -> None:
+        def remote(name: str = "gpt-x", **endpoint: Any) -> Any:
+            table = recipe()
+            table["models"]["teacher"] = {"path": name, "endpoint": {"url": "http://127.0.0.1:1/v1", **endpoint}}
+            table["policies"]["reasoner"] = {"model": "teacher", "train": "frozen"}
+            return parse_recipe(table)
+
+        assert list(changes(remote(), remote(options={"effort": "low"}))) != []
+        assert list(changes(remote(), remote(omit=["seed"]))) != []
+        assert list(changes(remote(), remote("gpt-y"))) == ["models.teacher.path"]
+        assert changes(remote(), remote(url="http://127.0.0.1:2/v1", retries=1, timeout_seconds=5.0)) == {}
+
+    def test_only_a_schedule_has_a_length_that_shows(self) -> None:
+        def run(schedule: str, steps: str) -> Any:
+            return parse_recipe(recipe(), ("--algorithm.optimizer.schedule", schedule, "--training.steps", steps))
+
+        assert list(notes(run("constant", "2"), run("constant", "9"))) == []
+        assert list(notes(run("linear", "2"), run("linear", "2"))) == []
+        assert len(list(notes(run("linear", "2"), run("linear", "9")))) == 1
+
+
+class TestWithoutLocks:
+    @pytest.fixture(autouse=True)
+    def _no_locks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unsupported(*_: Any) -> None:
+            raise OSError(lock.errno.EOPNOTSUPP, "not supported")
+
+        monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+
+    def owned(self, path: Path, pid: int) -> Path:
+        path.write_text(json.dumps({"pid": pid, "host": lock.socket.gethostname(), "since": "yesterday"}))
+        return path
+
+    def test_what_names_ourselves_was_left_by_somebody_who_had_our_number(self, tmp_path: Path) -> None:
+        """In a container every run may be process 1."""
+        with lock.held(self.owned(tmp_path / "run.lock", os.getpid())):
+            pass
+
+    def test_somebody_elses_process_is_alive(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def forbidden(*_: Any) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr(os, "kill", forbidden)
+        with pytest.raises(ValueError, match="is at work: process 1 on"), lock.held(self.owned(tmp_path / "l", 1)):
+            pass
+
+
+class TestStepsInARow:
+    def test_steps_that_are_undone_now_and_then_stop_no_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Still:
+            def learn(self, *_: Any) -> dict[str, float]:
+                return {}
+
+            def restore(self) -> None: ...
+
+        broken = [False]
+        monkeypatch.setattr(undoing, "Before", lambda learner: Still())
+        monkeypatch.setattr(undoing, "not_finite", lambda learner: ["policies.a"] if broken[0] else [])
+        monkeypatch.setattr(undoing, "remedy", lambda *_: "change it")
+        careful = Careful(Still(), lambda text: None)  # type: ignore[arg-type]
+        for step in range(4 * MOST_IN_A_ROW):
+            broken[0] = step % MOST_IN_A_ROW != 0
+            assert careful.learn([], Progress(step, 0))["undone_steps"] == float(broken[0])
+        broken[0] = True
+        with pytest.raises(RunError, match="5th in a row"):
+            careful.learn([], Progress(0, 0))
+
+
+class TestTheBestCheckpoint:
+    def test_a_first_one_is_the_best_however_bad(self) -> None:
+        rated = _rate(State(step=3), {"reward": -7.0}, validated=False)
+        assert (rated.best_step, rated.best_score) == (3, -7.0)
+
+    def test_among_equals_it_is_the_first(self) -> None:
+        before = State(step=4, best_step=3, best_score=0.5)
+        assert _rate(before, {"reward": 0.5}, validated=False) == before
+        assert _rate(before, {"reward": float("nan")}, validated=False) == before
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint."""
+    run = settings("tiny", tmp_path_factory.mktemp("source"), "--training.steps", "1")
+    train(run, folder := RunFolder.create(run))
+    return folder.checkpoints / "step_000001"
+
+
+class TestTheCriticOfAnotherRun:
+    WIDER = ("--algorithm.critic.hidden", "32")
+
+    def test_goes_on_where_it_fits(self, source: Path) -> None:
+        learner = Learner(run := settings(), Models(run))
+        assert learner.critic is not None
+        with torch.no_grad():
+            for parameter in learner.critic.parameters().values():
+                parameter.fill_(7.0)
+        assert load_critic(source, learner)
+        saved = load_file(source / "critic.safetensors")
+        assert all(torch.equal(value, saved[name]) for name, value in learner.critic.parameters().items())
+
+    def test_is_left_where_it_does_not_fit(self, source: Path) -> None:
+        learner = Learner(run := settings("tiny", "runs", *self.WIDER), Models(run))
+        assert load_critic(source, learner) is False
+
+    def test_that_begins_anew_is_said(self, source: Path, tmp_path: Path) -> None:
+        for overrides, told in ((self.WIDER, 1), ((), 0), (("--algorithm.name", "grpo"), 0)):
+            said: list[str] = []
+
+            class Listening(Silent):
+                def note(self, text: str, said: list[str] = said) -> None:
+                    said.append(text)
+
+                def wants_stop(self) -> bool:
+                    return True
+
+            run = settings("tiny", tmp_path / str(len(overrides)) / str(told), *overrides)
+            train(run, RunFolder(Path(run.output) / run.name), start_from=source, observer=Listening())
+            assert len([text for text in said if "no critic that fits" in text]) == told
+
+
+def test_others_may_look_into_what_was_written(tmp_path: Path) -> None:
+    """Temporary folders are private; what becomes of them is not."""
+    with atomic.new_folder(tmp_path / "a") as draft:
+        (draft / "b").write_text("")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
