@@ -38,7 +38,8 @@ def check_role(name: str) -> str:
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise _refused(
-            "a role is a name that organizations call: letters, digits and _, not first a digit or _, and no word of Python's own"
+            "a role is a name that organizations call: letters, digits and _, not first a digit or _, and no word of "
+            "Python's own"
         )
     return _short_and_free(name)
 
