@@ -186,3 +186,9 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(recipe_file: Path,
         assert (folder.checkpoints / f"step_{done:06d}" / "state.json").exists()
     else:
         assert process.returncode != 0
+
+
+@pytest.mark.parametrize("words", [("eval", "--tasks", "-3"), ("graph", "--step", "-1")])
+def test_counts_below_zero_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    """Minus three tasks were once all but three."""
+    assert "greater than or equal to 0" in run(capsys, words[0], "runs/none", *words[1:], status=2)

@@ -69,10 +69,17 @@ def test_unknown_keys_and_names_are_errors_with_a_suggestion(override: tuple[str
         (("--evaluation.modes", "['guess']"), "evaluation.modes"),
         (("--name", "a/b"), "must be usable as a folder name"),
         (("--agents.actor.role", '"the actor"'), "a role is a name that organizations call"),
+        (("--agents.actor.role", '"class"'), "no word of Python's own (given: 'class')"),
+        (("--evaluation.modes", "[]"), "evaluation.modes: needs at least 1"),
+        (("--agents.actor.tools", "['clock']"), "no tool is called 'clock'; describe it under [tools.clock]"),
     ],
 )
 def test_wrong_types_and_values_name_the_key(override: tuple[str, ...], message: str) -> None:
     assert message in complaint(*override)
+
+
+def test_a_list_is_not_called_empty_because_its_entry_is_wrong() -> None:
+    assert complaint("--evaluation.modes", "['guess']").count("evaluation.modes") == 1
 
 
 class TestReferences:

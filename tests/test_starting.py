@@ -214,7 +214,10 @@ class TestRefusedStarts:
         ("options", "message"),
         [
             (("--models.base.path", "/nowhere"), "cannot load '/nowhere'"),
-            (("--from", "/nowhere"), "/nowhere is no whole checkpoint"),
+            (
+                ("--from", "/nowhere"),
+                "/nowhere is no whole checkpoint: it has no state.json; give one such as runs/name/checkpoints",
+            ),
             (("--policies.actor.adapter", "/nowhere"), "no adapter at /nowhere"),
             (("--policies.actor.train", "frozen", "--policies.reasoner.train", "frozen"), "nothing to train"),
             (("--environment", "{name='tests.plugins:Flaky', count=0}"), "no tasks"),

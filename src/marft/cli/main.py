@@ -101,7 +101,7 @@ def report(
 def replay(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     algorithms: Annotated[str, typer.Option(help="Presets, with commas; the run's own name means its own settings.")],
-    step: Annotated[int, typer.Option(help="A recorded training step; 0: the last one.")] = 0,
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
     episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
 ) -> None:
     """Credit a run's recorded episodes by several algorithms, side by side: which would push what, and how far."""
@@ -114,7 +114,7 @@ def replay(
 def graph(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     episode: Annotated[str, typer.Argument(help="Its place in the step (0, 1, …), or task#sample.")] = "0",
-    step: Annotated[int, typer.Option(help="A recorded training step; 0: the last one.")] = 0,
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
 ) -> None:
     """Draw one recorded episode: who acted when, and who depended on whom."""
     from marft.cli import commands

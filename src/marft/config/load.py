@@ -69,11 +69,17 @@ def _check_depth(table: Mapping[str, Any], source: str) -> None:
 def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
     """One indented line for each problem: where it is, what is wrong, and the value that was given."""
     lines = []
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    for problem in problems:
+        if problem["type"] == "too_short" and any(_inside(p["loc"], problem["loc"]) for p in problems):
+            continue  # the list is empty only without the entries that are wrong
         where = ".".join(_readable(problem["loc"], table))
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "missing":
             message = "is missing"
+        elif problem["type"] == "too_short":
+            least = problem["ctx"]["min_length"]
+            message = f"needs at least {least} item{'s' if least > 1 else ''}"
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
             message = f"{message[0].lower()}{message[1:]} (given: {_shown(problem['input'])})"
         lines += [f"  {where + ': ' if where else ''}{line}" for line in message.split("\n")]
@@ -85,6 +91,10 @@ def to_toml(run: RunSettings) -> str:
     table = run.model_dump(mode="json", exclude_none=True)
     text = tomli_w.dumps(table, multiline_strings=True)
     return text if tomllib.loads(text) == table else tomli_w.dumps(table)  # line breaks of other systems need escapes
+
+
+def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
+    return len(location) > len(outer) and tuple(location[: len(outer)]) == tuple(outer)
 
 
 def _shown(value: Any) -> str:

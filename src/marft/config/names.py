@@ -37,7 +37,10 @@ def check_role(name: str) -> str:
         PydanticCustomError: it could not be called, or is no good as a part of a metric's name.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-        raise _refused("a role is a name that organizations call: letters, digits and _")
+        raise _refused(
+            "a role is a name that organizations call: letters, digits and _, not first a digit or _, and no word of "
+            "Python's own"
+        )
     return _short_and_free(name)
 
 

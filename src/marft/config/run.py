@@ -145,7 +145,8 @@ def _missing_references(run: RunSettings) -> Iterable[str]:
     for agent in run.agents:
         for tool in agent.tools:
             if tool not in run.tools and tool != ENVIRONMENT:
-                yield f"agents.{agent.role}.tools: no tool is called {tool!r}{did_you_mean(tool, run.tools)}"
+                hint = did_you_mean(tool, run.tools) or f"; describe it under [tools.{tool}]"
+                yield f"agents.{agent.role}.tools: no tool is called {tool!r}{hint}"
     if ENVIRONMENT in run.tools:
         yield f"tools.{ENVIRONMENT}: that name stands for the tools that the environment itself brings; take another"
     for name in run.tools:

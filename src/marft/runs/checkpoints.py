@@ -169,6 +169,10 @@ def read_record(path: Path) -> Record:
     Raises:
         ValueError: something is missing or not as it was written.
     """
+    if not (path / STATE).is_file():
+        raise ValueError(
+            f"{path} is no whole checkpoint: it has no {STATE}; give one such as runs/name/checkpoints/step_000050"
+        )
     try:
         table = atomic.read_json(path / STATE)
         if "digest" not in table:
