@@ -95,8 +95,8 @@ class Start:
         digest = digest_of(tasks)
         if state.tasks not in ("", digest):
             raise ValueError(
-                f"the training tasks are not those that the run learned from up to step {state.step}: put them back, "
-                f"or start a new run with these weights: --from {self.folder.checkpoints / name_of(state.step)} --name …"
+                f"the training tasks are not those that the run learned from up to step {state.step}: put them "
+                f"back, or start a new run from these weights: --from {self.folder.checkpoints / name_of(state.step)}"
             )
         return replace(state, tasks=digest)
 

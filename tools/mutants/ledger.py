@@ -67,7 +67,7 @@ class Survivors:
 
     def __init__(self, path: Path) -> None:
         self.kinds: dict[str, Kind] = {}
-        entries = tomllib.loads(path.read_text(encoding="utf-8"))["survivor"] if path.exists() else []
+        entries = tomllib.loads(path.read_text(encoding="utf-8")).get("survivor", []) if path.exists() else []
         for entry in entries:
             if entry["kind"] not in ("equivalent", "accepted") or not entry["reason"].strip():
                 raise ValueError(f"{path}: {entry['line']!r} needs a reason, and kind = 'equivalent' or 'accepted'")

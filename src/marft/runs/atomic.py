@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,15 +19,15 @@ def write_file(path: Path, data: bytes | str) -> None:
     """Replace ``path`` with ``data``; a crash leaves the old file or the new one."""
     content = data.encode() if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
+    draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"  # with the rights that any new file gets here
     try:
-        with os.fdopen(handle, "wb") as file:
+        with draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        draft.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
