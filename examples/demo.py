@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from marft.cli import commands
+from marft.cli.console import in_bold
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "demo.toml"
@@ -56,7 +57,7 @@ def evaluate(folder: Path, checkpoints: list[str], tasks: int, shuffled: bool) -
 
 
 def say(command: str) -> None:
-    commands.console.print(f"\n[bold cyan]$ {command}[/]", soft_wrap=True)
+    commands.console.print(in_bold(f"\n$ {command}"), soft_wrap=True)
 
 
 if __name__ == "__main__":
