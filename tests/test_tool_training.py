@@ -162,7 +162,7 @@ def test_limits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"a call of 'code' may take 20 s by its own limits"):
         Stage(run)
-    with pytest.raises(ValueError, match=r"two tools are called add"):
+    with pytest.raises(ValueError, match=r"names .sums. twice"):
         Stage(with_tools(tmp_path, "--agents.reasoner.tools", "['sums', 'sums']"))
 
 
