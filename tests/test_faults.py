@@ -262,6 +262,18 @@ class TestFaults:
         assert "reward term 'function' raised AttributeError: 'Episode' object has no attribute 'nothing'" in said
         assert "(their_parts.py:19)" in said
 
+    def test_a_kept_traceback_holds_no_secret_that_was_typed(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(name: str) -> None:
+            raise AssertionError("sk-123456789 is refused")
+
+        monkeypatch.setattr("marft.cli.commands.algorithms", broken)
+        monkeypatch.setattr(sys, "argv", ["marft", "algorithms", "--x.options.api_key", "sk-123456789"])
+        marft(capsys, "algorithms")
+        assert "'***'" in (kept := Path("marft-error.txt").read_text())
+        assert "sk-123" not in kept
+
     def test_without_a_run_the_traceback_goes_to_the_current_folder(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from marft import __version__
+from marft.endpoints.keys import masked, secrets_typed
 from marft.errors import RunError
 from marft.faults import OURS, described, place_of
 from marft.runs.atomic import write_file
@@ -209,6 +210,7 @@ def _keep(error: Exception) -> str:
             "".join(traceback.format_exception(error)),
         ]
     )
+    text = masked(list(secrets_typed(sys.argv[1:])), text)
     folder = _now.folder
     places = [NO_RUN, Path(tempfile.gettempdir()) / NO_RUN]
     if folder is not None and folder.is_dir():

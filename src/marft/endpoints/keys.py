@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -50,6 +51,23 @@ def secrets_in(fields: Any, secret: bool = False) -> Iterator[str]:
     elif secret and isinstance(fields, str):
         scheme, _, rest = fields.partition(" ")
         yield from (word for word in (fields, rest if scheme.isalpha() else "") if len(word) >= SHORTEST)
+
+
+def secrets_typed(words: Sequence[str]) -> Iterator[str]:
+    """What a command line holds under names that sound like secrets.
+
+    >>> list(secrets_typed(["train", "--models.x.endpoint.options.api_key", "sk-123456", "--seed=1"]))
+    ['sk-123456']
+    >>> list(secrets_typed(["--models.x.endpoint.options={ user_key = 'abcdefgh' }"]))
+    ['abcdefgh']
+    """
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, text = word.partition("=")
+        value: Any = text if equals else following
+        with suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {value}")["value"]
+        if name.startswith("--"):
+            yield from secrets_in({name: value})
 
 
 def masked(secrets: Collection[str], text: str) -> str:
