@@ -266,10 +266,10 @@ class TestFaults:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(name: str) -> None:
+            monkeypatch.setattr(sys, "argv", ["marft", "algorithms", "--x.options.api_key", "sk-123456789"])
             raise AssertionError("sk-123456789 is refused")
 
         monkeypatch.setattr("marft.cli.commands.algorithms", broken)
-        monkeypatch.setattr(sys, "argv", ["marft", "algorithms", "--x.options.api_key", "sk-123456789"])
         marft(capsys, "algorithms")
         assert "'***'" in (kept := Path("marft-error.txt").read_text())
         assert "sk-123" not in kept
