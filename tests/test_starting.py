@@ -251,8 +251,8 @@ class TestGoingOn:
         text = command(
             capsys, "train", str(folder.path), "--resume", "--algorithm.name", "grpo", "--seed", "3", status=2
         )
-        assert "algorithm.name: 'marft' → 'grpo'" in text
-        assert "algorithm.credit.name: 'gae' → 'grpo'" in text
+        assert "algorithm.name: 'marft' → 'grpo', and with it " in text
+        assert "algorithm.credit.name" in text
         assert "seed: 0 → 3" in text
         assert "start a new run with these weights" in text
         assert contents(folder.path) == before

@@ -13,6 +13,10 @@ from marft.game.environment import Environment, Split
 from marft.texts import storable
 from marft.types import Task
 
+FEW = (
+    "; where each task's own text says which split it is in (80 % training, 10 % validation, 10 % test), a few may "
+    "leave one empty: give it more, or name held-out ones, such as test_path of 'math'"
+)
 WORDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -34,7 +38,7 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
     if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
         raise ValueError(f"{where}: tasks({split!r}) returned a {type(tasks).__name__}, not a list of tasks")
     if not found:
-        raise ValueError(f"{where} has no tasks")
+        raise ValueError(f"{where} has no tasks{FEW}")
     seen: set[str] = set()
     for place, task in enumerate(found):
         problem = _problem(task) or (_twice(task) if task.id in seen else "")

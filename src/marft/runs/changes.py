@@ -18,6 +18,7 @@ FREE = (
     "rewards.*.cache", "algorithm.complete_from",
 )  # fmt: skip
 ABSENT = "absent"
+PRESET = "algorithm.name"
 
 
 def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[Any, Any]]:
@@ -42,11 +43,22 @@ def refuse_changes(before: RunSettings, now: RunSettings) -> None:
     """
     different = changes(before, now)
     if different:
-        lines = "\n".join(f"  {key}: {old!r} → {new!r}" for key, (old, new) in different.items())
+        lines = "\n".join(_in_words(different))
         raise ValueError(
             f"a run goes on with the settings that it learned with so far, but these are others:\n{lines}\n"
             "Take them back; or start a new run with these weights:  marft train recipe.toml --name … --from …"
         )
+
+
+def _in_words(different: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    """A line for each change; another preset is one change, whatever comes with it."""
+    with_preset = [key for key in different if key.startswith("algorithm.") and key != PRESET]
+    if PRESET in different:
+        old, new = different[PRESET]
+        yield f"  {PRESET}: {old!r} → {new!r}" + (f", and with it {', '.join(with_preset)}" if with_preset else "")
+    for key, (old, new) in different.items():
+        if PRESET not in different or not key.startswith("algorithm."):
+            yield f"  {key}: {old!r} → {new!r}"
 
 
 def notes(before: RunSettings, now: RunSettings) -> Iterator[str]:
