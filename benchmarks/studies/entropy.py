@@ -118,17 +118,17 @@ def verdict(rows: Sequence[Row]) -> str:
             when = f", at steps {_listed(falls)}" if falls else ""
             parts.append(f"{team} {len(falls)} of {len(mine)}{when}")
         said.append(f"- entropy {entropy}: {'; '.join(parts)}")
-    first = min(
-        ((step, row) for row in rows if (step := fall(row)) is not None), key=lambda pair: pair[0], default=None
-    )
-    if first is None:
+    fallen = [(step, row) for row in rows if (step := fall(row)) is not None]
+    if not fallen:
         answer = "No run falls, so the runs do not show the paper's collapse."
     else:
-        step, row = first
-        holds = (row["team"], row["entropy"]) == ("single", "0.1")
+        earliest = min(step for step, _ in fallen)
+        first = [row for step, row in fallen if step == earliest]
+        named = {f"{row['team']} at {row['level']} level with entropy {row['entropy']}" for row in first}
+        holds = all((row["team"], row["entropy"]) == ("single", "0.1") for row in first)
         answer = (
-            f"The first to fall is a {row['team']} team at {row['level']} level with entropy {row['entropy']}, at step "
-            f"{step}: {'as' if holds else 'not as'} in the paper, where the single agent with 0.1 is the first."
+            f"The first to fall, at step {earliest}: {'; '.join(sorted(named))}. In the paper it is the single agent "
+            f"with 0.1, {'as here' if holds else 'alone'}."
         )
     return "\n".join(["Runs that fell 20 points below their best:", *said, "", answer])
 
