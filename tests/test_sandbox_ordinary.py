@@ -8,6 +8,8 @@ import shlex
 import site
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pydantic
@@ -28,7 +30,7 @@ def needed() -> list[Path]:
     return sorted({HERE.parent, *packages, *python, *map(Path, site.getsitepackages())})
 
 
-def opened(paths: list[Path]) -> list[str]:
+def opened(paths: list[Path], spare: str) -> list[str]:
     """Commands after which everybody can get to some folders that lie in private ones, in mounts of our own."""
     private = {parent for path in paths for parent in path.parents if not parent.stat().st_mode & 1}
     outermost = [folder for folder in private if not any(other in folder.parents for other in private)]
@@ -36,7 +38,7 @@ def opened(paths: list[Path]) -> list[str]:
     for number, folder in enumerate(sorted(outermost)):
         inside = [path for path in paths if folder in path.parents]
         inside = [path for path in inside if not any(other in path.parents for other in inside)]
-        stage = f"/tmp/stage/{number}"
+        stage = f"{spare}/stage/{number}"
         commands.append(f"mkdir -p {stage} && mount -t tmpfs -o mode=755 none {stage}")
         for path in inside:
             place = shlex.quote(f"{stage}/{path.relative_to(folder)}")
@@ -45,13 +47,20 @@ def opened(paths: list[Path]) -> list[str]:
     return commands
 
 
+@pytest.fixture
+def spare() -> Iterator[str]:
+    """Where the tests' own temporary files go: not over the machine's, for the checkout may lie there."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="we are an ordinary user already")
-def test_every_test_of_the_sandbox_passes_as_nobody() -> None:
+def test_every_test_of_the_sandbox_passes_as_nobody(spare: str) -> None:
     """With supplementary groups that it may not leave, and a folder for temporary files of its own."""
     files = [shlex.quote(str(path)) for path in TESTS if path != Path(__file__)]
     commands = [
-        "umask 022 && mount -t tmpfs -o mode=1777 none /tmp",
-        *opened(needed()),
+        f"umask 022 && mount -t tmpfs -o mode=1777 none {spare}",
+        *opened(needed(), spare),
         f"cd {shlex.quote(str(HERE.parent))}",
         f"exec setpriv --reuid={NOBODY} --regid={NOBODY} --groups=27,44 {shlex.quote(sys.executable)} -m pytest "
         f"--noconftest -p no:cacheprovider -p no:xdist {' '.join(files)}",
@@ -59,7 +68,10 @@ def test_every_test_of_the_sandbox_passes_as_nobody() -> None:
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", " && ".join(commands)],
         capture_output=True, text=True, check=False,
-        env={"HOME": "/tmp", "PATH": os.environ["PATH"], "HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis"},
+        env={
+            "HOME": spare, "TMPDIR": spare, "PATH": os.environ["PATH"],
+            "HYPOTHESIS_STORAGE_DIRECTORY": f"{spare}/hypothesis",
+        },
     )  # fmt: skip
     if "no isolation here" in done.stdout:
         pytest.skip("an ordinary user has no isolation here")
