@@ -23,6 +23,7 @@ from marft.sandbox.settings import SandboxSettings
 TRIALS = 40
 SLEEP = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(300)"
 isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
+MINE = random.Random().randrange(10, 35)  # underscores; others may run the same tests at the same time
 MODES = [pytest.param("required", marks=isolated), "none"]
 
 
@@ -78,7 +79,7 @@ def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(
 
 def test_a_process_that_stays_would_be_seen() -> None:
     """The check above can fail."""
-    underscores = 30
+    underscores = MINE
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "_" * underscores + "program.py"])
     assert soon(lambda: not processes(lambda words: "_" * underscores + "program.py" in words)) is False
     child.kill()
@@ -91,8 +92,8 @@ def test_nothing_is_left_of_code_that_was_stopped_or_ended(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for code in (SLEEP, "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(300)"):
-        run_python(code, SandboxSettings(seconds=0.7, isolation=isolation), files=named(31))
-    assert processes(lambda words: "_" * 31 + "program.py" in words) == []
+        run_python(code, SandboxSettings(seconds=0.7, isolation=isolation), files=named(MINE + 1))
+    assert processes(lambda words: "_" * (MINE + 1) + "program.py" in words) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,21 +109,21 @@ def test_a_keeper_that_is_killed_takes_its_jail_with_it() -> None:
 
     def kill_the_keeper() -> None:
         (process,) = runner._live
-        seen.extend(processes(lambda words: "_" * 32 + "program.py" in words))
+        seen.extend(processes(lambda words: "_" * (MINE + 2) + "program.py" in words))
         process.kill()
 
     timer = threading.Timer(1.0, kill_the_keeper)
     timer.start()
-    assert run_python(SLEEP, SandboxSettings(seconds=30), files=named(32)).outcome == "killed"
+    assert run_python(SLEEP, SandboxSettings(seconds=30), files=named(MINE + 2)).outcome == "killed"
     assert len(seen) == 2
-    assert not soon(lambda: processes(lambda words: "_" * 32 + "program.py" in words))
+    assert not soon(lambda: processes(lambda words: "_" * (MINE + 2) + "program.py" in words))
 
 
 @isolated
 def test_ending_all_ends_code_at_once() -> None:
     timer = threading.Timer(1.0, end_all)
     timer.start()
-    ran = run_python(SLEEP, SandboxSettings(seconds=60), files=named(33))
+    ran = run_python(SLEEP, SandboxSettings(seconds=60), files=named(MINE + 3))
     assert ran.outcome == "killed"
     assert ran.seconds < 20
-    assert processes(lambda words: "_" * 33 + "program.py" in words) == []
+    assert processes(lambda words: "_" * (MINE + 3) + "program.py" in words) == []
