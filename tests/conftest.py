@@ -23,7 +23,7 @@ settings.register_profile(  # for `make mutants`: the first failure is enough, h
     "mutants", settings.get_profile("marft"), phases=[Phase.explicit, Phase.generate], database=None,
     suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
 )  # fmt: skip
-settings.load_profile("marft")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "marft"))
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 torch.set_num_threads(1)
