@@ -105,7 +105,7 @@ def a2po(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Se
     for number, episode in enumerate(evidence.episodes):
         last = first + len(episode.actions)
         values = [row.tolist() for row in evidence.values.actions[first:last]]
-        final = evidence.values.final(number)
+        final = evidence.values.bootstrap[number]
         advantages += slow.step_gae(episode, values, final, "first", 0.99, 0.95, factors[first:last])
         first = last
     width = 0.2 * phase.clip_scale / 2
