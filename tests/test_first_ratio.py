@@ -164,8 +164,8 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
 
 def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_began(tmp_path: Path) -> None:
     """One phase moves the actor; in the next both step, and the reasoner has not been scored by then."""
-    alone = ("--algorithm.kl_stop", "0", "--algorithm.epochs", "1", "--training.tokens_per_micro_batch", "9999")
-    learner = begun(recipe(tmp_path, "marft", *alone))
+    once = ("--algorithm.kl_stop", "0", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
+    learner = begun(recipe(tmp_path, "marft", *once, "--training.tokens_per_micro_batch", "9999"))
     samples = samples_of(episodes())
     before = score_actions(learner.packing, samples)
     meter = Meter()

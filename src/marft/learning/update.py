@@ -75,10 +75,13 @@ class Update:
         mine_optimizers = {name: self.optimizers[name] for name in phase.policies}
         before = {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()} if phase.kl_limit else {}
         self._epochs(plan, objective, self._to_check(phase, mine))
-        if phase.kl_limit:
+        if phase.kl_limit and any(sample.advantages.any() for sample in mine):
             fraction = accept(mine_optimizers, before, lambda: self._is_good(mine, objective, phase.kl_limit))
             self.meter.add("accepted_fraction", fraction)
             self.meter.add("rollbacks", float(fraction == 0.0))
+        elif phase.kl_limit:  # no surrogate to improve: what momentum and regularisers did is no update
+            for name, optimizer in mine_optimizers.items():
+                optimizer.restore(before[name])
 
     def score_now(self, samples: Sequence[Sample]) -> dict[int, Floats]:
         """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
