@@ -162,6 +162,25 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
     assert update.old.keys() == {id(sample.action) for sample in samples}
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_from_before_are_taken_over_only_where_packing_makes_no_difference(dtype: str, tmp_path: Path) -> None:
+    """KL in the reward has scored everything, in batches of any size: in half precision those are not π_old's."""
+    run = recipe(tmp_path, "marft", "--algorithm.epochs", "1", "--algorithm.minibatches", "3", dtype=dtype)
+    learner, samples = begun(run), samples_of(episodes())
+    known = {id(sample.action): np.full(sample.action.decisions, -7.0) for sample in samples}
+    update = Update(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(known), Meter(), 0
+    )
+    filled = learner.packing.in_one_size([samples])
+    right = score_actions(filled, samples)
+    update._score_old(samples)
+    assert all(np.array_equal(update.old[key], known[key]) for key in known)  # not yet in one size
+    update.packing = filled
+    update._score_old(samples)
+    for key, row in right.items():
+        assert np.array_equal(update.old[key], row if dtype == "bfloat16" else known[key])
+
+
 def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_began(tmp_path: Path) -> None:
     """One phase moves the actor; in the next both step, and the reasoner has not been scored by then."""
     once = ("--algorithm.kl_stop", "0", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
