@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from marft.types import Action, Episode
 from tests import references
@@ -262,10 +262,10 @@ def running_moments(batches: Sequence[Sequence[float]], decay: float) -> tuple[f
 
 
 def step_gae(
-    episode: Episode, values: Sequence[Sequence[float]], final_value: float, kind: str, gamma: float, lam: float,
+    episode: Episode, values: Sequence[Sequence[float]], ends: Mapping[str, float], kind: str, gamma: float, lam: float,
     traces: Sequence[float] | None = None,
 ) -> list[float]:  # fmt: skip
-    """One number an action: that of its environment step."""
+    """One number an action: that of its environment step. ``ends`` are the values of a truncated episode's end by agent."""
     steps = sorted({a.step for a in episode.actions})
     reward = dict.fromkeys(steps, 0.0)
     for t, transition in enumerate(episode.transitions):
@@ -279,6 +279,13 @@ def step_gae(
         rows = [[float(x) for x in values[k]] for k, a in enumerate(episode.actions) if a.step == t]
         value[t] = rows[0][0] if kind == "first" else mean([x for row in rows for x in row])
         rho[t] = next(min(1.0, traces[k]) for k, a in enumerate(episode.actions) if a.step == t) if traces else 1.0
+    final_value = 0.0
+    if ends:
+        speakers: list[str] = []  # of the last step, in the order asked, each once
+        for action in episode.actions:
+            if action.step == steps[-1] and action.agent not in speakers:
+                speakers.append(action.agent)
+        final_value = ends[speakers[0]] if kind == "first" else mean([ends[agent] for agent in speakers])
     advantage: dict[int, float] = {}
     for place in reversed(range(len(steps))):
         t = steps[place]

@@ -185,7 +185,7 @@ def test_step_gae_equals_the_slow_reference(data: st.DataObject, kind: str, gamm
     for number, episode in enumerate(batch):
         last = first + len(episode.actions)
         expected += slow.step_gae(
-            episode, [v.tolist() for v in values.actions[first:last]], values.final(number), kind, gamma, lam,
+            episode, [v.tolist() for v in values.actions[first:last]], values.bootstrap[number], kind, gamma, lam,
             traces[first:last] if traces is not None else None,
         )  # fmt: skip
         first = last

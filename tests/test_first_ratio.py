@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from marft import training as training_module
 from marft.config import RunSettings
+from marft.gathering import Experience
+from marft.learning import learner as learner_module
 from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import Floats, Progress, UpdatePhase
@@ -18,7 +22,7 @@ from marft.learning.learner import Learner
 from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
 from marft.learning.team_ratios import TeamRatios
-from marft.learning.update import Update
+from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
@@ -158,6 +162,40 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
     assert update.old.keys() == {id(sample.action) for sample in samples}
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_from_before_are_taken_over_only_where_packing_makes_no_difference(dtype: str, tmp_path: Path) -> None:
+    """KL in the reward has scored everything, in batches of any size: in half precision those are not π_old's."""
+    run = recipe(tmp_path, "marft", "--algorithm.epochs", "1", "--algorithm.minibatches", "3", dtype=dtype)
+    learner, samples = begun(run), samples_of(episodes())
+    known = {id(sample.action): np.full(sample.action.decisions, -7.0) for sample in samples}
+    update = Update(
+        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(known), Meter(), 0
+    )
+    filled = learner.packing.in_one_size([samples])
+    right = score_actions(filled, samples)
+    update._score_old(samples)
+    assert all(np.array_equal(update.old[key], known[key]) for key in known)  # not yet in one size
+    update.packing = filled
+    update._score_old(samples)
+    for key, row in right.items():
+        assert np.array_equal(update.old[key], row if dtype == "bfloat16" else known[key])
+
+
+def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_began(tmp_path: Path) -> None:
+    """One phase moves the actor; in the next both step, and the reasoner has not been scored by then."""
+    once = ("--algorithm.kl_stop", "0", "--algorithm.epochs", "1", "--algorithm.minibatches", "1")
+    learner = begun(recipe(tmp_path, "marft", *once, "--training.tokens_per_micro_batch", "9999"))
+    samples = samples_of(episodes())
+    before = score_actions(learner.packing, samples)
+    meter = Meter()
+    update = Update(learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), meter, 0)
+    for phase in (UpdatePhase(("actor",)), UpdatePhase(ROLES)):
+        update.run(phase, samples, step=0)
+    assert all(np.array_equal(update.old[key], value) for key, value in before.items())
+    means = meter.means()
+    assert means["agents/reasoner/kl"] == 0.0 < means["agents/actor/kl"]
+
+
 def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_minibatch(tmp_path: Path) -> None:
     run = recipe(
         tmp_path, "marft", "--algorithm.epochs", "2", "--algorithm.minibatches", "2", "--algorithm.kl_stop", "0"
@@ -173,23 +211,102 @@ def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_miniba
     assert any(np.abs(after[key] - value).max() > 1e-3 for key, value in before.items())  # it did move
 
 
-def test_packing_that_does_make_a_difference_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = begun(recipe(tmp_path, "marft", "--algorithm.epochs", "2"))
+class Listening(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
 
-    def off(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
-        return {key: scores + 0.25 * (len(wanted) == 1) for key, scores in score_actions(packing, wanted).items()}
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
-    monkeypatch.setattr(update_module, "score_actions", off)
-    assert learner.learn(episodes(), Progress(0, 0))["packing_difference"] == pytest.approx(0.25)
-    notes: list[str] = []
 
-    class Listening(Silent):
-        def note(self, text: str) -> None:
-            notes.append(text)
+class TestScoresThatDependOnTheirCompany:
+    @staticmethod
+    def spoiled(monkeypatch: pytest.MonkeyPatch, which: Callable[[Sequence[Sample]], Sample]) -> None:
+        """One of the actions is scored otherwise wherever only a few are scored together."""
 
-    run = recipe(tmp_path, "marft", "--training.steps", "1")
-    train(run, RunFolder.create(run), observer=Listening())
-    assert len([note for note in notes if "by up to 0.2 nats" in note]) == 1  # it is said, too
+        def off(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
+            scored = score_actions(packing, wanted)
+            if 0 < len(wanted) <= 4:
+                scored[id(which(wanted).action)] += 0.25
+            return scored
+
+        monkeypatch.setattr(update_module, "score_actions", off)
+
+    @pytest.mark.parametrize("which", [max, min])
+    @pytest.mark.parametrize(
+        ("name", "epochs", "said"),
+        [("marft", 2, True), ("happo", 1, True), ("a2po", 1, True), ("hatrpo", 1, True), ("marft", 1, False)],
+    )
+    def test_are_looked_for_wherever_scores_are_compared_at_the_first_step_and_now_and_then(
+        self, name: str, epochs: int, said: bool, which: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whether it is the longest or the shortest action that suffers. Where nothing is compared, nothing is spent."""
+        self.spoiled(
+            monkeypatch, lambda wanted: which(wanted, key=lambda s: len(s.action.prompt) + len(s.action.tokens))
+        )
+        learner = begun(
+            recipe(
+                tmp_path,
+                name,
+                "--algorithm.epochs",
+                str(epochs),
+                "--algorithm.critic.warmup_steps",
+                "3",
+                "--training.steps",
+                "30",
+            )
+        )
+        measured = {
+            step: learner.learn(episodes(), Progress(step, 0)).get("packing_difference")
+            for step in (2, 3, 4, 2 + PACKING_CHECKS, 3 + PACKING_CHECKS)
+        }
+        checked = [step for step, off in measured.items() if off is not None]
+        assert checked == ([3, 3 + PACKING_CHECKS] if said else [])  # policies first step after the warm-up
+        assert all(measured[step] == pytest.approx(0.25) for step in checked)
+
+    def test_are_spoken_of_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spoiled(monkeypatch, lambda wanted: wanted[0])
+        monkeypatch.setattr(learner_module, "PACKING_CHECKS", 1)
+        run = recipe(tmp_path, "happo", "--training.steps", "3", "--rollout.samples_per_task", "4")
+        train(run, folder := RunFolder.create(run), observer=(observer := Listening()))
+        assert [row["packing_difference"] for row in folder.read_metrics()] == pytest.approx([0.25] * 3)
+        (note,) = (note for note in observer.notes if "by up to 0.2 nats" in note)
+        assert "set algorithm.epochs = 1 and algorithm.schedule" in note
+
+
+class TestAnEngineThatSaysOtherwise:
+    @staticmethod
+    def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, *overrides: str) -> list[str]:
+        """Of a run whose actor has been sampled by something else."""
+        gather = training_module.gather
+
+        def drifted(*arguments: Any) -> Experience:
+            experience = gather(*arguments)
+            evidence = [
+                replace(e, actions=tuple(
+                    replace(a, log_probs=a.log_probs - np.float32(off)) if a.agent == "actor" else a for a in e.actions
+                )) for e in experience.evidence
+            ]  # fmt: skip
+            return replace(experience, evidence=evidence)
+
+        monkeypatch.setattr(training_module, "gather", drifted)
+        run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
+        train(run, RunFolder.create(run), observer=(observer := Listening()))
+        return observer.notes
+
+    @pytest.mark.parametrize(("level", "advice"), [("action", "geometric"), ("token", "token")])
+    def test_is_spoken_of_once_with_what_corrects_it(
+        self, level: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (note,) = self.notes(tmp_path, monkeypatch, 0.06, "--algorithm.level", level)
+        assert note.startswith("actor: engine and learner differ by 0.06 nats a token")
+        assert f"algorithm.sampler_correction = {{ level = '{advice}' }}" in note
+
+    def test_is_not_spoken_of_where_rounding_explains_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert not self.notes(tmp_path, monkeypatch, 0.04)
+
+    def test_is_not_spoken_of_where_it_is_corrected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert not self.notes(tmp_path, monkeypatch, 0.5, "--algorithm.sampler_correction.level", "geometric")
 
 
 class TestKLInTheReward:

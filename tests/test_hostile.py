@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -200,6 +201,26 @@ def test_a_close_that_blocks_costs_no_later_episode(tmp_path: Path) -> None:
     episodes = play_beside(g, ["bad 0", "bad 1"], tmp_path, live=1)
     assert [episode.status for episode in episodes.values()] == ["terminated"] * 5
     assert (g.host.given_up, g.host.not_closed) == (2, 2)
+
+
+def test_a_session_whose_thread_still_hangs_is_closed_once_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its episode does not wait for that; what the session holds is let go of all the same."""
+    free, closed = threading.Event(), threading.Event()
+
+    async def close(session: WorldSession) -> None:
+        if session.task.id == "bad":
+            assert free.is_set()
+            closed.set()
+
+    monkeypatch.setattr(WorldSession, "close", close)
+    g = world({"bad": ("step", lambda: free.wait(60))}, timeout=0.3)
+    assert play_beside(g, ["bad"], tmp_path)["bad"].status == "timed_out"
+    assert g.host.given_up == 1
+    assert not closed.is_set()
+    free.set()
+    assert closed.wait(30)
 
 
 def test_what_a_session_leaves_running_ends_with_it(tmp_path: Path) -> None:

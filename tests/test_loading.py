@@ -32,6 +32,21 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(resolve_path("tiny"), tmp_path / "model"))
 
 
+def test_no_weight_of_a_base_learns_unless_a_policy_asks_for_it(model: Path) -> None:
+    backbone = load_backbone(ModelSettings(path=str(model)), torch.device("cpu"), torch.float32)
+    assert not any(parameter.requires_grad for parameter in backbone.model.parameters())
+    assert not backbone.model.training
+
+
+def test_a_context_is_no_longer_than_the_model_was_made_for(model: Path) -> None:
+    longest = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    for context, expected in ((0, longest), (longest, longest), (longest - 1, longest - 1)):
+        settings = ModelSettings(path=str(model), context=context)
+        assert load_backbone(settings, torch.device("cpu"), torch.float32).context == expected
+    with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
+        load_backbone(ModelSettings(path=str(model), context=longest + 1), torch.device("cpu"), torch.float32)
+
+
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], name: str = "model") -> None:
     weights = load_file(folder / f"{name}.safetensors")
     change(weights)

@@ -184,6 +184,8 @@ class TestStepsInARow:
             def learn(self, *_: Any) -> dict[str, float]:
                 return {}
 
+            def take(self) -> None: ...
+
             def restore(self) -> None: ...
 
         broken = [False]

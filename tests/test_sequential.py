@@ -15,8 +15,10 @@ import torch
 import marft.learning.learner as learner_module
 from marft.config import RunSettings
 from marft.gathering import gather, training_tasks
-from marft.learning.batching import KnownLogProbs
-from marft.learning.interfaces import Progress, UpdatePhase
+from marft.learning import update as update_module
+from marft.learning.batching import KnownLogProbs, Packing
+from marft.learning.credit.step_gae import StepGAE
+from marft.learning.interfaces import Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import Judgement, Learner
 from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
@@ -105,7 +107,7 @@ def a2po(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Se
     for number, episode in enumerate(evidence.episodes):
         last = first + len(episode.actions)
         values = [row.tolist() for row in evidence.values.actions[first:last]]
-        final = evidence.values.final(number)
+        final = evidence.values.bootstrap[number]
         advantages += slow.step_gae(episode, values, final, "first", 0.99, 0.95, factors[first:last])
         first = last
     width = 0.2 * phase.clip_scale / 2
@@ -256,6 +258,87 @@ class TestAcceptance:
             assert before[name].moments.keys() == now.moments.keys() != set()
             assert all(torch.equal(now.moments[key], value) for key, value in before[name].moments.items())
             assert all(map(torch.equal, now.parameters, before[name].parameters))
+
+    def test_what_has_nothing_to_improve_is_undone_unscored_and_is_no_rollback(
+        self, played: list[Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every advantage is 0, and the entropy's gradient and Adam's momentum move the policies all the same."""
+        scored: list[int] = []
+
+        def counted(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
+            scored.append(len(wanted))
+            return score_actions(packing, wanted)
+
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100", "--algorithm.entropy", "0.1",
+                     "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.minibatches", "1")  # fmt: skip
+        learner = Learner(run, Models(run))
+        learner.learn(played, START)
+        before = {name: optimizer.snapshot() for name, optimizer in learner.optimizers.items()}
+        monkeypatch.setattr(
+            StepGAE, "assign", lambda self, evidence: Credits(*[[np.zeros(1)] * len(evidence.actions)] * 3)
+        )
+        monkeypatch.setattr(update_module, "score_actions", counted)
+        metrics = learner.learn(played, Progress(1, 0))
+        assert not {"rollbacks", "accepted_fraction"} & metrics.keys()
+        assert metrics["gradient_norm"] > 0
+        assert len(scored) == 1  # what the first policy has moved, which the second is told of
+        for name, optimizer in learner.optimizers.items():
+            now = optimizer.snapshot()
+            assert all(map(torch.equal, now.parameters, before[name].parameters))
+            assert all(torch.equal(now.moments[key], value) for key, value in before[name].moments.items())
+
+    def test_what_improves_nothing_is_undone(self, played: list[Episode], tmp_path: Path) -> None:
+        """An update that changes no log-prob is as good as none, and no better."""
+        run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",
+                     "--algorithm.optimizer.learning_rate", "1e-30")  # fmt: skip
+        _, metrics = learned(run, played)
+        assert (metrics["accepted_fraction"], metrics["rollbacks"]) == (0.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("level", "correction"), [("action", "geometric"), ("action", "action"), ("token", "token")]
+    )
+    def test_the_gain_is_that_of_the_loss_with_the_samplers_correction(
+        self, level: str, correction: str, played: list[Episode], tmp_path: Path
+    ) -> None:
+        """In plain loops: terms at π_old less terms now, weighed with min(π_old/μ, 2), 0 outside of [0.8, 5]."""
+        run = recipe(
+            tmp_path, "hatrpo", "--algorithm.level", level, "--algorithm.sampler_correction",
+            f"{{ level = '{correction}', low = 0.8, high = 5.0 }}", "--algorithm.objective", "{ name = 'ppo', clip = 0.2 }",
+            *(("--algorithm.aggregation", "token-mean") if level == "token" else ()),
+        )  # fmt: skip
+        random = np.random.default_rng(0)
+        drifted = [
+            replace(e, actions=tuple(
+                replace(a, log_probs=a.log_probs + random.normal(0, 0.4, len(a.log_probs)).astype(np.float32))
+                for a in e.actions
+            )) for e in played
+        ]  # fmt: skip
+        learner = Learner(run, Models(run))
+        judgement = learner.judge(drifted, KnownLogProbs())
+        samples = [sample for sample in judgement.samples if sample.action.policy == "actor"]
+        update = Update(
+            learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+        )
+        update.old = score_actions(learner.packing, samples)
+        now = {key: row + random.normal(0, 0.2, len(row)) for key, row in update.old.items()}
+        tokens = sum(len(row) for row in now.values())
+        tokens = sum(len(row) for row in now.values())
+        gain, weights = 0.0, []
+        for sample in samples:
+            action = sample.action
+            old, new = (rows[id(action)].tolist() for rows in (update.old, now))
+            off = [o - float(e) for o, e in zip(old, action.log_probs, strict=True)]
+            whole = sum(off) / (len(off) if correction == "geometric" else 1)
+            units = list(zip(old, new, off, strict=True)) if level == "token" else [
+                (sum(old) / sample.normaliser, sum(new) / sample.normaliser, whole)
+            ]  # fmt: skip
+            for (before, after, difference), a in zip(units, sample.advantages.tolist(), strict=True):
+                weights.append(min(2.0, math.exp(difference)) if 0.8 <= math.exp(difference) <= 5.0 else 0.0)
+                ratio = math.exp(after - before)
+                better = min(ratio * a, max(0.8, min(1.2, ratio)) * a) - a
+                gain += weights[-1] * better / (tokens if level == "token" else len(samples))
+        assert 0.0 in weights
+        assert update._gain(samples, learner.objective, now) == pytest.approx(gain, rel=1e-4, abs=1e-7)
 
     def test_a_wide_region_is_happo(self, played: list[Episode], tmp_path: Path) -> None:
         small = "--algorithm.optimizer.learning_rate", "1e-3"  # so small that the surrogate improves

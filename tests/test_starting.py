@@ -25,7 +25,9 @@ from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.errors import RunError
 from marft.evaluation.report import write_report
 from marft.learning.learner import Learner
+from marft.learning.optimizers import optimizer_tensors
 from marft.learning.undoing import MOST_IN_A_ROW, Before, not_finite
+from marft.models.pool import Models
 from marft.runs import lock
 from marft.runs.changes import changes
 from marft.runs.checkpoints import Checkpoints, Record, State, read_record, restore, verify
@@ -728,7 +730,7 @@ class TestUndoing:
         run = settings("tiny", "runs", "--algorithm.entropy", "0.1")
         with Stage(run) as stage:
             learner = Learner(run, stage.models)
-            before = Before(learner)
+            (before := Before(learner)).take()
             optimizer = learner.optimizers["actor"]
             values = optimizer.snapshot().parameters
             for parameter in optimizer.parameters.values():
@@ -739,6 +741,35 @@ class TestUndoing:
             before.restore()
             assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
             assert not optimizer.optimizer.state
+
+    @pytest.mark.parametrize("train", ["lora", "full"])
+    def test_what_is_kept_for_undoing_takes_no_new_memory_and_is_nobody_elses(self, train: str) -> None:
+        run = settings("tiny", "runs", "--policies.actor.train", train)
+        learner = Learner(run, Models(run))
+        optimizer = learner.optimizers["actor"]
+
+        def step() -> None:
+            for parameter in optimizer.parameters.values():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+        step()  # there are moments now
+        (before := Before(learner)).take()
+        kept = {tensor.data_ptr() for part in before._kept for tensors in part for tensor in tensors.values()}
+        moments = optimizer_tensors(optimizer.optimizer, optimizer.parameters)
+        live = {tensor.data_ptr() for tensor in (*optimizer.parameters.values(), *moments.values())}
+        step()
+        before.take()
+        assert kept == {tensor.data_ptr() for part in before._kept for tensors in part for tensor in tensors.values()}
+        assert not kept & live
+        second = optimizer.snapshot()
+        for _ in range(2):  # undone twice: what was put back the first time has been moved since
+            step()
+            before.restore()
+            now = optimizer.snapshot()
+            assert all(map(torch.equal, now.parameters, second.parameters))
+            assert now.moments.keys() == second.moments.keys() != set()
+            assert all(torch.equal(now.moments[key], value) for key, value in second.moments.items())
 
     def test_no_checkpoint_takes_what_is_not_finite(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path)

@@ -22,6 +22,7 @@ from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.gathering import gather, training_tasks
+from marft.learning.cautions import Cautions
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
@@ -32,12 +33,6 @@ from marft.runs.sinks import MetricSinks
 from marft.stage import Stage
 from marft.starting import Start
 from marft.types import Episode, Task
-
-PACKING_TOLERANCE = 1e-4  # nats a token, between scores of the same weights
-INEXACT = (
-    "this device's kernels score a token differently in other company, by up to {:.1g} nats: ratios of later epochs "
-    "are off by as much; set algorithm.epochs = 1 where clips are narrow"
-)
 
 
 class Observer(Protocol):
@@ -105,6 +100,7 @@ def _go_on(
     stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
 ) -> State:
     run, checkpoints, careful = stage.run, Checkpoints(folder, stage.run.checkpoints), Careful(learner, observer.note)
+    cautions = Cautions(run.algorithm, observer.note)
     sinks = MetricSinks(folder, state.step)
     observer.began(state.step, run.training.steps)
     try:
@@ -114,8 +110,7 @@ def _go_on(
             stop = observer.wants_stop()
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(stage)
-            if (off := metrics.get("packing_difference", 0.0)) > PACKING_TOLERANCE:
-                observer.note(INEXACT.format(off))
+            cautions.look(metrics)
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps

@@ -39,6 +39,13 @@ class Case:
         agent = self.actions[k if chain == "agent" else min(roots_of(self.actions, k))].agent
         return self.final.get(agent, next(iter(self.final.values())))
 
+    def mean_ending(self) -> float:
+        """What the end is worth on average to those who decided in the last step, each once."""
+        if not self.final:
+            return 0.0
+        speakers = {action.agent for action in self.actions if action.step == self.actions[-1].step}
+        return sum(self.final[agent] for agent in speakers) / len(speakers)
+
     def zeros(self) -> Rows:
         return [[0.0] * len(row) for row in self.costs]
 

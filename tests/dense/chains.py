@@ -127,7 +127,7 @@ def step_gae(case: Case, s: Any) -> Judged:
         for step in reversed(steps):
             if after is None:
                 left = len(case.pays) - step
-                ending = case.ending(0, "joint")
+                ending = case.ending(0, "joint") if s.value == "first" else case.mean_ending()
                 found[step] = reward[step] + s.gamma_step**left * ending - value[step]
             else:
                 gamma = s.gamma_step ** (after - step)

@@ -91,6 +91,13 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
     return [part for part in parts if part]
 
 
+def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """At most ``count`` samples, and at most half of them: the longest, the shortest, and some evenly between."""
+    ordered = sorted(samples, key=_length, reverse=True)
+    count = min(count, max(1, len(ordered) // 2))
+    return [ordered[i] for i in np.linspace(0, len(ordered) - 1, count).round().astype(int)] if ordered else []
+
+
 @dataclass(frozen=True, slots=True)
 class Denominators:
     """What the losses of one global minibatch are divided by: actions and sampled tokens of each policy, those of its

@@ -36,7 +36,7 @@ from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.team_ratios import TeamRatios
-from marft.learning.update import Update
+from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.pool import Models
 from marft.types import Action, Episode, Sample
 
@@ -202,7 +202,10 @@ class Learner:
         }
         meter = Meter()
         meter.add("kl_stops", 0.0, 1.0)
-        update = Update(self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed)
+        update = Update(
+            self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed,
+            check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,
+        )  # fmt: skip
         ratios = TeamRatios(self.schedule.ratio_limit)
         progress = progress._replace(advantages=advantage_sizes(samples, judgement.raw))
         phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))

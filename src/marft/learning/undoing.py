@@ -31,13 +31,23 @@ def not_finite(learner: Learner) -> list[str]:
 
 
 class Before:
-    """All that a training step may move, as it was before; kept in the host's memory."""
+    """All that a training step may move, as it was before; kept in the host's memory.
+
+    A step copies each parameter that learns and Adam's two moments of it, 12 bytes a parameter: 44 MB for a LoRA of 3.7
+    million, 37 GB for a whole model of 3.1 billion. The memory is taken once and every step writes over it: fresh pages
+    cost several times the copy. It is not pinned: that rounds each tensor up to a power of two.
+    """
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def take(self) -> None:
+        """Copy everything as it is now."""
         self._kept = [
-            (_copies(parameters), _copies(optimizer_tensors(optimizer, parameters)))
-            for _, parameters, optimizer in _learning(learner)
+            (self._copies(who, parameters), self._copies(who, optimizer_tensors(optimizer, parameters)))
+            for who, parameters, optimizer in _learning(self._learner)
         ]
 
     @torch.no_grad()
@@ -49,6 +59,14 @@ class Before:
             optimizer.state.clear()
             restore_optimizer(optimizer, parameters, moments)
 
+    def _copies(self, who: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors`` in buffers of their own; Adam's are ``<parameter>.exp_avg`` and so on, and no parameter's."""
+        for name, tensor in tensors.items():
+            if (who, name) not in self._buffers:
+                self._buffers[who, name] = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            self._buffers[who, name].copy_(tensor.detach())
+        return {name: self._buffers[who, name] for name in tensors}
+
 
 class Careful:
     """A learner whose steps are undone where they leave something that is not finite.
@@ -58,7 +76,7 @@ class Careful:
     """
 
     def __init__(self, learner: Learner, note: Callable[[str], None]) -> None:
-        self._learner, self._note = learner, note
+        self._learner, self._note, self._before = learner, note, Before(learner)
         self._in_a_row = 0
 
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
@@ -67,11 +85,11 @@ class Careful:
         Raises:
             RunError: several steps in a row had to be undone.
         """
-        before = Before(self._learner)
+        self._before.take()
         metrics = self._learner.learn(episodes, progress)
         broken = not_finite(self._learner)
         if broken:
-            before.restore()
+            self._before.restore()
             self._in_a_row += 1
             what = f"step {progress.step + 1}: {', '.join(broken)} did not stay finite, so the step was undone"
             advice = "; ".join(remedy(self._learner, name) for name in broken)
@@ -106,7 +124,3 @@ def _finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optim
     moments = optimizer_tensors(optimizer, parameters).values()
     tensors = [tensor.detach() for tensor in (*parameters.values(), *moments) if tensor.numel()]
     return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.learning.acceptance import accept
-from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing, minibatches
+from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing, minibatches, of_all_lengths
 from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase
 from marft.learning.measuring import (
     k3,
@@ -29,7 +29,8 @@ from marft.learning.teammate_text import TeammateText
 from marft.models.log_probs import TokenScores
 from marft.types import Sample
 
-PACKING_CHECKS = 16  # steps from one to the next
+PACKING_CHECKS = 17  # steps from one to the next: a prime, so that policies that take turns each have theirs checked
+PACKING_CHECKED = 4  # actions that are looked at, in one more forward of a micro-batch
 
 
 class Update:
@@ -41,6 +42,7 @@ class Update:
 
     Args:
         known: log-probs that were scored before the step.
+        check_packing: measure whether scores depend on how they are packed, where any will be compared.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Update:
         known: KnownLogProbs,
         meter: Meter,
         seed: int,
+        check_packing: bool = False,
     ) -> None:
         self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
-        self.known, self.meter, self.seed = known, meter, seed
+        self.known, self.meter, self.seed, self.check_packing = known, meter, seed, check_packing
         self.old: dict[int, Floats] = dict(known.old)  # π_old's log-probs so far, by ``id`` of the action
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
@@ -67,15 +70,18 @@ class Update:
         settings, objective = self.settings, _scaled(self.objective, phase.clip_scale)
         plan = [minibatches(mine, settings.minibatches, self.seed, step, epoch) for epoch in range(settings.epochs)]
         self.packing = self.packing.in_one_size([part for parts in plan for part in parts])
-        for part in plan[0][1:]:
+        for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
             self._score_old(part)
         mine_optimizers = {name: self.optimizers[name] for name in phase.policies}
         before = {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()} if phase.kl_limit else {}
-        self._epochs(plan, objective, check_packing=step % PACKING_CHECKS == 0)
-        if phase.kl_limit:
+        self._epochs(plan, objective, self._to_check(phase, mine))
+        if phase.kl_limit and any(sample.advantages.any() for sample in mine):
             fraction = accept(mine_optimizers, before, lambda: self._is_good(mine, objective, phase.kl_limit))
             self.meter.add("accepted_fraction", fraction)
             self.meter.add("rollbacks", float(fraction == 0.0))
+        elif phase.kl_limit:  # no surrogate to improve: what momentum and regularisers did is no update
+            for name, optimizer in mine_optimizers.items():
+                optimizer.restore(before[name])
 
     def score_now(self, samples: Sequence[Sample]) -> dict[int, Floats]:
         """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
@@ -90,11 +96,22 @@ class Update:
         wanted = [s for s in samples if s.action.policy not in self.moved and id(s.action) not in known]
         self.old |= score_actions(self.packing, wanted)
 
-    def _epochs(self, plan: Sequence[Sequence[Sequence[Sample]]], objective: Objective, check_packing: bool) -> None:
-        check = check_packing and len(plan) > 1  # the first epoch meets what was scored as it was scored
+    def _to_check(self, phase: UpdatePhase, samples: Sequence[Sample]) -> list[Sample]:
+        """Some of a phase's actions, of all lengths, where scores of one packing will be compared with another's: in
+        later epochs, in what later policies are told of this one, and where an update has to be accepted. The first
+        epoch meets what was scored as it was scored."""
+        compared = self.settings.epochs > 1 or phase.kl_limit or getattr(self.settings.schedule, "correction", "")
+        if not (self.check_packing and compared):
+            return []
+        return of_all_lengths([s for s in samples if s.action.policy not in self.moved], PACKING_CHECKED)
+
+    def _epochs(
+        self, plan: Sequence[Sequence[Sequence[Sample]]], objective: Objective, to_check: Sequence[Sample]
+    ) -> None:
         for epoch, parts in enumerate(plan):
             for number, part in enumerate(parts):
-                if not self._minibatch(part, objective, first_look=epoch == 0, check=check and epoch == number == 0):
+                check = to_check if epoch == number == 0 else ()
+                if not self._minibatch(part, objective, first_look=epoch == 0, check=check):
                     self.meter.add("kl_stops", 1.0)
                     return
 
@@ -123,11 +140,16 @@ class Update:
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
         return Denominators.of(samples, self.settings.denominator == "pooled")
 
-    def _minibatch(self, samples: Sequence[Sample], objective: Objective, first_look: bool, check: bool) -> bool:
+    def _minibatch(
+        self, samples: Sequence[Sample], objective: Objective, first_look: bool, check: Sequence[Sample]
+    ) -> bool:
         """One global minibatch: accumulate its gradient over micro-batches, then step its policies.
 
         False when the KL is above the limit; then no optimizer has stepped. The KL is that of the whole minibatch
         and is known before the step; with one micro-batch it is known before the backward pass, which is skipped.
+
+        Args:
+            check: actions whose scores are compared with those in other company, before anything steps.
         """
         policies = sorted({sample.action.policy for sample in samples})
         batches = self.packing.micro_batches(samples, self._denominators(samples), self.known)
@@ -135,21 +157,21 @@ class Update:
             self.optimizers[policy].zero_grad()
         kl_sum = tokens = loss = 0.0
         stepped_on = Meter()  # counts only where a step follows, however the minibatch is cut
-        for number, batch in enumerate(batches):
+        for batch in batches:
             scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
             old = self._old(batch, scores)
             kl = k3(scores.log_probs.detach() - old)
             measure_tokens(self.meter, batch, entropy=scores.entropies, kl=kl)
             if first_look:
                 measure_difference(self.meter, batch, old)
-            if check and number == 0:
-                self._check_packing(batch.samples[0])
             kl_sum, tokens = kl_sum + kl.sum().item(), tokens + len(kl)
             if len(batches) == 1 and self._over_limit(kl_sum / tokens):
                 return False
             loss += self._backward(batch, scores, old, teammate_log_probs, objective, stepped_on)
         if self._over_limit(kl_sum / tokens):
             return False
+        if check:
+            self._measure_packing(check)
         self.meter.absorb(stepped_on)
         self.meter.add("policy_loss", loss)
         for policy in policies:
@@ -163,10 +185,12 @@ class Update:
             return scores.log_probs.detach()
         return batch.of_tokens(self.old, scores.log_probs.dtype)
 
-    def _check_packing(self, sample: Sample) -> None:
-        """Measure how far one action's scores are from its scores alone: what a ratio in a later epoch is off by."""
-        alone = self.score_now([sample])[id(sample.action)]
-        self.meter.peak("packing_difference", float(np.abs(alone - self.old[id(sample.action)]).max()))
+    def _measure_packing(self, samples: Sequence[Sample]) -> None:
+        """How far scores in other company are from those that ratios are taken from: what such a ratio is off by."""
+        again = self.score_now(samples)
+        for sample in samples:
+            off = np.abs(again[id(sample.action)] - self.old[id(sample.action)]).max()
+            self.meter.peak("packing_difference", float(off))
 
     def _over_limit(self, kl: float) -> bool:
         return self.settings.kl_stop > 0 and not kl <= self.settings.kl_stop

@@ -3,7 +3,8 @@ A2PO: Wang et al. 2023).
 
 ``δ_t = r_t + γ V_{t+1} − V_t``, ``Â_t = δ_t + γ λ min(1, ρ_{t+1}) Â_{t+1}``: r_t is all that the team and its agents
 earned in the step, V_t the value of the step's first decision or the mean over its decisions, and ρ (1 without a
-correction) how far the policies updated before have moved in step t + 1.
+correction) how far the policies updated before have moved in step t + 1. The end of a truncated episode is worth what
+its last step is read by: the value of the agent that decided first there, or the mean over the agents that did.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from marft.config.settings import Fraction
 from marft.learning.credit.estimator import Estimator
-from marft.learning.interfaces import Credits, Evidence, Floats
+from marft.learning.interfaces import Credits, Evidence, Floats, Values
 from marft.types import Episode
 
 
@@ -41,6 +42,7 @@ class StepGAE(Estimator):
                 "advantages": self.lambda_step, "returns": self.lambda_critic, "monte_carlo": 1.0,
             }  # fmt: skip
             values = _step_values(episode, evidence.values.actions[first:last], self.value)
+            final = _final_value(episode, evidence.values, number, self.value)
             rewards = _step_rewards(episode, self.gamma_step)
             for k, action in enumerate(episode.actions):
                 rewards[action.step] -= evidence.cost_of(first + k)
@@ -50,7 +52,7 @@ class StepGAE(Estimator):
                     traces[episode.actions[k].step] = min(1.0, float(evidence.traces[first + k]))
             for name, decay in decayed.items():
                 uses_traces = traces if name == "advantages" else dict.fromkeys(traces, 1.0)
-                estimates = self._backwards(episode, values, rewards, uses_traces, decay, evidence.values.final(number))
+                estimates = self._backwards(episode, values, rewards, uses_traces, decay, final)
                 for action, size in zip(episode.actions, sizes[first:last], strict=True):
                     base = 0.0 if name == "advantages" else values[action.step]
                     results[name].append(np.full(size, estimates[action.step] + base))
@@ -77,6 +79,14 @@ def _step_values(episode: Episode, values: Sequence[Floats], kind: str) -> dict[
     for action, row in zip(episode.actions, values, strict=True):
         of_step.setdefault(action.step, []).extend(float(v) for v in row)
     return {step: rows[0] if kind == "first" else float(np.mean(rows)) for step, rows in of_step.items()}
+
+
+def _final_value(episode: Episode, values: Values, number: int, kind: str) -> float:
+    if kind == "first" or not episode.actions:
+        return values.final(number)
+    last = max(action.step for action in episode.actions)
+    agents = dict.fromkeys(action.agent for action in episode.actions if action.step == last)
+    return float(np.mean([values.final(number, agent) for agent in agents]))
 
 
 def _step_rewards(episode: Episode, gamma: float) -> dict[int, float]:

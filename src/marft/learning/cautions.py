@@ -1,0 +1,59 @@
+"""What a run says once of the log-probs that it learns from, where they are not as exact as ratios would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from marft.config.algorithm import AlgorithmSettings
+
+PACKING_TOLERANCE = 1e-4  # nats a token, between scores of the same weights
+ENGINE_TOLERANCE = 0.05  # nats a token, on average; bfloat16 alone makes about 0.01, and NeMo RL's own tests fail here
+INEXACT = (
+    "this device's kernels score a token differently in other company, by up to {:.1g} nats: ratios of later epochs, "
+    "and of policies that step one after another, are off by as much; where clips are narrow set algorithm.epochs = 1 "
+    "and algorithm.schedule = {{ name = 'simultaneous' }}"
+)
+DIFFERS = (
+    "{}: engine and learner differ by {:.2g} nats a token on average, and rounding explains no more than {:g}: it "
+    "learns from what it would not have sampled; set algorithm.sampler_correction = {{ level = '{}' }}, or dtype = "
+    "'float32' for its model"
+)
+
+
+class Cautions:
+    """Looks at the metrics of every step, and says of each thing once what is wrong with it and what to change.
+
+    Args:
+        note: told what to say.
+    """
+
+    def __init__(self, settings: AlgorithmSettings, note: Callable[[str], None]) -> None:
+        self._settings, self._note = settings, note
+        self._said: set[str] = set()
+
+    def look(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of one step."""
+        off = metrics.get("packing_difference", 0.0)
+        if off > PACKING_TOLERANCE:
+            self._say("packing", INEXACT.format(off))
+        if self._settings.sampler_correction.level != "none":
+            return
+        role, difference = _furthest(metrics)
+        if difference > ENGINE_TOLERANCE:
+            level = "token" if self._settings.level == "token" else "geometric"
+            self._say("engine", DIFFERS.format(role, difference, ENGINE_TOLERANCE, level))
+
+    def _say(self, what: str, text: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._note(text)
+
+
+def _furthest(metrics: Mapping[str, float]) -> tuple[str, float]:
+    """The agent whose log-probs differ most from the engine's, and by how much on average."""
+    differences = {
+        name.split("/")[1]: value
+        for name, value in metrics.items()
+        if name.startswith("agents/") and name.endswith("/log_prob_difference")
+    }
+    return max(differences.items(), key=lambda item: item[1], default=("", 0.0))
