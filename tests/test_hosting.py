@@ -81,6 +81,28 @@ class TestCalls:
         with pytest.raises(RaisedError, match="CancelledError"):
             run(thread.call_theirs(give_up, timeout=LONG))
 
+    def test_a_call_that_cancels_its_own_task_has_raised(self, thread: HostThread) -> None:
+        async def cancel() -> None:
+            task = asyncio.current_task()
+            assert task
+            task.cancel()
+            await asyncio.sleep(0)
+
+        with pytest.raises(RaisedError, match="the call called itself off"):
+            run(thread.call_theirs(cancel, timeout=LONG))
+
+    def test_a_task_that_exits_ends_no_thread(self, thread: HostThread) -> None:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        async def start() -> None:
+            asyncio.ensure_future(leave())  # noqa: RUF006
+
+        run(thread.call(start, timeout=LONG))
+        assert run(thread.call(lambda: 7, timeout=LONG)) == 7
+        thread.stop()
+        assert ended(thread)
+
     def test_whatever_a_call_raises_it_serves_the_next(self, thread: HostThread) -> None:
         def leave() -> None:
             raise SystemExit(3)
@@ -220,6 +242,26 @@ class TestTheHost:
         assert host.given_up == 1
         free.set()
         assert ended(thread)
+
+    def test_a_call_that_was_called_off_is_let_come_to_its_end(self) -> None:
+        host, cleaned = Host(), threading.Event()
+
+        async def cleans_up() -> None:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(0.05)
+                cleaned.set()
+
+        async def session() -> None:
+            thread = host.acquire()
+            with pytest.raises(OverdueError):
+                await thread.call(cleans_up, timeout=0.05)
+            await host.release(thread, suspect=True)
+
+        run(session())
+        assert cleaned.is_set()
+        assert host.given_up == 0
 
     def test_closing_it_ends_its_threads(self) -> None:
         host = Host()
