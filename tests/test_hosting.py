@@ -64,6 +64,15 @@ class TestCalls:
             run(thread.call(late, timeout=LONG))
         assert not isinstance(caught.value, OverdueError)
 
+    def test_errors_of_ours_come_as_they_are(self, thread: HostThread) -> None:
+        def refuse() -> None:
+            raise LookupError("ours")
+
+        with pytest.raises(LookupError, match="ours"):
+            run(thread.call_theirs(refuse, timeout=LONG, passing=LookupError))
+        with pytest.raises(RaisedError, match=r"LookupError: ours \(test_hosting.py:"):
+            run(thread.call_theirs(refuse, timeout=LONG))
+
     def test_who_is_called_off_is_called_off(self, thread: HostThread) -> None:
         async def called_off() -> bool:
             waiting = asyncio.create_task(thread.call_theirs(forever, timeout=None))
@@ -143,6 +152,22 @@ class TestAThread:
 
         async def leave() -> None:
             left.append(asyncio.create_task(forever()))
+            await asyncio.sleep(0)
+
+        run(thread.call(leave, timeout=LONG))
+        assert run(thread.vacated())
+        assert left[0].cancelled()
+
+    def test_what_does_not_end_at_once_is_called_off_again(self, thread: HostThread) -> None:
+        left: list[asyncio.Task[None]] = []
+
+        async def cling() -> None:
+            with suppress(asyncio.CancelledError):
+                await forever()
+            await forever()
+
+        async def leave() -> None:
+            left.append(asyncio.create_task(cling()))
             await asyncio.sleep(0)
 
         run(thread.call(leave, timeout=LONG))
