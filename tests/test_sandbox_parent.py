@@ -98,6 +98,14 @@ def test_nothing_is_left_of_code_that_was_stopped_or_ended(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[subprocess.Popen[bytes]] = []
+    end = runner._end
+    monkeypatch.setattr(runner, "_end", lambda process: (end(process), ended.append(process)))
+    assert run_python("print(1)", SandboxSettings(isolation="none")).output == "1\n"
+    assert [pipe.closed for one in ended for pipe in (one.stdin, one.stdout, one.stderr) if pipe] == [True] * 3
+
+
 @isolated
 def test_an_isolated_run_makes_no_folder_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
