@@ -155,6 +155,15 @@ class TestFailures:
         assert len(episode.actions) == 1
         assert script.closed == ["t0"]
 
+    def test_a_thread_on_which_a_session_failed_serves_no_other(self) -> None:
+        def boom(_: JointAction) -> Step:
+            raise KeyError("no such door")
+
+        for script, idle in ((Script([boom]), 0), (Script([ends()]), 1)):
+            g = game(script)
+            run(g)
+            assert len(g.host._idle) == idle
+
     def test_an_environment_whose_reset_raises(self) -> None:
         def boom() -> Observation:
             raise OSError("no server")

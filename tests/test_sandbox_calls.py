@@ -80,6 +80,14 @@ REFUSED = {
     "process_madvise": (440, 440, (0, 0, 0, 0, 0)),
 }  # fmt: skip
 
+# position, and the only values: what is harmless beyond these is still not needed
+ALLOWED_ARGUMENTS = {
+    "setsockopt": (2, {2, 16, 20, 21}),  # SO_REUSEADDR, PASSCRED, RCVTIMEO, SNDTIMEO: no larger buffers
+    "fcntl": (1, {*range(8), 36, 37, 38, 1030, 1032}),  # no owners, signals, leases, notices, seals, larger pipes
+    "ioctl": (1, {0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451}),  # nothing that sets or types into a terminal
+    "prctl": (0, {1, 2, 3, 15, 16, 38, 39}),  # no capabilities, filters, subreapers, memory maps
+}
+
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
     """What the filter says of a call: the classic BPF machine, as far as seccomp has it."""
@@ -152,6 +160,21 @@ class TestTheProgram:
         assert verdict(machine, call["prctl"], 35) == filter.REFUSE + errno.EINVAL  # other memory maps for /proc
         assert verdict(machine, call["setsockopt"], 3, 1, 26) == filter.REFUSE + errno.ENOPROTOOPT  # a BPF program
         assert set(call) == set(filter.CHECKS)
+
+    @pytest.mark.parametrize("name", ALLOWED_ARGUMENTS)
+    def test_every_other_argument_is_refused(self, machine: str, name: str) -> None:
+        number = numbers(calls.BY_ARGUMENT, machine)[name]
+        argument, allowed = ALLOWED_ARGUMENTS[name]
+        for value in (*range(80), *range(1020, 1045), *range(0x5400, 0x5460), 0x59616D61, 0x53564D41):
+            arguments = [0] * argument + [value]
+            assert (verdict(machine, number, *arguments) == ALLOWED) is (value in allowed), hex(value)
+
+    def test_calls_of_x32_do_not_exist_whatever_the_list_says(
+        self, machine: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        getpid = filter.X32 + 39
+        monkeypatch.setattr(filter, "FREE", f"getpid {getpid} {getpid}")
+        assert verdict(machine, getpid) == NO_SUCH_CALL
 
     def test_the_numbers_are_those_of_libseccomp(self, machine: str) -> None:
         library = ctypes.util.find_library("seccomp")

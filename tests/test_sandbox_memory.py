@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from marft.sandbox import group, watch
+from marft.sandbox import group, jail, watch
 from marft.sandbox.runner import isolation_problem, run_python
 from marft.sandbox.settings import SandboxSettings
 
@@ -159,6 +161,55 @@ class TestTheGroup:
         group.remove("")
         assert not folder.exists()
 
+    def test_it_is_removed_when_the_last_in_there_has_died(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, remove, busy = tmp_path / "marft-jail-1", os.rmdir, [True] * 5
+        folder.mkdir()
+
+        def slowly(path: str) -> None:
+            if busy:
+                busy.pop()
+                raise OSError(errno.EBUSY, "somebody is dying")
+            remove(path)
+
+        monkeypatch.setattr(os, "rmdir", slowly)
+        group.remove(str(folder))
+        assert not folder.exists()
+
+    def test_it_may_not_swap_where_the_kernel_counts_that(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make = os.mkdir
+
+        def with_swap(path: str) -> None:
+            make(path)
+            (Path(path) / group.SWAP_MAX).write_text("max")
+
+        assert not (Path(group.make(str(tmp_path), 160)) / group.SWAP_MAX).exists()
+        (tmp_path / "other").mkdir()
+        monkeypatch.setattr(os, "mkdir", with_swap)
+        assert (Path(group.make(str(tmp_path / "other"), 160)) / group.SWAP_MAX).read_text() == "0"
+
+    def test_one_that_cannot_be_limited_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(folder: str, file: str, text: str) -> None:
+            raise PermissionError(errno.EACCES, "no", file)
+
+        monkeypatch.setattr(group, "_write", refuse)
+        assert group.make(str(tmp_path), 160) == ""
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_keeper_removes_it_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The parent may be gone by then."""
+        removed: list[str] = []
+        monkeypatch.setattr(jail.group, "make", lambda parent, memory_mb: f"{parent}/one")
+        monkeypatch.setattr(jail.group, "remove", removed.append)
+        monkeypatch.setattr(jail, "enter_namespaces", lambda: None)
+        monkeypatch.setattr(jail, "keep_first", lambda order, own: 0)
+        monkeypatch.setattr(jail, "end_all", lambda: None)
+        assert jail.keep_isolated({"group": "/here", "limits": {"memory_mb": 160}}) == 0
+        assert removed == ["/here/one"]
+
     def test_where_none_can_be_made_there_is_none(self, tmp_path: Path) -> None:
         assert group.make(str(tmp_path / "nowhere"), 160) == ""
         assert not group.join("", os.getpid())
@@ -213,6 +264,49 @@ class TestTheWatch:
         finally:
             path.unlink()
             os.close(space)
+
+    def test_it_sees_the_children_of_every_thread(self) -> None:
+        child = "subprocess.Popen(['sleep', '60'])"
+        source = f"import subprocess, sys, threading\nt = threading.Thread(target=lambda: ({child}, print('up', flush=True), sys.stdin.read()))\nt.start()"
+        with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            assert process.stdout.readline() == b"up\n"
+            below = watch.below(process.pid)
+            for pid in below:
+                os.kill(pid, signal.SIGKILL)
+            process.communicate()
+        assert len(below) == 1
+
+    def test_what_is_swapped_out_and_page_tables_count(self, tmp_path: Path) -> None:
+        (tmp_path / "status").write_text("Name:\tcode\nVmRSS:\t  100 kB\nVmPTE:\t 20 kB\nVmSwap:\t  3 kB\n")
+        (tmp_path / "smaps_rollup").write_text("Rss:\t  100 kB\nPss:\t 50 kB\nPss_Anon:\t 40 kB\nSwapPss:\t  3 kB\n")
+        assert watch.counted([str(tmp_path)], "status", watch.COUNTED) == 123 << 10
+        assert watch.counted([str(tmp_path)], "smaps_rollup", watch.SHARED_OUT) == 53 << 10
+
+    def test_open_files_of_every_thread_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They need not share them."""
+        threads = [tmp_path / "1", tmp_path / "2"]
+        for thread in threads:
+            (thread / "fd").mkdir(parents=True)
+            (thread / "fd" / "0").touch()
+        monkeypatch.setattr(watch, "below", lambda pid: {7: [str(thread) for thread in threads]})
+        assert watch.too_much(1, None, 0) == 2 * watch.BUFFER
+
+    def test_files_that_it_may_not_count_are_none_of_a_process_that_lives(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(path: str) -> list[str]:
+            raise PermissionError(errno.EACCES, "no", path)
+
+        monkeypatch.setattr(os, "listdir", refuse)
+        (tmp_path / "status").write_text("State:\tZ (zombie)\n")
+        assert watch.open_files(str(tmp_path)) == 0
+        (tmp_path / "status").write_text("VmRSS:\t  100 kB\n")
+        with pytest.raises(PermissionError):
+            watch.open_files(str(tmp_path))
+
+    def test_it_looks_as_often_as_is_promised(self) -> None:
+        assert watch.SECONDS == 0.02  # docs/architecture.md: what can be touched in 20 ms is possible for that long
 
     def test_a_kernel_that_tells_too_little_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os.path, "exists", lambda path: False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.sandbox import runner
+from marft.sandbox import jail, runner
 from marft.sandbox.runner import end_all, isolation_problem, run_python
 from marft.sandbox.settings import SandboxSettings
 
@@ -97,6 +98,14 @@ def test_nothing_is_left_of_code_that_was_stopped_or_ended(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[subprocess.Popen[bytes]] = []
+    end = runner._end
+    monkeypatch.setattr(runner, "_end", lambda process: (end(process), ended.append(process)))
+    assert run_python("print(1)", SandboxSettings(isolation="none")).output == "1\n"
+    assert [pipe.closed for one in ended for pipe in (one.stdin, one.stdout, one.stderr) if pipe] == [True] * 3
+
+
 @isolated
 def test_an_isolated_run_makes_no_folder_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
@@ -127,3 +136,54 @@ def test_ending_all_ends_code_at_once() -> None:
     assert ran.outcome == "killed"
     assert ran.seconds < 20
     assert processes(lambda words: "_" * (MINE + 3) + "program.py" in words) == []
+
+
+def keeper(code: str, ignored: signal.Signals) -> subprocess.Popen[bytes]:
+    """A keeper whose parent ignores a signal, which it inherits."""
+    order = runner._order(code, SandboxSettings(isolation="none"), "", {})
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(runner.JAIL), str(os.getpid())], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, env={}, preexec_fn=lambda: signal.signal(ignored, signal.SIG_IGN),
+    )  # fmt: skip
+    assert process.stdin
+    if code:
+        process.stdin.write(json.dumps(order).encode())
+        process.stdin.close()
+    return process
+
+
+def test_a_keeper_can_be_ended_before_it_knows_what_to_do() -> None:
+    process = keeper("", signal.SIGTERM)
+
+    def lives() -> bool:
+        process.terminate()  # until it is listened to
+        return process.poll() is None
+
+    with process:
+        soon(lives)
+        process.kill()
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_keeper_learns_that_its_code_has_ended_whatever_its_parent_ignores() -> None:
+    with keeper("import sys; sys.exit(7)", signal.SIGCHLD) as process:
+        soon(lambda: process.poll() is None)
+        process.terminate()
+    assert process.returncode == 7
+
+
+def test_a_first_process_whose_keeper_has_gone_before_it_asks_for_its_death_builds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, ended = tmp_path / "built", os.pipe()
+    monkeypatch.setattr(jail, "write", lambda path, text: (built.touch(), os._exit(0)))
+    monkeypatch.setattr(jail.kernel, "prctl", lambda option, value: time.sleep(0.3))  # the keeper has gone by then
+    monkeypatch.setattr(jail.group, "join", lambda own, first: os._exit(0))
+    if (pid := os.fork()) == 0:
+        os.close(ended[0])
+        jail.keep_first({"folder": "/work"}, "")
+    os.close(ended[1])
+    os.waitpid(pid, 0)
+    assert os.read(ended[0], 1) == b""  # both have ended
+    os.close(ended[0])
+    assert not built.exists()

@@ -145,7 +145,8 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(path, prefix / "lib" / name)
     (prefix / "bin").mkdir()
     shutil.copy(needs()["python"], prefix / "bin" / version)
-    for private in (prefix / "hushed", library / "site-packages" / "hushed" / "key", prefix / "lib" / "hushed.so"):
+    packages = [library / kind / "hushed" / "key" for kind in ("site-packages", "dist-packages")]
+    for private in (prefix / "hushed", *packages, prefix / "lib" / "hushed.so"):
         private.parent.mkdir(parents=True, exist_ok=True)
         private.write_text("hush")
     for folder in [prefix, *prefix.parents][:3]:

@@ -1,0 +1,316 @@
+"""The threads that sessions live on: what they tell of calls, whom they serve next, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from marft.game import hosting
+from marft.game.hosting import Host, HostThread, OverdueError, RaisedError
+
+LONG = 30.0  # seconds: never waited for where all is well
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For machines that are busy."""
+    monkeypatch.setattr(hosting, "GRACE_SECONDS", LONG)
+
+
+@pytest.fixture
+def thread() -> Iterator[HostThread]:
+    thread = HostThread()
+    yield thread
+    thread.stop()
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LONG))
+
+
+def ended(thread: HostThread) -> bool:
+    thread._thread.join(LONG)
+    return not thread._thread.is_alive() and thread.loop.is_closed()
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def blocking() -> tuple[Callable[[], bool], threading.Event]:
+    """What blocks its thread until an event is set."""
+    free = threading.Event()
+    return (lambda: free.wait(LONG)), free
+
+
+class TestCalls:
+    def test_what_takes_too_long_is_overdue_and_says_so(self, thread: HostThread) -> None:
+        with pytest.raises(OverdueError, match=r"it took over 0\.05 s"):
+            run(thread.call(forever, timeout=0.05))
+
+    def test_a_timeout_that_a_call_raises_is_its_own(self, thread: HostThread) -> None:
+        async def late() -> None:
+            raise TimeoutError("of its own")
+
+        with pytest.raises(TimeoutError, match="of its own") as caught:
+            run(thread.call(late, timeout=LONG))
+        assert not isinstance(caught.value, OverdueError)
+
+    def test_errors_of_ours_come_as_they_are(self, thread: HostThread) -> None:
+        def refuse() -> None:
+            raise LookupError("ours")
+
+        with pytest.raises(LookupError, match="ours"):
+            run(thread.call_theirs(refuse, timeout=LONG, passing=LookupError))
+        with pytest.raises(RaisedError, match=r"LookupError: ours \(test_hosting.py:"):
+            run(thread.call_theirs(refuse, timeout=LONG))
+
+    def test_who_is_called_off_is_called_off(self, thread: HostThread) -> None:
+        async def called_off() -> bool:
+            waiting = asyncio.create_task(thread.call_theirs(forever, timeout=None))
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            return waiting.cancelled() and await thread.responsive()
+
+        assert run(called_off())
+
+    def test_a_call_that_calls_itself_off_has_raised(self, thread: HostThread) -> None:
+        async def give_up() -> None:
+            raise asyncio.CancelledError
+
+        with pytest.raises(RaisedError, match="CancelledError"):
+            run(thread.call_theirs(give_up, timeout=LONG))
+
+    def test_a_call_that_cancels_its_own_task_has_raised(self, thread: HostThread) -> None:
+        async def cancel() -> None:
+            task = asyncio.current_task()
+            assert task
+            task.cancel()
+            await asyncio.sleep(0)
+
+        with pytest.raises(RaisedError, match="the call called itself off"):
+            run(thread.call_theirs(cancel, timeout=LONG))
+
+    def test_a_task_that_exits_ends_no_thread(self, thread: HostThread) -> None:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        async def start() -> None:
+            asyncio.ensure_future(leave())  # noqa: RUF006
+
+        run(thread.call(start, timeout=LONG))
+        assert run(thread.call(lambda: 7, timeout=LONG)) == 7
+        thread.stop()
+        assert ended(thread)
+
+    def test_whatever_a_call_raises_it_serves_the_next(self, thread: HostThread) -> None:
+        def leave() -> None:
+            raise SystemExit(3)
+
+        with pytest.raises(RaisedError, match="SystemExit"):
+            run(thread.call_theirs(leave, timeout=LONG))
+        with pytest.raises(RuntimeError, match="SystemExit"):
+            run(thread.call(leave, timeout=LONG))
+        assert run(thread.call(lambda: 7, timeout=LONG)) == 7
+
+
+class TestAThread:
+    def test_it_is_not_responsive_while_a_call_blocks_it_or_goes_on(
+        self, thread: HostThread, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hosting, "GRACE_SECONDS", 0.1)
+        block, free = blocking()
+
+        async def go_on() -> None:
+            while not free.is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+
+        async def during(call: Callable[[], Any]) -> bool:
+            with pytest.raises(OverdueError):
+                await thread.call(call, timeout=0.05)
+            return await thread.responsive()
+
+        assert not run(during(block))
+        free.set()
+        assert run(thread.call(lambda: 7, timeout=LONG)) == 7
+        free.clear()
+        assert not run(during(go_on))
+        free.set()
+
+    def test_what_a_session_leaves_behind_is_called_off(self, thread: HostThread) -> None:
+        left: list[asyncio.Task[None]] = []
+
+        async def leave() -> None:
+            left.append(asyncio.create_task(forever()))
+            await asyncio.sleep(0)
+
+        run(thread.call(leave, timeout=LONG))
+        assert run(thread.vacated())
+        assert left[0].cancelled()
+
+    def test_what_does_not_end_at_once_is_called_off_again(self, thread: HostThread) -> None:
+        left: list[asyncio.Task[None]] = []
+
+        async def cling() -> None:
+            with suppress(asyncio.CancelledError):
+                await forever()
+            await forever()
+
+        async def leave() -> None:
+            left.append(asyncio.create_task(cling()))
+            await asyncio.sleep(0)
+
+        run(thread.call(leave, timeout=LONG))
+        assert run(thread.vacated())
+        assert left[0].cancelled()
+
+    def test_one_that_is_stopped_calls_off_what_is_left_and_ends(self, thread: HostThread) -> None:
+        left: list[asyncio.Task[None]] = []
+
+        async def leave() -> None:
+            left.append(asyncio.create_task(forever()))
+            await asyncio.sleep(0)
+
+        run(thread.call(leave, timeout=LONG))
+        thread.stop()
+        assert ended(thread)
+        assert left[0].cancelled()
+
+    def test_what_is_asked_for_later_runs_when_it_is_free(self, thread: HostThread) -> None:
+        block, free = blocking()
+        done = threading.Event()
+        with pytest.raises(OverdueError):
+            run(thread.call(block, timeout=0.05))
+        thread.later(done.set)
+        assert not done.wait(0.05)
+        free.set()
+        assert done.wait(LONG)
+
+    def test_one_whose_loop_is_closed_says_so_and_leaves_nothing_unawaited(self, thread: HostThread) -> None:
+        thread.stop()
+        assert ended(thread)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with pytest.raises(RaisedError, match="closed"):
+                run(thread.call(forever, timeout=LONG))
+            assert not run(thread.responsive())
+            assert not run(thread.vacated())
+            thread.later(lambda: None)
+            thread.stop()
+            gc.collect()
+        assert [str(warning.message) for warning in seen if "awaited" in str(warning.message)] == []
+
+    def test_what_nobody_waits_for_complains_in_one_line(
+        self, thread: HostThread, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def fail() -> None:
+            raise ValueError("two\nlines \x1b[2J")
+
+        async def leave() -> None:
+            asyncio.ensure_future(fail())  # noqa: RUF006
+            await asyncio.sleep(0)
+
+        run(thread.call(leave, timeout=LONG))
+        until = time.monotonic() + LONG
+        while not caplog.messages and time.monotonic() < until:
+            run(thread.call(gc.collect, timeout=LONG))
+        (message,) = caplog.messages
+        assert message.startswith("a task that nobody waits for failed: ValueError: two")
+        assert not set("\n\x1b") & set(message)
+
+
+class TestTheHost:
+    def test_a_thread_serves_the_next_session_unless_one_has_failed_on_it(self) -> None:
+        host = Host()
+
+        async def sessions() -> tuple[bool, bool, HostThread]:
+            first = host.acquire()
+            await host.release(first, suspect=False)
+            second = host.acquire()
+            await host.release(second, suspect=True)
+            third = host.acquire()
+            await host.release(third, suspect=False)
+            return second is first, third is second, second
+
+        again, after_failure, suspect = run(sessions())
+        assert (again, after_failure, host.given_up) == (True, False, 0)
+        assert ended(suspect)
+        host.close()
+
+    @pytest.mark.parametrize("suspect", [True, False])
+    def test_one_that_does_not_come_back_is_given_up_and_ends_when_it_does(
+        self, suspect: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hosting, "GRACE_SECONDS", 0.1)
+        host = Host()
+        block, free = blocking()
+
+        async def session() -> HostThread:
+            thread = host.acquire()
+            with pytest.raises(OverdueError):
+                await thread.call(block, timeout=0.05)
+            await host.release(thread, suspect=suspect)
+            assert host.acquire() is not thread
+            return thread
+
+        thread = run(session())
+        assert host.given_up == 1
+        free.set()
+        assert ended(thread)
+
+    def test_a_call_that_was_called_off_is_let_come_to_its_end(self) -> None:
+        host, cleaned = Host(), threading.Event()
+
+        async def cleans_up() -> None:
+            try:
+                await forever()
+            finally:
+                await asyncio.sleep(0.05)
+                cleaned.set()
+
+        async def session() -> None:
+            thread = host.acquire()
+            with pytest.raises(OverdueError):
+                await thread.call(cleans_up, timeout=0.05)
+            await host.release(thread, suspect=True)
+
+        run(session())
+        assert cleaned.is_set()
+        assert host.given_up == 0
+
+    def test_closing_it_ends_its_threads(self) -> None:
+        host = Host()
+        threads = [host.acquire(), host.acquire()]
+
+        async def give_back() -> None:
+            for thread in threads:
+                await host.release(thread, suspect=False)
+
+        run(give_back())
+        host.close()
+        assert all(ended(thread) for thread in threads)
+        assert host.acquire() not in threads
+
+    def test_so_many_calls_of_a_kind_are_under_way_at_a_time_and_no_more(self) -> None:
+        host = Host()
+
+        async def two_of_three() -> list[bool]:
+            slots = host.slots("judge", 2)
+            assert host.slots("judge", 2) is slots
+            await slots.acquire()
+            before = slots.locked()
+            await slots.acquire()
+            return [before, slots.locked(), host.slots("other", 1).locked()]
+
+        assert run(two_of_three()) == [False, True, False]
+        assert run(two_of_three()) == [False, True, False]  # another loop, another semaphore
