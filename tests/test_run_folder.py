@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from marft import atomic
 from marft.config import parse_recipe
 from marft.errors import RunError
 from marft.learning import undoing
@@ -19,7 +20,7 @@ from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import MOST_IN_A_ROW, Careful
 from marft.models.pool import Models
-from marft.runs import atomic, lock
+from marft.runs import lock
 from marft.runs.changes import changes, notes
 from marft.runs.checkpoints import State, load_critic
 from marft.runs.folder import RunFolder

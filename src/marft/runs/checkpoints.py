@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from marft import __version__
+from marft import __version__, atomic
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.learning.learner import Learner
@@ -23,7 +23,6 @@ from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.learning.undoing import not_finite
 from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
-from marft.runs import atomic
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint

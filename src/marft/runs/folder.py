@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from marft import __version__
+from marft import __version__, atomic
 from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
-from marft.runs import atomic, lock, removing
+from marft.runs import lock, removing
 from marft.runs.log import read_rows
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from marft.runs.atomic import UNFINISHED, read_json
+from marft.atomic import UNFINISHED, read_json
 
 CHECKPOINT = re.compile(r"checkpoints/step_\d{6,}(?=/|$)")
 IN_CHECKPOINTS = re.compile(
