@@ -145,3 +145,94 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=r"adapter_model.safetensors is damaged"):
             train(settings("tiny", tmp_path / "new"), RunFolder(tmp_path / "new" / "test"), start_from=source)
         assert not (tmp_path / "new").exists()
+
+    def test_fewer_steps_than_are_done_are_refused(
+        self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        """The run once said that it was trained, and its recipe that it was shorter than it is."""
+        _, folder = mine
+        before = folder.config.read_text()
+        text = command(capsys, "train", str(folder.path), "--resume", "--training.steps", "1", status=2)
+        assert "training.steps = 1, and the run has done 2 already: to go on, give a larger number" in text
+        assert folder.config.read_text() == before
+
+    @pytest.mark.parametrize("name", ["episodes", "checkpoints", "metrics.jsonl"])
+    def test_a_link_in_the_place_of_what_the_run_writes_is_refused(
+        self, mine: tuple[RunSettings, RunFolder], name: str
+    ) -> None:
+        """A new run once wrote its checkpoints among those of the old one, which lay behind the link."""
+        run, folder = mine
+        outside = folder.path.parent / "outside"
+        (folder.path / name).rename(outside)
+        (folder.path / name).symlink_to(outside)
+        before = contents(folder.path.parent)
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(ValueError, match=f"{name} is a link, and a run writes and removes in its own folder"):
+                train(run, folder, **options)
+        after = contents(folder.path.parent)
+        assert {name: after[name] for name in before if name != "test/run.lock"} == {
+            name: before[name] for name in before if name != "test/run.lock"
+        }
+
+    @pytest.mark.parametrize("option", [("--name", "other"), ("--output=elsewhere",)])
+    def test_a_run_keeps_its_name_and_its_place(
+        self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], option: tuple[str, ...]
+    ) -> None:
+        """Another name was once read and not taken."""
+        path = mine[1].path
+        for words in (("train", str(path), "--resume"), ("train", str(path)), ("eval", str(path))):
+            text = command(capsys, *words, *option, status=2)
+            assert f"{option[0][:6]}" in text
+            assert (
+                f"a run keeps its name and its place. For a new run with its recipe: marft train {path}/config.toml"
+                in text
+            )
+
+    def test_a_folder_whose_name_no_run_can_have_is_to_be_renamed(
+        self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        other = mine[1].path.rename(mine[1].path.with_name("a:b"))
+        text = command(capsys, "train", str(other), "--resume", status=2)
+        assert f"{other} is no name of a run's folder; rename it" in text
+        assert "must be usable as a folder name" in text
+
+
+class TestLostMarks:
+    @pytest.mark.parametrize("damage", [None, "", '{"format": "mine"}'])
+    def test_a_run_is_known_by_its_checkpoints_and_is_marked_again(
+        self, mine: tuple[RunSettings, RunFolder], damage: str | None
+    ) -> None:
+        """A healthy run that had lost one small file could not go on once."""
+        run, folder = mine
+        mark = folder.path / "run.json"
+        mark.unlink()
+        if damage is not None:
+            mark.write_text(damage)
+        with pytest.raises(ValueError, match="a run that has lost its mark goes on with --resume"):
+            train(run, folder, overwrite=True)
+        observer = Listening()
+        assert train(run, folder, resume=True, observer=observer).step == 2
+        assert any("had lost its mark of a run (run.json), and has it again" in note for note in observer.notes)
+        assert folder.is_run()
+        aside = folder.path / "run.damaged-1.json"
+        assert (aside.read_text() if aside.exists() else None) == damage
+
+    def test_without_checkpoints_it_says_what_a_mark_holds(self, mine: tuple[RunSettings, RunFolder]) -> None:
+        run, folder = mine
+        (folder.path / "run.json").unlink()
+        for path in folder.checkpoints.iterdir():
+            path.rename(folder.path.parent / path.name)
+        with pytest.raises(ValueError, match="no checkpoint to know one by: start a new run; or, should it be") as told:
+            train(run, folder, resume=True)
+        (folder.path / "run.json").write_text(str(told.value).split("put ")[1].split(" into ")[0])
+        assert folder.is_run()
+        assert train(run, folder, resume=True).step == 2
+
+    def test_a_folder_that_only_looks_like_a_run_gets_no_mark(self, mine: tuple[RunSettings, RunFolder]) -> None:
+        run, folder = mine
+        (folder.path / "run.json").unlink()
+        for state in folder.checkpoints.glob("*/state.json"):
+            state.write_text("{}")
+        with pytest.raises(ValueError, match="no checkpoint can be read"):
+            train(run, folder, resume=True)
+        assert not folder.is_run()

@@ -165,8 +165,16 @@ class TestRefusedStarts:
 
     def test_a_refused_start_leaves_what_was_there(self, tmp_path: Path) -> None:
         (tmp_path / "test").mkdir()
-        (tmp_path / "test" / "notes.txt").write_text("mine")
         run = settings("tiny", tmp_path, "--models.base.path", "/nowhere")
-        with pytest.raises(ValueError, match="cannot load"):
+        with pytest.raises(ValueError, match="/nowhere"):
             train(run, RunFolder(tmp_path / "test"))
-        assert contents(tmp_path) == {"test/notes.txt": b"mine"}
+        assert list((tmp_path / "test").iterdir()) == []
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_no_run_begins_among_somebody_elses_files(self, tmp_path: Path, overwrite: bool) -> None:
+        """It once did, and wrote its own beside them."""
+        (tmp_path / "test" / "plots").mkdir(parents=True)
+        (tmp_path / "test" / "plots" / "notes.txt").write_text("mine")
+        with pytest.raises(ValueError, match=r"plots is there, and nothing is removed or trained beside it"):
+            train(settings("tiny", tmp_path), RunFolder(tmp_path / "test"), overwrite=overwrite)
+        assert contents(tmp_path) == {"test/plots/notes.txt": b"mine"}

@@ -114,6 +114,11 @@ def _readable(location: Sequence[str | int], table: Mapping[str, Any]) -> list[s
     return [word if word.isprintable() and len(word) <= MOST_SHOWN else _shown(word) for word in words]
 
 
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """The keys that overrides change: ``["algorithm.level"]``."""
+    return [".".join(key) for key, _ in _pairs(overrides)]
+
+
 def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
     pairs = []
     words = list(overrides)

@@ -28,7 +28,7 @@ from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 
 RECIPE, STATE = "recipe.toml", "state.json"
-CHECKPOINT = re.compile(r"step_\d{6,}")
+CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,30 @@ class Checkpoints:
 
     def save(self, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> Path:
         """Write ``step_<n>`` and let go of those that need not be kept."""
-        assert not not_finite(learner), "what is not finite is undone, not saved"
         target = self.path / name_of(state.step)
         _make_way(target)
+        self._write(target, state, run, models, learner, log)
+        self._let_go(state)
+        return target
+
+    def set_aside(self, state: State, run: RunSettings, models: Models, learner: Learner) -> Path:
+        """Write what a run is to begin with, while the run whose place it takes is still there.
+
+        It is called ``start_<n>``: a name that nothing has, for what the weights came from may lie here too.
+        """
+        self.path.mkdir(exist_ok=True)
+        number = 1 + max((int(path.name.removeprefix("start_")) for path in starts(self.path)), default=0)
+        target = self.path / f"start_{number}"
+        self._write(target, state, run, models, learner, Mark.of(b""))
+        return target
+
+    def begin_with(self, start: Path) -> None:
+        """What was set aside is the checkpoint of step 0 from now on."""
+        start.rename(self.path / name_of(0))
+        atomic.sync_folder(self.path)
+
+    def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> None:
+        assert not not_finite(learner), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
                 models.save_policy(policy, draft / "policies" / policy)
@@ -85,8 +106,6 @@ class Checkpoints:
             about = {"files": files, "log": asdict(log), "models": models.digests(), "version": __version__}
             table = {**asdict(replace(state, memory=learner.memory())), **about}
             (draft / STATE).write_text(json.dumps({**table, "digest": _digest_of(table)}, indent=2) + "\n")
-        self._let_go(state)
-        return target
 
     def newest(self) -> tuple[Record | None, list[str]]:
         """The newest whole checkpoint, and what is wrong with those after it. None where no checkpoint was written.
@@ -139,6 +158,12 @@ class Checkpoints:
         for name in done:
             if name not in keep:
                 remove_checkpoint(self.path / name)
+
+
+def starts(checkpoints: Path) -> list[Path]:
+    """What was set aside for a run to begin with, oldest first: a start that was cut short has left it."""
+    found = [path for path in checkpoints.glob("start_*") if START.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("start_")))
 
 
 def _make_way(target: Path) -> None:
