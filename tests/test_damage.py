@@ -27,13 +27,18 @@ from tests.runs import Listening, contents
 from tests.test_cli import run as command
 
 
-def read_record_of(path: Path, changed: str) -> Record:
-    """The record of a checkpoint whose file was changed by somebody who knows how its digests are made."""
-    table = json.loads((path / "state.json").read_text())
-    table["files"][changed] = hashlib.sha256((path / changed).read_bytes()).hexdigest()
+def rewritten(path: Path, changes: dict[str, Any]) -> None:
+    """Change the state of a checkpoint as somebody would who knows how its digest is made."""
+    table = {**json.loads((path / "state.json").read_text()), **changes}
     del table["digest"]
     table["digest"] = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
     (path / "state.json").write_text(json.dumps(table))
+
+
+def read_record_of(path: Path, changed: str) -> Record:
+    """The record of a checkpoint one of whose files was changed that way."""
+    files = json.loads((path / "state.json").read_text())["files"]
+    rewritten(path, {"files": {**files, changed: hashlib.sha256((path / changed).read_bytes()).hexdigest()}})
     return read_record(path)
 
 
@@ -247,3 +252,23 @@ class TestDamage:
         assert "no entry '²'" in command(capsys, "train", folder, "--resume", "--agents.².answers", "true", status=2)
         for name in ("²", "1" * 5000):
             assert "no episode" in command(capsys, "graph", folder, name, status=2)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("step", "2"), ("step", 2.0), ("step", True), ("step", -1), ("best_score", "high"), ("memory", [1.0]),
+            ("memory", {"mean": "x"}), ("tasks_drawn", None), ("log", {"length": "1", "digest": ""}), ("log", []),
+            ("files", ["recipe.toml"]), ("models", {"models.base": 1}), ("version", 1), ("more", 1),
+        ],
+    )  # fmt: skip
+    def test_a_state_of_other_types_is_said_in_a_sentence(
+        self, mine: tuple[RunSettings, RunFolder], key: str, value: Any
+    ) -> None:
+        """Texts for numbers, whose digest was right, once came to light where the run counted on with them."""
+        run, folder = mine
+        rewritten(folder.checkpoints / "step_000002", {key: value})
+        record, (problem,) = Checkpoints(folder, run.checkpoints).newest()
+        assert record is not None
+        assert record.state.step == 1
+        assert f"state.json holds what no run writes: {key}" in problem
+        assert "\n" not in problem

@@ -86,6 +86,12 @@ def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def first_problem(error: ValidationError) -> str:
+    """``step: Input should be a valid integer``: the first thing that is wrong with a table of our own."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+
+
 def to_toml(run: RunSettings) -> str:
     """The complete, resolved recipe: reading it again gives the same run."""
     table = run.model_dump(mode="json", exclude_none=True)

@@ -6,17 +6,18 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from marft import __version__, atomic
-from marft.config.load import load_recipe, to_toml
+from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.learning.learner import Learner
 from marft.learning.optimizers import optimizer_tensors, restore_optimizer
@@ -42,6 +43,31 @@ class State:
     tasks_drawn: int = 0  # of the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
     memory: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
+
+
+class _WrittenMark(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    length: NonNegativeInt
+    digest: str
+
+
+class _Written(BaseModel):
+    """What ``state.json`` holds, type by type: digests say that nothing was changed since, not who wrote it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    step: NonNegativeInt
+    environment_steps: NonNegativeInt
+    best_step: NonNegativeInt
+    best_score: float
+    tasks_drawn: NonNegativeInt
+    tasks: str
+    memory: dict[str, float]
+    files: dict[str, str]
+    log: _WrittenMark
+    models: dict[str, str]
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +229,21 @@ def read_record(path: Path) -> Record:
             raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
         if table.pop("digest") != _digest_of(table):
             raise ValueError(f"{path}: {STATE} is damaged")
-        files, log, models, version = (table.pop(key) for key in ("files", "log", "models", "version"))
+        written = _Written.model_validate(table)
+        files = written.files
         for name, digest in files.items():
             if not (path / name).is_file() or _digest(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(**table)
+        state = State(**written.model_dump(include={field.name for field in fields(State)}))
         if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
-        return Record(path, state, Mark(**log), models, version)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        return Record(path, state, Mark(written.log.length, written.log.digest), written.models, written.version)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {STATE} holds what no run writes: {first_problem(error)}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 

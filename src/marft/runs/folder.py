@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marft import __version__, atomic
-from marft.config.load import load_recipe, to_toml
+from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import RunSettings
 from marft.runs import lock, removing
 from marft.runs.log import read_rows
@@ -299,8 +299,7 @@ def _evaluation(path: Path) -> dict[str, Any]:
     try:
         return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        why = first_problem(error)
     except (OSError, ValueError) as error:
         why = str(error)
     raise ValueError(f"{path} is damaged ({why}); delete it and evaluate again")
