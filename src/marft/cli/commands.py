@@ -98,6 +98,7 @@ def evaluate(
             tasks or run.evaluation.tasks,
             shuffle_messages,
             advance,
+            lambda text: console.print(text, soft_wrap=True),
         )
     console.print(evaluation_table([result.as_json() for result in results]))
     if folder is not None:
