@@ -20,6 +20,7 @@ from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.load import keys_of
 from marft.config.names import check_run_name
+from marft.config.run import refuse_nothing_to_train
 from marft.config.settings import did_you_mean
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
@@ -39,6 +40,7 @@ def train(
 ) -> None:
     """``marft train``."""
     run, folder = _run_of(recipe, overrides)
+    refuse_nothing_to_train(run)
     if dry_run:
         for sentence in _looked_at(run):
             console.print(f"# {sentence}", soft_wrap=True)

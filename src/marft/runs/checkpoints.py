@@ -220,9 +220,9 @@ def read_record(path: Path) -> Record:
         ValueError: something is missing or not as it was written.
     """
     if not (path / STATE).is_file():
-        raise ValueError(
-            f"{path} is no whole checkpoint: it has no {STATE}; give one such as runs/name/checkpoints/step_000050"
-        )
+        inside = [*path.glob("checkpoints/step_*"), *path.glob("step_*")]
+        which = max(inside, key=lambda found: found.name, default="runs/name/checkpoints/step_000050")
+        raise ValueError(f"{path} is no whole checkpoint: it has no {STATE}; give one such as {which}")
     try:
         table = atomic.read_json(path / STATE)
         if "digest" not in table:

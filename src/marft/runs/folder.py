@@ -61,7 +61,10 @@ class RunFolder:
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         if not missing and [path.name for path in self.path.iterdir()] == ["run.lock"]:
             missing = [self.path]  # somebody was killed before a run began
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # what /proc says of a new folder
+            raise ValueError(f"{self.path} cannot be made: choose another place (--output)") from error
         with lock.held(self.path / "run.lock"):
             try:
                 yield
