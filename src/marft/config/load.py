@@ -158,7 +158,7 @@ def _value(text: str) -> Any:
 class _Broken(str):
     """A text that begins like a table or a list, and is none: where no text can be, that is what is wrong with it."""
 
-    __slots__ = ("why",)
+    why: str
 
     def __new__(cls, text: str, error: Exception) -> _Broken:
         broken = super().__new__(cls, text)
