@@ -26,11 +26,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.progress import Progress
 
+from marft import atomic
 from marft.cli.commands import quieten
 from marft.config import RunSettings, parse_recipe, to_toml
 from marft.evaluation.evaluate import Mode
 from marft.evaluation.session import BASE, evaluate_checkpoints
-from marft.runs import atomic
 from marft.runs.folder import RunFolder
 from marft.training import train
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,9 +15,13 @@ from hypothesis import HealthCheck, Phase, settings
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
+from marft.config import RunSettings
 from marft.config.models import ModelSettings
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone, load_tokenizer
+from marft.runs.folder import RunFolder
+from tests.helpers import settings as recipe_settings
+from tests.runs import finished
 
 settings.register_profile("marft", deadline=None, derandomize=True)
 settings.register_profile(  # for `make mutants`: the first failure is enough, however slow the machine
@@ -59,3 +64,18 @@ def random_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTr
 @pytest.fixture
 def backbone(random_model: Path) -> Backbone:
     return load_backbone(ModelSettings(path=str(random_model)), torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return finished(tmp_path_factory.mktemp("trained"))[1]
+
+
+@pytest.fixture
+def mine(trained: RunFolder, tmp_path: Path) -> tuple[RunSettings, RunFolder]:
+    """A copy of a trained run, to damage."""
+    run = recipe_settings("tiny", tmp_path)
+    subprocess.run(["cp", "-r", str(trained.path), str(tmp_path / "test")], check=True)
+    folder = RunFolder(tmp_path / "test")
+    folder.write_config(run)
+    return run, folder

@@ -15,7 +15,7 @@ import pytest
 
 from marft.algorithms import PRESETS
 from marft.cli.main import app, main
-from marft.config import to_toml
+from marft.config import RunSettings, to_toml
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 
@@ -63,6 +63,17 @@ def test_train_eval_compare_and_report_work_together(
     assert "step_000002 greedy" in run(capsys, "compare", str(folder))
     assert "wrote" in run(capsys, "report", str(folder), "--against", str(folder))
     assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_a_checkpoint_of_two_names_is_evaluated_once(
+    capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
+) -> None:
+    """It once was evaluated for each of its names, and shown in two rows that looked alike."""
+    names = "base, last,step_000002,base"
+    text = run(capsys, "eval", str(mine[1].path), "--tasks", "2", "--mode", "greedy", "--checkpoint", names)
+    assert "last and step_000002 are one checkpoint, step_000002: it is evaluated once" in text
+    assert text.count("step_000002 greedy own 2") == 1
+    assert text.count("base greedy own 2") == 1
 
 
 def test_a_recipe_alone_can_be_evaluated(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:

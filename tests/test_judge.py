@@ -271,7 +271,7 @@ def test_what_cannot_be_kept_is_known_in_memory(tmp_path: Path, monkeypatch: pyt
             tmp_path.rmdir()
             tmp_path.write_text("")
         else:
-            monkeypatch.setattr("marft.runs.atomic.write_file", full)
+            monkeypatch.setattr("marft.atomic.write_file", full)
         made = compose(judge, episode()) + compose(judge, episode())
         counts = judge.counts()
     assert [one.transitions[0].reward for one in made] == [0.7, 0.7]

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from marft import atomic
 from marft.config import load_recipe
 from marft.errors import RunError
 from marft.gathering import attempts_at, training_tasks
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.runs import atomic, checkpoints
+from marft.runs import checkpoints
 from marft.runs.checkpoints import Checkpoints
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder

@@ -21,7 +21,7 @@ from marft.runs.checkpoints import (
     read_record,
     restore,
 )
-from marft.runs.folder import RunFolder
+from marft.runs.folder import MARK, RunFolder
 from marft.runs.log import Mark, rewind
 from marft.types import Task
 
@@ -53,23 +53,10 @@ class Start:
                 f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else '--from'} begins a "
                 "new one; give one of them"
             )
+        folder.refuse_links()
         if not resume:
             return Start(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
-        if not folder.is_run():
-            raise ValueError(f"{folder.path} has no mark of a run (run.json) of this version of MARFT; start a new run")
-        record, damaged = Checkpoints(folder, run.checkpoints).newest()
-        for problem in damaged:
-            note(f"passed over a checkpoint: {problem}")
-        if record is not None:
-            refuse_changes(record.recipe(), run)
-            for text in notes(record.recipe(), run):
-                note(text)
-        elif source := folder.started_from():
-            raise ValueError(
-                f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
-                f"with --from {source} --overwrite"
-            )
-        return Start(run, folder, resume, overwrite, record, note)
+        return Start(run, folder, resume, overwrite, _last(run, folder, note), note)
 
     def load(self, models: Models, learner: Learner) -> State:
         """Put the weights in place → where the run stands.
@@ -104,21 +91,32 @@ class Start:
         """Nothing was refused: make the folder this run's, and its log what it was at ``state``.
 
         A run that starts with the weights of another one has a checkpoint of them: were it stopped before its first
-        own, they would be lost.
+        own, they would be lost. Where it takes a run's place, that is written before anything goes: the weights may be
+        that run's own.
 
         Raises:
             ValueError: somebody else has begun a run there.
         """
         if self.resume:
+            if not self.folder.is_run():
+                self.folder.write_mark()
+                self.note(f"{self.folder.path} had lost its mark of a run (run.json), and has it again")
             self._rewind(state)
             self.folder.write_config(self.run)
             return
         source = self.record.path if self.record else None
-        left = self.folder.begin(self.run, overwrite=self.overwrite, start_from=source)
+        checkpoints = Checkpoints(self.folder, self.run.checkpoints)
+        start = None
+        if source and self.overwrite and self.folder.is_run():
+            self.folder.check_free(overwrite=True)
+            start = checkpoints.set_aside(state, self.run, models, learner)
+        left = self.folder.begin(self.run, overwrite=self.overwrite, start_from=source, start=start)
         if left:
             self.note(f"left in {self.folder.path}, for no run wrote them: {', '.join(str(path) for path in left)}")
-        if self.record:
-            Checkpoints(self.folder, self.run.checkpoints).save(state, self.run, models, learner, Mark.of(b""))
+        if start:
+            checkpoints.begin_with(start)
+        elif source:
+            checkpoints.save(state, self.run, models, learner, Mark.of(b""))
 
     def _rewind(self, state: State) -> None:
         if self.record is not None:
@@ -129,3 +127,40 @@ class Start:
         if logged:
             self.note(f"no checkpoint was written yet; begins again, and plays the {logged} logged steps once more")
         rewind(self.folder.metrics, 0, Mark.of(b""))
+
+
+def _last(run: RunSettings, folder: RunFolder, note: Note) -> Record | None:
+    """The checkpoint that a run goes on from; None where it has not written one yet.
+
+    Raises:
+        ValueError: the run cannot go on with these settings, or with what is left of it.
+    """
+    if start := folder.start_cut_short():
+        raise ValueError(
+            f"{folder.path} was to begin anew with the weights that lie in {start}, and was stopped before it had: "
+            f"start it again, with --from {start} --overwrite"
+        )
+    checkpoints = Checkpoints(folder, run.checkpoints)
+    if not folder.is_run() and not checkpoints.steps():
+        raise ValueError(
+            f"{folder.path} has no mark of a run (run.json) of this version of MARFT, and no checkpoint to know one "
+            f"by: start a new run; or, should it be one, put {MARK} into {folder.path / 'run.json'}"
+        )
+    record, damaged = checkpoints.newest()
+    for problem in damaged:
+        note(f"passed over a checkpoint: {problem}")
+    if record is None and (source := folder.started_from()):
+        raise ValueError(
+            f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
+            f"with --from {source} --overwrite"
+        )
+    if record is not None:
+        refuse_changes(record.recipe(), run)
+        if run.training.steps < record.state.step:
+            raise ValueError(
+                f"training.steps = {run.training.steps}, and the run has done {record.state.step} already: to go on, "
+                f"give a larger number; to see what it has learned:  marft eval {folder.path}"
+            )
+        for text in notes(record.recipe(), run):
+            note(text)
+    return record

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import tomli_w
+from pydantic_core import PydanticCustomError
 from rich.progress import Progress
 
 from marft.algorithms import ABOUT
@@ -17,6 +18,9 @@ from marft.cli.console import Terminal, algorithm_table, evaluation_table, in_bo
 from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.load import keys_of
+from marft.config.names import check_run_name
+from marft.config.run import refuse_nothing_to_train
 from marft.config.settings import did_you_mean
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
@@ -36,6 +40,7 @@ def train(
 ) -> None:
     """``marft train``."""
     run, folder = _run_of(recipe, overrides)
+    refuse_nothing_to_train(run)
     if dry_run:
         for sentence in _looked_at(run):
             console.print(f"# {sentence}", soft_wrap=True)
@@ -95,6 +100,7 @@ def evaluate(
             tasks or run.evaluation.tasks,
             shuffle_messages,
             advance,
+            lambda text: console.print(text, soft_wrap=True),
         )
     console.print(evaluation_table([result.as_json() for result in results]))
     if folder is not None:
@@ -222,8 +228,18 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     if path.is_dir():
         folder = RunFolder.open(path)
         beside(folder.path)
-        place = path.resolve()  # "." has no name
-        return folder.settings([*overrides, "--output", str(path.parent), "--name", place.name]), folder
+        for key in keys_of(overrides):
+            if key in ("name", "output"):
+                raise ValueError(
+                    f"--{key}: a run keeps its name and its place. For a new run with its recipe:  "
+                    f"marft train {folder.config} --{key} …"
+                )
+        name = path.resolve().name  # "." has none
+        try:
+            check_run_name(name)
+        except PydanticCustomError as error:
+            raise ValueError(f"{path} is no name of a run's folder; rename it: {error.message()}") from error
+        return folder.settings([*overrides, "--output", str(path.parent), "--name", name]), folder
     return load_recipe(path, overrides), None
 
 

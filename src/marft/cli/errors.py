@@ -18,10 +18,10 @@ from datetime import datetime
 from pathlib import Path
 
 from marft import __version__
+from marft.atomic import write_file
 from marft.endpoints.keys import masked, secrets_typed
 from marft.errors import RunError
 from marft.faults import OURS, described, place_of
-from marft.runs.atomic import write_file
 from marft.texts import cut, storable, visible
 
 LONGEST = 4000  # characters of a message in the terminal

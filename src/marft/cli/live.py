@@ -16,6 +16,7 @@ from marft.config import RunSettings
 from marft.config.settings import did_you_mean
 from marft.engines.human import HumanSeats
 from marft.envs.tasks import tasks_of
+from marft.errors import RunError
 from marft.evaluation.session import find_checkpoint
 from marft.game.game import Attempt, Game
 from marft.game.play import play
@@ -49,7 +50,19 @@ class Screen:
         self._show(action.text, f"{action.id}, {action.ended - action.started:.1f} s")
 
     def ask(self, role: str, options: Sequence[str]) -> str:
-        """What the person says, or which option it takes."""
+        """What the person says, or which option it takes.
+
+        Raises:
+            RunError: there is nobody to ask.
+        """
+        try:
+            return self._ask(role, options)
+        except EOFError:
+            raise RunError(
+                f"the input ended when it was {role}'s turn, so the episode was not played to its end"
+            ) from None
+
+    def _ask(self, role: str, options: Sequence[str]) -> str:
         if not options:
             return Prompt.ask(Text(visible(f"you are {role}"), style="bold"), console=self.console)
         for number, option in enumerate(options, 1):

@@ -59,7 +59,8 @@ def evaluate(
     """Evaluate a run's checkpoints and its untuned base on held-out tasks, with 95 % intervals."""
     from marft.cli import commands
 
-    commands.evaluate(run, context.args, checkpoint.split(","), mode, tasks, shuffle_messages)
+    names = [name.strip() for name in checkpoint.split(",")]
+    commands.evaluate(run, context.args, names, mode, tasks, shuffle_messages)
 
 
 @app.command(context_settings=OVERRIDES)

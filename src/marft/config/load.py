@@ -80,10 +80,20 @@ def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
         elif problem["type"] == "too_short":
             least = problem["ctx"]["min_length"]
             message = f"needs at least {least} item{'s' if least > 1 else ''}"
+        elif isinstance(problem["input"], _Broken):
+            message = (
+                f"{_shown(str(problem['input']))} is no TOML: {problem['input'].why}; see that brackets and quotes end"
+            )
         elif not isinstance(problem["input"], dict | list) and "input" in problem:
             message = f"{message[0].lower()}{message[1:]} (given: {_shown(problem['input'])})"
         lines += [f"  {where + ': ' if where else ''}{line}" for line in message.split("\n")]
     return "\n".join(lines)
+
+
+def first_problem(error: ValidationError) -> str:
+    """``step: Input should be a valid integer``: the first thing that is wrong with a table of our own."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
 def to_toml(run: RunSettings) -> str:
@@ -114,6 +124,11 @@ def _readable(location: Sequence[str | int], table: Mapping[str, Any]) -> list[s
     return [word if word.isprintable() and len(word) <= MOST_SHOWN else _shown(word) for word in words]
 
 
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """The keys that overrides change: ``["algorithm.level"]``."""
+    return [".".join(key) for key, _ in _pairs(overrides)]
+
+
 def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
     pairs = []
     words = list(overrides)
@@ -136,8 +151,19 @@ def _value(text: str) -> Any:
     """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
+    except (ValueError, RecursionError) as error:
+        return _Broken(text, error) if text.lstrip()[:1] in ("{", "[") else text
+
+
+class _Broken(str):
+    """A text that begins like a table or a list, and is none: where no text can be, that is what is wrong with it."""
+
+    why: str
+
+    def __new__(cls, text: str, error: Exception) -> _Broken:
+        broken = super().__new__(cls, text)
+        broken.why = str(error).split(" (at ")[0]  # the place is that in a line of ours
+        return broken
 
 
 def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
@@ -156,7 +157,18 @@ def _imported(path: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except (Exception, SystemExit) as error:
-        raise ValueError(f"cannot import {path!r}: {described(error)}") from error
+        raise ValueError(f"cannot import {path!r}: {described(error)}{_where_to_look(path, error)}") from error
+
+
+def _where_to_look(path: str, error: BaseException) -> str:
+    """What to do where the module itself, and nothing that it imports, is not there."""
+    module = path.partition(":")[0]
+    if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+        return ""
+    return (
+        f"; it is neither installed nor in {Path.cwd()}: run marft from the folder that holds "
+        f"{module.split('.')[0]}, or install it"
+    )
 
 
 def _resolver(kind: str) -> Any:

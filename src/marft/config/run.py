@@ -126,6 +126,15 @@ class RunSettings(Settings):
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
 
 
+def refuse_nothing_to_train(run: RunSettings) -> None:
+    """
+    Raises:
+        ValueError: the recipe trains no policy. It can be evaluated and played all the same.
+    """
+    if not run.trained_policies:
+        raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
+
+
 def _alike(run: RunSettings) -> Iterable[str]:
     roles = dict.fromkeys(agent.role for agent in run.agents)
     for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Annotated, Any, Self
+from types import UnionType
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -97,14 +98,32 @@ class Settings(BaseModel):
         unknown = [key for key in table if key not in cls.model_fields] if isinstance(table, dict) else []
         if not unknown:
             return handler(table)
-        problems = [
-            _problem("unknown_key", f"unknown key {key!r}{did_you_mean(str(key), cls.model_fields)}") for key in unknown
-        ]
+        problems = [_problem("unknown_key", f"unknown key {key!r}{_meant(str(key), cls)}") for key in unknown]
         try:
             handler({key: value for key, value in table.items() if key in cls.model_fields})
         except ValidationError as error:
             problems += [_problem(e["type"], e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, problems)
+
+
+def _deeper(cls: type[BaseModel], key: str, prefix: str = "") -> list[str]:
+    """Where a key is known in the tables inside a table: ``steps`` → ``["training.steps"]``."""
+    found = []
+    for name, field in cls.model_fields.items():
+        kinds = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else [field.annotation]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                found += [f"{prefix}{name}.{key}"] if key in kind.model_fields else []
+                found += _deeper(kind, key, f"{prefix}{name}.")
+    return found
+
+
+def _meant(key: str, cls: type[BaseModel]) -> str:
+    """What may have been meant by a key that is not known: itself, in a table further in, or one spelled alike."""
+    deeper = _deeper(cls, key)
+    if deeper:
+        return f"; did you mean {' or '.join(map(repr, deeper))}?"
+    return did_you_mean(key, cls.model_fields)
 
 
 def _problem(kind: str, message: str, where: tuple[int | str, ...] = (), given: Any = None) -> InitErrorDetails:

@@ -13,10 +13,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from marft import atomic
 from marft.evaluation.pages import page
 from marft.evaluation.replay import Audit, Opinion
 from marft.learning.interfaces import Floats
-from marft.runs import atomic
 from marft.texts import one_line
 from marft.types import Action, Episode
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from marft import atomic
 from marft.endpoints.keys import masked_recipe
 from marft.evaluation.compare import cells_of, gains_of, measures_of
 from marft.evaluation.pages import page, plain_labels
 from marft.evaluation.showing import shown
-from marft.runs import atomic
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 

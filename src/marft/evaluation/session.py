@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from marft.config.run import RunSettings
@@ -23,17 +23,27 @@ def evaluate_checkpoints(
     tasks: int,
     shuffled_too: bool,
     advance: Advance,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[Evaluation]:
-    """Evaluate each checkpoint in each mode.
+    """Evaluate each checkpoint in each mode, once, by however many names it was asked for.
 
     Args:
         checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
         shuffled_too: evaluate again with messages of other tasks.
+        note: told which checkpoint goes by several of these names.
 
     Raises:
         ValueError: a checkpoint is not there or damaged, or the test split is empty.
     """
-    paths = {name: find_checkpoint(run, folder, name) for name in checkpoints}
+    paths: dict[str, Path | None] = {}
+    asked: dict[str, list[str]] = {}
+    for name in dict.fromkeys(checkpoints):
+        path = find_checkpoint(run, folder, name)
+        paths[path.name if path else BASE] = path
+        asked.setdefault(path.name if path else BASE, []).append(name)
+    for name, names in asked.items():
+        if len(names) > 1:
+            note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
     with Stage(run) as stage:
         chosen = tasks_of(stage.run.environment, "test")[:tasks]
         advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen))
@@ -45,20 +55,11 @@ def evaluate_checkpoints(
                 load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
             stage.engine.publish(version)
             for mode in modes:
-                result, episodes = evaluate(
-                    stage, path.name if path else name, mode, chosen, on_done=lambda _: advance()
-                )
+                result, episodes = evaluate(stage, name, mode, chosen, on_done=lambda _: advance())
                 results.append(result)
                 if shuffled_too:
                     donors = shuffle(episodes, run.seed)
-                    result, _ = evaluate(
-                        stage,
-                        path.name if path else name,
-                        mode,
-                        chosen,
-                        messages_from=donors,
-                        on_done=lambda _: advance(),
-                    )
+                    result, _ = evaluate(stage, name, mode, chosen, messages_from=donors, on_done=lambda _: advance())
                     results.append(result)
     return results
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from marft.config.run import RunSettings
+from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
 from marft.learning.batching import KnownLogProbs, Packing, make_samples
 from marft.learning.critic import Critic
@@ -60,8 +60,7 @@ class Learner:
     """
 
     def __init__(self, run: RunSettings, models: Models) -> None:
-        if not run.trained_policies:
-            raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
+        refuse_nothing_to_train(run)
         self.settings, self.seed = run.algorithm, run.seed
         self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # what they remember is the learner's
         self.objective = cast("Objective", run.algorithm.objective)

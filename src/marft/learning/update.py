@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from marft.config.algorithm import AlgorithmSettings
 from marft.learning.acceptance import accept
 from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing, minibatches, of_all_lengths
-from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase
+from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
 from marft.learning.measuring import (
     k3,
     measure_difference,
@@ -100,7 +101,8 @@ class Update:
         """Some of a phase's actions, of all lengths, where scores of one packing will be compared with another's: in
         later epochs, in what later policies are told of this one, and where an update has to be accepted. The first
         epoch meets what was scored as it was scored."""
-        compared = self.settings.epochs > 1 or phase.kl_limit or getattr(self.settings.schedule, "correction", "")
+        schedule = cast("UpdateSchedule", self.settings.schedule)
+        compared = self.settings.epochs > 1 or phase.kl_limit > 0 or schedule.correction != ""
         if not (self.check_packing and compared):
             return []
         return of_all_lengths([s for s in samples if s.action.policy not in self.moved], PACKING_CHECKED)

@@ -57,6 +57,12 @@ def read_lora_settings(folder: Path) -> LoraSettings:
     Raises:
         ValueError: the folder holds no LoRA adapter, or one of a kind that MARFT does not compute.
     """
+    if not (folder / CONFIG).is_file():
+        missing = f"it has no {CONFIG}" if folder.is_dir() else f"there is no folder {folder.absolute()}"
+        raise ValueError(
+            f"no adapter at {folder}: {missing}. Give a folder that peft or MARFT wrote, such as "
+            "runs/name/checkpoints/step_000050/policies/actor"
+        )
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -20,6 +20,11 @@ from marft.models.templates import check_template
 from marft.types import TokenIds
 
 BUNDLED = {"tiny": "tiny"}
+FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
+WHAT_TO_GIVE = (
+    "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
+    "Face hub"
+)
 
 
 def resolve_path(path: str) -> str:
@@ -39,7 +44,9 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: cannot use {name!r} here ({_first_line(error)}); use 'cpu' or 'auto'") from error
+        why = "torch knows no such device" if str(error).startswith("Expected one of") else _first_line(error)
+        gpu = "'cuda' for an NVIDIA GPU, " if name.casefold().startswith(("gpu", "nvidia")) else ""
+        raise ValueError(f"device: cannot use {name!r} here ({why}); use {gpu}'cpu' or 'auto'") from error
     return device
 
 
@@ -57,6 +64,8 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     """
     attention.register()
     path, what = resolve_path(settings.path), f"models: {settings.path!r}"
+    if path.startswith(FOLDERS) and not Path(path).is_dir():
+        raise ValueError(f"models: cannot load {path!r}: there is no folder {Path(path).absolute()}. {WHAT_TO_GIVE}")
     _refuse_folder(Path(path), what)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
@@ -65,10 +74,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
             use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:
-        raise ValueError(
-            f"models: cannot load {settings.path!r}: {_cause(error)}. Give 'tiny', a folder with config.json and "
-            "*.safetensors, or the id of a causal language model on the Hugging Face hub"
-        ) from error
+        raise ValueError(f"models: cannot load {settings.path!r}: {_cause(error)}. {WHAT_TO_GIVE}") from error
     model, found = loaded
     assert isinstance(model, PreTrainedModel)
     refuse_gaps(model, found, what)

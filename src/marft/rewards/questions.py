@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marft import atomic
 from marft.endpoints.client import Endpoint
 from marft.game.game import EpisodeFailedError
-from marft.runs import atomic
 
 MOST_IN_MEMORY = 100_000  # scores; the oldest are forgotten first
 

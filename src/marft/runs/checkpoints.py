@@ -6,30 +6,30 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from marft import __version__
-from marft.config.load import load_recipe, to_toml
+from marft import __version__, atomic
+from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.learning.learner import Learner
 from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.learning.undoing import not_finite
 from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
-from marft.runs import atomic
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 
 RECIPE, STATE = "recipe.toml", "state.json"
-CHECKPOINT = re.compile(r"step_\d{6,}")
+CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,31 @@ class State:
     tasks_drawn: int = 0  # of the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
     memory: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
+
+
+class _WrittenMark(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    length: NonNegativeInt
+    digest: str
+
+
+class _Written(BaseModel):
+    """What ``state.json`` holds, type by type: digests say that nothing was changed since, not who wrote it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    step: NonNegativeInt
+    environment_steps: NonNegativeInt
+    best_step: NonNegativeInt
+    best_score: float
+    tasks_drawn: NonNegativeInt
+    tasks: str
+    memory: dict[str, float]
+    files: dict[str, str]
+    log: _WrittenMark
+    models: dict[str, str]
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +97,30 @@ class Checkpoints:
 
     def save(self, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> Path:
         """Write ``step_<n>`` and let go of those that need not be kept."""
-        assert not not_finite(learner), "what is not finite is undone, not saved"
         target = self.path / name_of(state.step)
         _make_way(target)
+        self._write(target, state, run, models, learner, log)
+        self._let_go(state)
+        return target
+
+    def set_aside(self, state: State, run: RunSettings, models: Models, learner: Learner) -> Path:
+        """Write what a run is to begin with, while the run whose place it takes is still there.
+
+        It is called ``start_<n>``: a name that nothing has, for what the weights came from may lie here too.
+        """
+        self.path.mkdir(exist_ok=True)
+        number = 1 + max((int(path.name.removeprefix("start_")) for path in starts(self.path)), default=0)
+        target = self.path / f"start_{number}"
+        self._write(target, state, run, models, learner, Mark.of(b""))
+        return target
+
+    def begin_with(self, start: Path) -> None:
+        """What was set aside is the checkpoint of step 0 from now on."""
+        start.rename(self.path / name_of(0))
+        atomic.sync_folder(self.path)
+
+    def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> None:
+        assert not not_finite(learner), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
                 models.save_policy(policy, draft / "policies" / policy)
@@ -86,8 +132,6 @@ class Checkpoints:
             about = {"files": files, "log": asdict(log), "models": models.digests(), "version": __version__}
             table = {**asdict(replace(state, memory=learner.memory())), **about}
             (draft / STATE).write_text(json.dumps({**table, "digest": _digest_of(table)}, indent=2) + "\n")
-        self._let_go(state)
-        return target
 
     def newest(self) -> tuple[Record | None, list[str]]:
         """The newest whole checkpoint, and what is wrong with those after it. None where no checkpoint was written.
@@ -142,6 +186,12 @@ class Checkpoints:
                 remove_checkpoint(self.path / name)
 
 
+def starts(checkpoints: Path) -> list[Path]:
+    """What was set aside for a run to begin with, oldest first: a start that was cut short has left it."""
+    found = [path for path in checkpoints.glob("start_*") if START.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("start_")))
+
+
 def _make_way(target: Path) -> None:
     """Clear the place of a checkpoint of what was passed over there. What no run wrote is put aside, not removed."""
     if target.is_dir() and not target.is_symlink():
@@ -170,27 +220,30 @@ def read_record(path: Path) -> Record:
         ValueError: something is missing or not as it was written.
     """
     if not (path / STATE).is_file():
-        raise ValueError(
-            f"{path} is no whole checkpoint: it has no {STATE}; give one such as runs/name/checkpoints/step_000050"
-        )
+        inside = [*path.glob("checkpoints/step_*"), *path.glob("step_*")]
+        which = max(inside, key=lambda found: found.name, default="runs/name/checkpoints/step_000050")
+        raise ValueError(f"{path} is no whole checkpoint: it has no {STATE}; give one such as {which}")
     try:
         table = atomic.read_json(path / STATE)
         if "digest" not in table:
             raise ValueError(f"{path} is no checkpoint of this version of MARFT: {STATE} has no digest")
         if table.pop("digest") != _digest_of(table):
             raise ValueError(f"{path}: {STATE} is damaged")
-        files, log, models, version = (table.pop(key) for key in ("files", "log", "models", "version"))
+        written = _Written.model_validate(table)
+        files = written.files
         for name, digest in files.items():
             if not (path / name).is_file() or _digest(path / name) != digest:
                 raise ValueError(f"{path}: {name} is damaged")
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(**table)
+        state = State(**written.model_dump(include={field.name for field in fields(State)}))
         if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
-        return Record(path, state, Mark(**log), models, version)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        return Record(path, state, Mark(written.log.length, written.log.digest), written.models, written.version)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {STATE} holds what no run writes: {first_problem(error)}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from marft.runs import atomic
+from marft import atomic
 from marft.texts import storable
 from marft.types import Action, ActionKey, Choice, Episode, Fork, Observation, Option, Task, ToolCall, Transition, Usage
 

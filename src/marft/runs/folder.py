@@ -12,13 +12,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from marft import __version__
-from marft.config.load import load_recipe, to_toml
+from marft import __version__, atomic
+from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import RunSettings
-from marft.runs import atomic, lock, removing
+from marft.runs import lock, removing
 from marft.runs.log import read_rows
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
+MARK = json.dumps({"format": FORMAT})  # the least that it says
+OWN = ("checkpoints", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class RunFolder:
         """Make ``<output>/<name>`` with the resolved recipe in it.
 
         Raises:
-            ValueError: a run of that name is there already, or files that it would write.
+            ValueError: a run of that name is there already, or somebody else's files.
         """
         folder = RunFolder(Path(run.output) / run.name)
         folder.check_free()
@@ -59,7 +61,10 @@ class RunFolder:
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         if not missing and [path.name for path in self.path.iterdir()] == ["run.lock"]:
             missing = [self.path]  # somebody was killed before a run began
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # what /proc says of a new folder
+            raise ValueError(f"{self.path} cannot be made: choose another place (--output)") from error
         with lock.held(self.path / "run.lock"):
             try:
                 yield
@@ -81,8 +86,7 @@ class RunFolder:
         """See that a run can begin here.
 
         Raises:
-            ValueError: one is there already, and is not to be overwritten; or what is there is none, but has files that
-                a run would write.
+            ValueError: one is there already, and is not to be overwritten; or what is there is none.
         """
         if self.is_run():
             if not overwrite:
@@ -97,26 +101,62 @@ class RunFolder:
                     "and nothing else than the run is removed"
                 )
             return
-        there = next(removing.written_by_a_run(self.path), None)
+        there = next(removing.written_by_a_run(self.path), None) or self._foreign()
         if there is not None:
             raise ValueError(
                 f"{self.path} is no run of MARFT's, for it has no mark of one (run.json), but {there.name} is there, "
-                "which a run would write, and nothing of it is removed. Give this run another name (--name …), or "
-                "delete the folder yourself"
+                "and nothing is removed or trained beside it. Give this run another name (--name …), or move away what "
+                "is there; a run that has lost its mark goes on with --resume"
             )
 
-    def begin(self, run: RunSettings, *, overwrite: bool = False, start_from: Path | None = None) -> list[Path]:
+    def _foreign(self) -> Path | None:
+        """The first thing in the folder, which no run has begun in."""
+        there = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        return next((path for path in there if path.name != "run.lock"), None)
+
+    def refuse_links(self) -> None:
+        """See that what the run writes lies in its own folder.
+
+        Raises:
+            ValueError: one of its files or folders is a link.
+        """
+        for name in OWN:
+            if (self.path / name).is_symlink():
+                raise ValueError(
+                    f"{self.path / name} is a link, and a run writes and removes in its own folder alone: put what the "
+                    "link leads to in its place. For another disk, give --output, or make the whole folder a link"
+                )
+
+    def begin(
+        self, run: RunSettings, *, overwrite: bool = False, start_from: Path | None = None, start: Path | None = None
+    ) -> list[Path]:
         """Put the run's mark and its recipe here, in the place of a run before it → what is left, and not a run's.
+
+        Args:
+            start_from: the checkpoint whose weights the run begins with, which its mark names.
+            start: a copy of them among the checkpoints here, which stays.
 
         Raises:
             ValueError: somebody else's run, or files, came in between.
         """
-        left: list[Path] = []
-        if overwrite and self.is_run():
+        replaces = overwrite and self.is_run()
+        if replaces or not self.is_run() or self.has_progress():
             self.check_free(overwrite)
-            left = removing.remove_run(self.path)
-        elif not self.is_run() or self.has_progress():
-            self.check_free()
+        try:
+            self.write_mark(start_from, start)
+            self.write_config(run)
+        except BaseException:  # a full disk: a mark without a recipe would be a run that cannot go on
+            if not replaces:
+                (self.path / "run.json").unlink(missing_ok=True)
+                self.config.unlink(missing_ok=True)
+            raise
+        return removing.remove_run(self.path, start) if replaces else []
+
+    def write_mark(self, start_from: Path | None = None, start: Path | None = None) -> None:
+        """Say that this is the folder of a run, and what it begins with. Another file in the mark's place is kept."""
+        place = self.path / "run.json"
+        if (place.exists() or place.is_symlink()) and not self.is_run():
+            place.rename(atomic.free_name(place, "damaged"))
         mark = {
             "format": FORMAT,
             "version": __version__,
@@ -124,14 +164,9 @@ class RunFolder:
         }
         if start_from is not None:
             mark["from"] = str(start_from)
-        try:
-            atomic.write_file(self.path / "run.json", json.dumps(mark, indent=2) + "\n")
-            self.write_config(run)
-        except BaseException:  # a full disk: a mark without a recipe would be a run that cannot go on
-            (self.path / "run.json").unlink(missing_ok=True)
-            self.config.unlink(missing_ok=True)
-            raise
-        return [path for path in left if path.name != "run.lock"]
+        if start is not None:
+            mark["start"] = start.name
+        atomic.write_file(place, json.dumps(mark, indent=2) + "\n")
 
     def has_progress(self) -> bool:
         """Whether the run has done anything yet."""
@@ -139,7 +174,16 @@ class RunFolder:
 
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""
-        return str(atomic.read_json(self.path / "run.json").get("from", ""))
+        return str(self._mark().get("from", ""))
+
+    def start_cut_short(self) -> Path | None:
+        """What the run was to begin with in another's place, where it was stopped before it had."""
+        start = self._mark().get("start")
+        path = self.checkpoints / str(start)
+        return path if start and path.is_dir() else None
+
+    def _mark(self) -> dict[str, Any]:
+        return dict(atomic.read_json(self.path / "run.json")) if self.is_run() else {}
 
     def write_config(self, run: RunSettings) -> None:
         """Save the resolved recipe."""
@@ -258,8 +302,7 @@ def _evaluation(path: Path) -> dict[str, Any]:
     try:
         return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        why = first_problem(error)
     except (OSError, ValueError) as error:
         why = str(error)
     raise ValueError(f"{path} is damaged ({why}); delete it and evaluate again")

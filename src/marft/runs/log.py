@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marft.runs import atomic
+from marft import atomic
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from marft.runs.atomic import UNFINISHED, read_json
+from marft.atomic import UNFINISHED, read_json
 
-CHECKPOINT = re.compile(r"checkpoints/step_\d{6,}(?=/|$)")
+CHECKPOINT = re.compile(r"checkpoints/(step_\d{6,}|start_\d{1,9})(?=/|$)")
 IN_CHECKPOINTS = re.compile(
     r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors"
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
@@ -52,15 +52,21 @@ def written_by_a_run(folder: Path, below: Path | None = None) -> Iterator[Path]:
                 yield path
 
 
-def remove_run(folder: Path) -> list[Path]:
-    """Remove what a run wrote to its folder, but for the folder itself → what is left in it, which is somebody else's.
+def remove_run(folder: Path, start: Path | None = None) -> list[Path]:
+    """Remove what a run wrote to its folder → what is left in it, and is somebody else's.
 
-    Its mark goes last: what a crash leaves is a run's still.
+    Its mark and its recipe stay: they are the next run's already, and what a crash leaves is a run's still.
+
+    Args:
+        start: a checkpoint that the next run is to begin with, which stays too.
     """
-    for path in sorted(written_by_a_run(folder), key=lambda path: path == folder / "run.json"):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    kept = {folder / "run.json", folder / "config.toml", folder / "run.lock"}
+    for path in list(written_by_a_run(folder)):
+        if path not in kept and start not in path.parents:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     _remove_empty(folder)
-    return sorted(path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    left = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
+    return sorted(path for path in left if path not in kept and start not in path.parents)
 
 
 def remove_checkpoint(path: Path) -> None:

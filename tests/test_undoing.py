@@ -1,0 +1,141 @@
+"""No step that does not stay finite is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from marft.errors import RunError
+from marft.learning.learner import Learner
+from marft.learning.optimizers import optimizer_tensors
+from marft.learning.undoing import MOST_IN_A_ROW, Before, not_finite
+from marft.models.pool import Models
+from marft.runs.checkpoints import Checkpoints, State
+from marft.runs.folder import RunFolder
+from marft.runs.log import Mark
+from marft.stage import Stage
+from marft.training import train
+from tests.helpers import settings
+from tests.runs import Listening
+
+
+class TestUndoing:
+    @staticmethod
+    def poisoned(monkeypatch: pytest.MonkeyPatch, poison: Callable[[Learner], Any], steps: tuple[int, ...]) -> None:
+        learn = Learner.learn
+
+        def wrong(self: Learner, episodes: Any, progress: Any) -> dict[str, float]:
+            metrics = learn(self, episodes, progress)
+            if progress.step in steps:
+                with torch.no_grad():
+                    poison(self)
+            return metrics
+
+        monkeypatch.setattr(Learner, "learn", wrong)
+
+    @staticmethod
+    def policy(learner: Learner) -> None:
+        list(learner.optimizers["actor"].parameters.values())[-1][0, 0] = float("nan")
+
+    @staticmethod
+    def critic(learner: Learner) -> None:
+        assert learner.critic is not None
+        next(iter(learner.critic.parameters().values()))[0] = float("inf")
+
+    @staticmethod
+    def moment(learner: Learner) -> None:
+        optimizer = learner.optimizers["reasoner"].optimizer
+        next(iter(optimizer.state.values()))["exp_avg_sq"].fill_(float("inf"))
+
+    @pytest.mark.parametrize(
+        ("poison", "advice"),
+        [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), (moment, "lower policies.reasoner.learning_rate")],
+    )  # fmt: skip
+    @pytest.mark.parametrize("at", [0, 1])
+    def test_a_step_that_does_not_stay_finite_is_undone_counted_and_explained(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poison: Any, advice: str, at: int
+    ) -> None:
+        """Such a step once went into the checkpoint, which then was the newest whole one."""
+        self.poisoned(monkeypatch, getattr(poison, "__func__", poison), (at,))
+        run, observer = settings("tiny", tmp_path, "--algorithm.entropy", "0.1"), Listening()
+        folder = RunFolder.create(run)
+        train(run, folder, observer=observer)
+        (note,) = observer.notes
+        assert note.startswith(f"step {at + 1}: ")
+        assert advice in note
+        assert [row["undone_steps"] for row in folder.read_metrics()] == [float(at == 0), float(at == 1)]
+        for file in folder.checkpoints.rglob("*.safetensors"):
+            assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
+        if at == 1:  # nothing of the undone step is left, moments and all
+            one, two = (folder.checkpoints / f"step_00000{n}" for n in (1, 2))
+            for file in one.rglob("*.safetensors"):
+                assert file.read_bytes() == (two / file.relative_to(one)).read_bytes()
+
+    def test_a_run_of_nothing_but_undone_steps_stops_and_says_what_to_change(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.poisoned(monkeypatch, self.policy, tuple(range(100)))
+        run = settings("tiny", tmp_path, "--training.steps", "9")
+        with pytest.raises(RunError, match=rf"the {MOST_IN_A_ROW}th in a row.*lower policies.actor.learning_rate"):
+            train(run, RunFolder.create(run))
+
+    def test_what_was_before_comes_back_to_the_bit_and_a_healthy_step_is_not_touched(self) -> None:
+        run = settings("tiny", "runs", "--algorithm.entropy", "0.1")
+        with Stage(run) as stage:
+            learner = Learner(run, stage.models)
+            (before := Before(learner)).take()
+            optimizer = learner.optimizers["actor"]
+            values = optimizer.snapshot().parameters
+            for parameter in optimizer.parameters.values():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            assert not_finite(learner) == []
+            assert any(not torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
+            before.restore()
+            assert all(torch.equal(a, b) for a, b in zip(values, optimizer.snapshot().parameters, strict=True))
+            assert not optimizer.optimizer.state
+
+    @pytest.mark.parametrize("train", ["lora", "full"])
+    def test_what_is_kept_for_undoing_takes_no_new_memory_and_is_nobody_elses(self, train: str) -> None:
+        run = settings("tiny", "runs", "--policies.actor.train", train)
+        learner = Learner(run, Models(run))
+        optimizer = learner.optimizers["actor"]
+
+        def step() -> None:
+            for parameter in optimizer.parameters.values():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+
+        step()  # there are moments now
+        (before := Before(learner)).take()
+        kept = {tensor.data_ptr() for part in before._kept for tensors in part for tensor in tensors.values()}
+        moments = optimizer_tensors(optimizer.optimizer, optimizer.parameters)
+        live = {tensor.data_ptr() for tensor in (*optimizer.parameters.values(), *moments.values())}
+        step()
+        before.take()
+        assert kept == {tensor.data_ptr() for part in before._kept for tensors in part for tensor in tensors.values()}
+        assert not kept & live
+        second = optimizer.snapshot()
+        for _ in range(2):  # undone twice: what was put back the first time has been moved since
+            step()
+            before.restore()
+            now = optimizer.snapshot()
+            assert all(map(torch.equal, now.parameters, second.parameters))
+            assert now.moments.keys() == second.moments.keys() != set()
+            assert all(torch.equal(now.moments[key], value) for key, value in second.moments.items())
+
+    def test_no_checkpoint_takes_what_is_not_finite(self, tmp_path: Path) -> None:
+        run = settings("tiny", tmp_path)
+        folder = RunFolder.create(run)
+        with Stage(run) as stage:
+            learner = Learner(run, stage.models)
+            with torch.no_grad():
+                self.policy(learner)
+            with pytest.raises(AssertionError, match="not finite"):
+                Checkpoints(folder, run.checkpoints).save(State(1), run, stage.models, learner, Mark.of(b""))
+        assert not folder.checkpoints.exists()
