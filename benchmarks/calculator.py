@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from marft.config.models import ModelSettings
-from marft.engines.renderer import ChatRenderer, Dialect
+from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.envs.splits import split_of
 from marft.game.rendering import Cut, Message
 from marft.models.backbone import Backbone, PackedRows
@@ -58,14 +58,14 @@ class Row:
     """A conversation as token ids; the model learns what it says itself."""
 
     def __init__(self, renderer: ChatRenderer, profile: Profile, question: str, seen: tuple[Message, ...] = ()) -> None:
-        self.renderer, self.dialect = renderer, renderer.dialects[""]
+        self.renderer, self.format = renderer, renderer.formats[""]
         self.ids: list[int] = []
         self.learnt: list[bool] = []
         self._add(renderer.render("", profile, question, seen, reserve=1, cut=Cut()).ids, False)
 
     def say(self, text: str) -> TokenIds:
-        ids = self.dialect.tokenizer.encode(text, add_special_tokens=False)
-        turn = np.array([*ids, self.dialect.stop_ids[0]], np.int32)
+        ids = self.format.tokenizer.encode(text, add_special_tokens=False)
+        turn = np.array([*ids, self.format.stop_ids[0]], np.int32)
         self._add(turn, True)
         return turn
 
@@ -75,7 +75,7 @@ class Row:
         (call,) = self.renderer.calls("", turn, (TOOL,))
         if not call.error:
             call = replace(call, output=str(multiply(**json.loads(call.arguments))))
-        self._add(self.renderer.answer("", [call], turn), False)
+        self._add(self.renderer.tool_response("", [call], turn), False)
         self.result = call.output
         return not call.error
 
@@ -162,8 +162,8 @@ def warm_up(folder: Path) -> None:
     settings = ModelSettings(path="tiny", chat_template=str(TEMPLATE))
     backbone, tokenizer = load_backbone(settings, torch.device("cpu"), torch.float32), load_tokenizer(settings)
     assert isinstance(tokenizer.eos_token_id, int)
-    dialect = Dialect(tokenizer, backbone.context, {}, (tokenizer.eos_token_id,))
-    _learn(backbone, Demonstrations(ChatRenderer({"": dialect}), Random(0)))
+    format = ChatFormat(tokenizer, backbone.context, {}, (tokenizer.eos_token_id,))
+    _learn(backbone, Demonstrations(ChatRenderer({"": format}), Random(0)))
     torch.set_num_threads(threads)
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
     backbone.model.save_pretrained(unfinished)

@@ -20,7 +20,7 @@ import numpy as np
 
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.links import Chain
-from marft.learning.interfaces import Evidence, Floats, Values
+from marft.learning.interfaces import CreditInputs, Floats, Values
 from marft.types import Action, ActionKey, Episode, Mark, Observation, Task, Transition
 
 CHAINS: tuple[Chain, ...] = ("joint", "agent", "graph")
@@ -29,7 +29,7 @@ BATCH, BATCHES = 64, 2000
 ERROR = 0.3  # of the wrong critic, in standard deviations of the return
 
 Coins = tuple[int, ...]
-Earned = tuple[float, Mapping[str, float]]
+TermReward = tuple[float, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Structure:
 
     title: str
     sees: Sequence[Sequence[int]]
-    earns: Callable[[Coins], Earned]
+    earns: Callable[[Coins], TermReward]
 
 
 def name(agent: int) -> str:
@@ -123,9 +123,9 @@ def own_rewards(episode: Episode) -> float:
 
 def advantages(episodes: Sequence[Episode], values: Floats, chain: Chain, decay: float) -> Floats:
     """Advantages of every decision of every episode, [E, agents]."""
-    credit = GAE(chain=chain, gamma_step=1.0, lambda_agent=decay, lambda_step=decay)
+    credit = GAE(successor=chain, gamma_step=1.0, lambda_agent=decay, lambda_step=decay)
     flat = Values([np.array([v]) for v in values.ravel()])
-    found = credit.assign(Evidence(episodes, "action", flat)).advantages
+    found = credit.assign(CreditInputs(episodes, "action", flat)).advantages
     return np.concatenate(found).reshape(values.shape)
 
 

@@ -41,7 +41,7 @@ from marft.game.game import Attempt
 from marft.game.rendering import Message
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Action, Episode, all_actions
 
 ACTION, SHORT = 64, 16  # tokens
@@ -92,12 +92,12 @@ def recipe(lengths: Mapping[str, int], team: Row, unheard: Sequence[str] = (), *
     )
 
 
-def play(stage: Stage, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
+def play(rollouts: LocalRollouts, episodes: int, stream: str = "0") -> tuple[float, list[Episode]]:
     """Seconds, and the episodes: one of each of the first tasks."""
-    tasks = stage.run.environment.tasks("train")[:episodes]  # type: ignore[attr-defined]
+    tasks = rollouts.run.environment.tasks("train")[:episodes]  # type: ignore[attr-defined]
     attempts = [Attempt(task, f"train/{stream}", critic_states=True) for task in tasks]
     began = time.perf_counter()
-    played = stage.play(attempts)
+    played = rollouts.play(attempts)
     seconds = time.perf_counter() - began
     assert len(played) == episodes
     assert all(episode.scored for episode in played), [episode.error for episode in played]
@@ -117,7 +117,7 @@ def _branches(lengths: Sequence[tuple[int, int]], repetitions: int) -> Row:
         of = {f"{part}_{n}": length for n in range(count) for part, length in zip("ab", lengths[n], strict=True)}
         return recipe(of, {"organization": "graph", "sees": {f"b_{n}": [f"a_{n}"] for n in range(count)}})
 
-    with Stage(team(len(lengths))) as whole, Stage(team(1)) as alone:
+    with LocalRollouts(team(len(lengths))) as whole, LocalRollouts(team(1)) as alone:
         rows = []
         for number in range(-3, repetitions):  # the first ones warm up
             seconds, (episode,) = play(whole, 1, str(number))
@@ -144,11 +144,11 @@ def _spans(actions: Sequence[Action]) -> tuple[float, float, float]:
 def crowd(episodes: int, rows: int) -> Row:
     lengths = dict.fromkeys(ROLES[:CROWD], ACTION)
     run = recipe(lengths, CHAIN, rollout={"max_live_episodes": episodes}, engine={"max_rows": rows})
-    with Stage(run) as stage:
-        play(stage, 8, "warm-up")
+    with LocalRollouts(run) as rollouts:
+        play(rollouts, 8, "warm-up")
         before = machine.footprint()
         with machine.Watch() as watch:
-            passes = [play(stage, episodes, str(number)) for number in range(2)]
+            passes = [play(rollouts, episodes, str(number)) for number in range(2)]
     time.sleep(1)  # threads end by themselves
     seconds, played = min(passes, key=lambda one: one[0])
     tokens = sum(len(action.tokens) for action in all_actions(played))
@@ -166,8 +166,8 @@ def population(repetitions: int = 5) -> list[Row]:
         teams = []
         for size in SIZES:
             lengths = dict.fromkeys(ROLES[:size], ACTION)
-            chain = opened.enter_context(Stage(recipe(lengths, CHAIN, ROLES[:1], **even)))
-            parallel = opened.enter_context(Stage(recipe(lengths, {"organization": "parallel"}, ROLES, **even)))
+            chain = opened.enter_context(LocalRollouts(recipe(lengths, CHAIN, ROLES[:1], **even)))
+            parallel = opened.enter_context(LocalRollouts(recipe(lengths, {"organization": "parallel"}, ROLES, **even)))
             teams.append((chain, Learner(chain.run, chain.models), parallel))
         for number in range(repetitions + 1):
             seconds.append([_turn(*team, number) for team in teams])
@@ -178,7 +178,7 @@ def population(repetitions: int = 5) -> list[Row]:
     ]
 
 
-def _turn(chain: Stage, learner: Learner, parallel: Stage, number: int) -> tuple[float, float, float]:
+def _turn(chain: LocalRollouts, learner: Learner, parallel: LocalRollouts, number: int) -> tuple[float, float, float]:
     """Seconds an action: a chain playing, learning, and a parallel team playing."""
     size = len(chain.run.agents)
     seconds, episodes = play(chain, EPISODES, str(number))
@@ -196,8 +196,8 @@ def teams(repetitions: int = 5) -> list[Row]:
     """What an episode of the study of populations takes before any training: seconds, tokens read, tokens written."""
     rows = []
     for size in populations.SIZES:
-        with Stage(populations.team_of(size, ())) as stage:
-            passes = [play(stage, EPISODES, str(number)) for number in range(repetitions + 1)][1:]
+        with LocalRollouts(populations.team_of(size, ())) as rollouts:
+            passes = [play(rollouts, EPISODES, str(number)) for number in range(repetitions + 1)][1:]
         actions = all_actions([episode for _, episodes in passes for episode in episodes])
         episodes = EPISODES * len(passes)
         rows.append(

@@ -33,13 +33,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
+from marft.collection import attempts_at
 from marft.config import parse_recipe
 from marft.config.plugins import Plugin
 from marft.envs.single_turn import Grade, SingleTurn
-from marft.gathering import attempts_at
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Task
 
 HIDDEN, LAYERS, INTERMEDIATE, HEADS, KEY_HEADS = 128, 4, 384, 4, 2
@@ -135,10 +135,10 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
         save_model(Path(folder), vocabulary)
         run = parse_recipe(recipe(Path(folder), agents, vocabulary, observation))
         words = word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
-        with patch("marft.models.pool.load_tokenizer", lambda _: words), Stage(run) as stage:
-            learner = Learner(run, stage.models)
+        with patch("marft.models.pool.load_tokenizer", lambda _: words), LocalRollouts(run) as rollouts:
+            learner = Learner(run, rollouts.models)
             tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
-            rows = [iterate(stage, learner, tasks, step, observation) for step in range(iterations + 2)][2:]
+            rows = [iterate(rollouts, learner, tasks, step, observation) for step in range(iterations + 2)][2:]
     rate = machine.matmul_rate()
     seconds = {phase: float(np.median([row[phase] for row in rows])) for phase in rows[0]}
     floor = floor_operations(agents, vocabulary, observation)
@@ -158,12 +158,14 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
     }
 
 
-def iterate(stage: Stage, learner: Learner, tasks: Sequence[Task], step: int, observation: int) -> dict[str, float]:
+def iterate(
+    rollouts: LocalRollouts, learner: Learner, tasks: Sequence[Task], step: int, observation: int
+) -> dict[str, float]:
     began = time.perf_counter()
-    episodes = stage.play(attempts_at(stage.run, tasks, step, step * EPISODES, EPISODES))
+    episodes = rollouts.play(attempts_at(rollouts.run, tasks, step, step * EPISODES, EPISODES))
     played = time.perf_counter()
     learner.learn(episodes, Progress(step, 0))
-    stage.engine.publish(step + 1)
+    rollouts.engine.publish(step + 1)
     learned = time.perf_counter()
     for episode in episodes:
         assert episode.scored, episode.error

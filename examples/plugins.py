@@ -15,7 +15,7 @@ from marft.game.agents import Agents
 from marft.game.environment import Split
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import members, team_returns, to_actions
-from marft.learning.interfaces import Credits, Evidence, LossInputs, LossOutput
+from marft.learning.interfaces import CreditInputs, Credits, LossInputs, LossOutput
 from marft.types import JointAction, Observation, Step, Task
 
 
@@ -58,14 +58,14 @@ class Vote(Plugin):
 class Median(Estimator):
     """R − the median of the attempts at the same task: one lucky attempt does not move the baseline."""
 
-    compares: ClassVar[Literal["task", ""]] = "task"
+    grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    def assign(self, evidence: Evidence) -> Credits:
-        returns = team_returns(evidence)
+    def assign(self, inputs: CreditInputs) -> Credits:
+        returns = team_returns(inputs)
         advantages = np.zeros_like(returns)
-        for group in members([episode.task.id for episode in evidence.episodes]):
+        for group in members([episode.task.id for episode in inputs.episodes]):
             advantages[group] = returns[group] - np.median(returns[group])
-        return Credits(to_actions(evidence, advantages))
+        return Credits(to_actions(inputs, advantages))
 
 
 class SPO(Plugin):

@@ -12,7 +12,7 @@ import numpy as np
 from marft.engines.tool_format import Syntax
 from marft.game.agents import Agent
 from marft.game.game import Game
-from marft.game.hosting import Host
+from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
 from marft.game.rendering import Cut, Message, compose
 from marft.game.team import Organization, Team
@@ -56,14 +56,14 @@ class FakeRenderer:
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         return Syntax("CALL", "name", "arguments").read(bytes(tokens.astype(np.uint8)).decode())
 
-    def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+    def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
         text = "".join(f"[{call.output}]" for call in calls)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def opening(self, policy: str, other: Action) -> int:
+    def response_prefix(self, policy: str, other: Action) -> int:
         return len(other.tokens)
 
 
@@ -96,7 +96,7 @@ class FakeEngine:
         return Choice(tuple(options), place, np.full(len(options), -1.0, np.float32)), 0
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
+    def external_wait(self) -> Iterator[None]:
         yield
 
 
@@ -153,5 +153,10 @@ def game(
     )
     settings = {"timeout": 5.0, **changes}
     return Game(
-        script, Team(agents, organization or Chain()), engine or FakeEngine(), FakeRenderer(), Host(), **settings
+        script,
+        Team(agents, organization or Chain()),
+        engine or FakeEngine(),
+        FakeRenderer(),
+        LoopThreadPool(),
+        **settings,
     )  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import torch
 from marft.config.plugins import Plugin
 from marft.game.environment import tool
 from marft.game.game import EpisodeFailedError
-from marft.rewards.terms import Earned
+from marft.rewards.terms import TermReward
 from marft.types import JointAction, Observation, Step, Task
 
 Misdeed = Callable[[], Any]
@@ -77,7 +77,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "exit": lambda: SystemExit(3),
     "interrupt": lambda: KeyboardInterrupt(),
     "generator's exit": lambda: GeneratorExit(),
-    "called off": lambda: asyncio.CancelledError(),
+    "cancelled": lambda: asyncio.CancelledError(),
     "late": lambda: TimeoutError("of its own"),
     "panic": lambda: PanicError("boom"),
     "no words": lambda: SilentError(),
@@ -197,13 +197,13 @@ FINE_STEPS: dict[str, tuple[Any, float, bool | None]] = {  # odd, but plain what
 EARNED: dict[str, Any] = {
     **ANYTHING,
     "numbers": [1.0],
-    "too many": [Earned(), Earned()],
-    "huge": [Earned(10**400)],
-    "no number": [Earned("1")],  # type: ignore[arg-type]
+    "too many": [TermReward(), TermReward()],
+    "huge": [TermReward(10**400)],
+    "no number": [TermReward("1")],  # type: ignore[arg-type]
     "sly": [Sly()],
-    "sly agents": [Earned(1.0, Sly())],  # type: ignore[arg-type]
-    "a stranger": [Earned(1.0, {"nobody": 1.0})],
-    "not finite": [Earned(1.0, {"a": float("inf")})],
+    "sly agents": [TermReward(1.0, Sly())],  # type: ignore[arg-type]
+    "a stranger": [TermReward(1.0, {"nobody": 1.0})],
+    "not finite": [TermReward(1.0, {"a": float("inf")})],
 }
 
 

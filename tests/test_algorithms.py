@@ -12,18 +12,18 @@ import pytest
 from safetensors.torch import load_file
 
 from marft.algorithms import PRESETS
+from marft.collection import attempts_at, collect, training_tasks
 from marft.config import parse_recipe
 from marft.forking import counterfactuals, crossed, dependents, tree
 from marft.game.game import Attempt
 from marft.game.organizations.graph import Graph
 from marft.game.rollout import play_all
-from marft.gathering import attempts_at, gather, training_tasks
 from marft.learning.credit.counterfactual import Counterfactual
-from marft.learning.interfaces import Evidence, Progress
+from marft.learning.interfaces import CreditInputs, Progress
 from marft.learning.schedules import AgentByAgent
+from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.training import train
 from marft.types import Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game
@@ -99,10 +99,10 @@ class TestRefusals:
 class TestForking:
     def test_a_fork_holds_what_was_recorded_and_then_goes_its_own_way(self, tmp_path: Path) -> None:
         run = of("coma", tmp_path)
-        with Stage(run) as stage:
+        with LocalRollouts(run) as rollouts:
             attempts = attempts_at(run, training_tasks(run), 0, 0, 2)
-            played = stage.play(attempts)
-            forks = counterfactuals(stage.play, attempts, played, 2, ("reasoner", "actor"))
+            played = rollouts.play(attempts)
+            forks = counterfactuals(rollouts.play, attempts, played, 2, ("reasoner", "actor"))
         by_name = {episode.name: episode for episode in played}
         assert len(forks) == 2 * sum(len(episode.actions) for episode in played)
         for fork in forks:
@@ -119,10 +119,10 @@ class TestForking:
 
     def test_an_environment_that_does_otherwise_under_the_same_seed_loses_the_fork_alone(self, tmp_path: Path) -> None:
         run = of("coma", tmp_path, environment={"name": "tests.plugins:Forgetful"})
-        with Stage(run) as stage:
+        with LocalRollouts(run) as rollouts:
             attempts = attempts_at(run, training_tasks(run), 0, 0, 1)
-            played = stage.play(attempts)
-            forks = counterfactuals(stage.play, attempts, played, 1, ("actor",))
+            played = rollouts.play(attempts)
+            forks = counterfactuals(rollouts.play, attempts, played, 1, ("actor",))
         assert all(episode.scored for episode in played)
         assert {fork.status for fork in forks} == {"failed"}
         assert "shows something else than recorded" in forks[0].error
@@ -162,7 +162,7 @@ class TestForking:
             assert fork.fork is not None
             fresh = {action.id for action in fork.actions if action.key.stream != "train/0"}
             assert fresh == dependents(played[0].actions, next(a for a in fork.actions if a.id == fork.fork.at))
-        counterfactual = Counterfactual().assign(Evidence([*played, *forks], "action"))
+        counterfactual = Counterfactual().assign(CreditInputs([*played, *forks], "action"))
         assert counterfactual.metrics["groups_of_one"] == 0
 
     def test_a_tree_settles_on_concurrent_actions_by_name(self) -> None:
@@ -178,9 +178,9 @@ class TestForking:
 
     def test_candidates_are_scored_before_one_is_carried_on(self, tmp_path: Path) -> None:
         run = of("at-grpo", tmp_path)
-        with Stage(run) as stage:
+        with LocalRollouts(run) as rollouts:
             attempts = attempts_at(run, training_tasks(run), 0, 0, 1)[:2]
-            came_to, scored = tree(stage.play, attempts, 3, "best", lambda e: e.total_reward)
+            came_to, scored = tree(rollouts.play, attempts, 3, "best", lambda e: e.total_reward)
         assert len(scored) == 2 * 2 * 3  # attempts, agents, candidates
         for number, attempt in enumerate(attempts):
             mine = [e for e in scored if e.sample == attempt.sample]
@@ -195,9 +195,9 @@ class TestForking:
 
     def test_a_tree_grows_over_several_steps(self, tmp_path: Path) -> None:
         run = of("at-grpo", tmp_path, environment={"name": "tests.plugins:Flaky", "steps": 2})
-        with Stage(run) as stage:
+        with LocalRollouts(run) as rollouts:
             came_to, scored = tree(
-                stage.play, attempts_at(run, training_tasks(run), 0, 0, 1)[:1], 2, "first", lambda e: e.total_reward
+                rollouts.play, attempts_at(run, training_tasks(run), 0, 0, 1)[:1], 2, "first", lambda e: e.total_reward
             )
         assert [(a.step, a.agent) for a in came_to[0].actions] == [
             (0, "reasoner"), (0, "actor"), (1, "reasoner"), (1, "actor"),
@@ -209,10 +209,10 @@ class TestForking:
         run = of(
             "magrpo", tmp_path, "--algorithm.credit.joint_mode", "cross", team={"organization": "tests.plugins:Apart"}
         )
-        with Stage(run) as stage:
+        with LocalRollouts(run) as rollouts:
             attempts = attempts_at(run, training_tasks(run), 0, 0, 1)[:3]
-            played = stage.play(attempts)
-            more = crossed(stage.play, attempts, played)
+            played = rollouts.play(attempts)
+            more = crossed(rollouts.play, attempts, played)
         assert len(more) == 3 * 3 - 3
         pairs = {tuple(a.key.sample for a in e.actions) for e in [*played, *more]}
         assert len(pairs) == 9
@@ -235,18 +235,18 @@ class TestDynamicSampling:
 
     def test_all_equal_groups_are_drawn_again_and_not_for_ever(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path, environment={"name": "tests.plugins:Flaky"})  # always the same reward
-        with Stage(run) as stage:
-            experience = gather(stage, training_tasks(run), 0, 0, lambda _: None)
-        assert experience.metrics["groups_discarded"] == 4 * 3
-        assert experience.tasks_drawn == 4 * 3
-        assert experience.evidence  # nothing to learn from, but the step can be counted
+        with LocalRollouts(run) as rollouts:
+            collection = collect(rollouts, training_tasks(run), 0, 0, lambda _: None)
+        assert collection.metrics["groups_discarded"] == 4 * 3
+        assert collection.tasks_drawn == 4 * 3
+        assert collection.credit_inputs  # nothing to learn from, but the step can be counted
 
     def test_informative_groups_are_kept(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path)
-        with Stage(run) as stage:
-            experience = gather(stage, training_tasks(run), 0, 0, lambda _: None)
-        for task in {e.task.id for e in experience.evidence}:
-            assert len({e.total_reward for e in experience.evidence if e.task.id == task}) > 1
+        with LocalRollouts(run) as rollouts:
+            collection = collect(rollouts, training_tasks(run), 0, 0, lambda _: None)
+        for task in {e.task.id for e in collection.credit_inputs}:
+            assert len({e.total_reward for e in collection.credit_inputs if e.task.id == task}) > 1
 
 
 def test_baselines_survive_a_checkpoint(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_agent_by_agent_passes_nobody_over(steps_at_once: int) -> None:
     schedule, turns = AgentByAgent(interval=256), []
     for step in range(16):
         resumed = AgentByAgent(interval=256)
-        resumed.remember(schedule.memory())
+        resumed.load_state_dict(schedule.state_dict())
         schedule = resumed
         turns += [phase.policies[0] for phase in schedule.plan(Progress(step, step * steps_at_once), ("a", "b"), 0)]
     if steps_at_once >= 256:

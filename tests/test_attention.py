@@ -68,11 +68,11 @@ def test_other_architectures_load_and_agree(config: LlamaConfig, tmp_path: Path)
     backbone = load_backbone(
         ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32
     )  # checks the forward
-    assert backbone.lean
+    assert backbone.fused
     rows_of = PackedRows.of(rows(3, 17, 9), [None] * 3, backbone.device)
-    lean = backbone.hidden_states(rows_of)
-    backbone.lean = False
-    torch.testing.assert_close(lean, backbone.hidden_states(rows_of), rtol=1e-4, atol=1e-5)
+    fused = backbone.hidden_states(rows_of)
+    backbone.fused = False
+    torch.testing.assert_close(fused, backbone.hidden_states(rows_of), rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_of_the_same_parts_that_computes_otherwise_runs_its_own_forward(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_model_of_the_same_parts_that_computes_otherwise_runs_its_own_forward(
 
     _save_random(GraniteConfig(**SMALL, residual_multiplier=0.5, attention_multiplier=0.25), tmp_path)
     backbone = load_backbone(ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32)
-    assert not backbone.lean
+    assert not backbone.fused
 
 
 def test_an_architecture_that_does_more_is_refused_instead_of_trained_wrongly(tmp_path: Path) -> None:

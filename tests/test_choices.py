@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.config.plugins import Plugin
-from marft.engines.choosing import Menu, choose
-from marft.engines.renderer import ChatRenderer, Dialect
+from marft.engines.choice_sampling import ChoiceRequest, choose
+from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.forking import counterfactuals
 from marft.game.agents import Agents
 from marft.game.game import Attempt
@@ -26,10 +26,10 @@ from marft.game.play import play
 from marft.game.rollout import play_all
 from marft.learning.batching import normaliser
 from marft.learning.critic import reading
-from marft.learning.interfaces import Evidence, Level
+from marft.learning.interfaces import CreditInputs, Level
 from marft.learning.rewarding import price_overlong
 from marft.models.backbone import Backbone
-from marft.models.choices import Menus, entropies
+from marft.models.choice_distribution import ChoiceSets, entropies
 from marft.models.pool import _stop_ids
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
@@ -52,8 +52,8 @@ def slow(menu: list[tuple[list[float], float]]) -> list[float]:
     return [score - log_total for score in scores]
 
 
-def menus_of(lists: list[list[tuple[list[float], float]]]) -> Menus:
-    return Menus.of(
+def menus_of(lists: list[list[tuple[list[float], float]]]) -> ChoiceSets:
+    return ChoiceSets.of(
         [[len(tokens) for tokens, _ in menu] for menu in lists], [[z for _, z in menu] for menu in lists],
         torch.device("cpu"),
     )  # fmt: skip
@@ -76,8 +76,8 @@ def test_the_distribution_equals_the_slow_reference(lists: list[list[tuple[list[
 def test_gradients_are_right_by_finite_differences(lists: list[list[tuple[list[float], float]]]) -> None:
     values = [x for menu in lists for tokens, _ in menu for x in tokens]
     flat = torch.tensor(values, dtype=torch.float64, requires_grad=True)
-    menus = menus_of(lists)
-    menus.log_softmax(flat)[:, 0].sum().backward()
+    choice_sets = menus_of(lists)
+    choice_sets.log_softmax(flat)[:, 0].sum().backward()
     assert flat.grad is not None
     h = 1e-5
     for place in range(len(values)):
@@ -85,7 +85,7 @@ def test_gradients_are_right_by_finite_differences(lists: list[list[tuple[list[f
         for step in (h, -h):
             shifted = torch.tensor(values, dtype=torch.float64)
             shifted[place] += step
-            moved.append(menus.log_softmax(shifted)[:, 0].sum().item())
+            moved.append(choice_sets.log_softmax(shifted)[:, 0].sum().item())
         assert flat.grad[place].item() == pytest.approx((moved[0] - moved[1]) / (2 * h), rel=1e-4, abs=1e-6)
 
 
@@ -117,22 +117,25 @@ class TestTheEngine:
         expected = self.scores(double, adapter)
         edges = np.cumsum(np.exp(expected))
         for uniform in (0.0, 0.3, 0.6, 0.999):
-            choice = choose(double, [Menu(adapter, prompt, self.options, Sampling(), uniform)])[0]
+            choice = choose(double, [ChoiceRequest(adapter, prompt, self.options, Sampling(), uniform)])[0]
             np.testing.assert_allclose(choice.log_probs, expected, atol=1e-5)
             assert choice.chosen == int(np.searchsorted(edges, uniform, side="right"))
-        greedy = choose(double, [Menu(adapter, prompt, self.options, Sampling(temperature=0.0), 0.5)])[0]
+        greedy = choose(double, [ChoiceRequest(adapter, prompt, self.options, Sampling(temperature=0.0), 0.5)])[0]
         assert greedy.chosen == int(np.argmax(expected))
         for limited in (Sampling(top_k=1), Sampling(top_p=1e-6)):  # only frozen agents may
-            chosen = {choose(double, [Menu(adapter, prompt, self.options, limited, u)])[0].chosen for u in (0.0, 0.99)}
+            chosen = {
+                choose(double, [ChoiceRequest(adapter, prompt, self.options, limited, u)])[0].chosen
+                for u in (0.0, 0.99)
+            }
             assert chosen == {greedy.chosen}
 
     def test_many_requests_are_answered_in_their_order(self, double: Backbone) -> None:
-        menus = [
-            Menu(adapter, np.array(prompt, np.int32), self.options[:count], Sampling(temperature=0.7), 0.4)
+        choice_sets = [
+            ChoiceRequest(adapter, np.array(prompt, np.int32), self.options[:count], Sampling(temperature=0.7), 0.4)
             for adapter, prompt, count in (("two", [5, 6], 3), (None, [5], 1), ("one", [4, 4, 4], 2))
         ]
-        together = choose(double, menus)
-        for menu, choice in zip(menus, together, strict=True):
+        together = choose(double, choice_sets)
+        for menu, choice in zip(choice_sets, together, strict=True):
             alone = choose(double, [menu])[0]
             np.testing.assert_allclose(choice.log_probs, alone.log_probs, atol=1e-6)
             assert (choice.chosen, len(choice.log_probs)) == (alone.chosen, len(menu.options))
@@ -201,7 +204,7 @@ def test_a_choice_is_one_decision_at_any_level() -> None:
     choice = Choice((Option(np.array([1, 2], np.int32)), Option(np.array([3], np.int32))), 0, np.zeros(2, np.float32))
     action = replace(make_action(tokens=(1, 2), log_probs=(-0.5,), marks=(0, 0)), choice=choice)
     episode = Episode(Task("t", "o"), "s", 0, (action,), "terminated")
-    assert [Evidence([episode], level).sizes() for level in ("action", "token")] == [[1], [1]]
+    assert [CreditInputs([episode], level).sizes() for level in ("action", "token")] == [[1], [1]]
     assert reading(action, "token").positions.tolist() == [2]
     assert normaliser(action, "words") == 1.0
 
@@ -297,7 +300,7 @@ def test_options_end_as_a_turn_does_and_need_to() -> None:
         def encode(self, text: str, add_special_tokens: bool, split_special_tokens: bool) -> list[int]:
             return [ord(c) for c in text]
 
-    renderer = ChatRenderer({"p": Dialect(Words(), 99, {}, stop_ids=(9, 3)), "q": Dialect(Words(), 99, {})})  # type: ignore[arg-type]
+    renderer = ChatRenderer({"p": ChatFormat(Words(), 99, {}, stop_ids=(9, 3)), "q": ChatFormat(Words(), 99, {})})  # type: ignore[arg-type]
     assert renderer.option("p", "a").tolist() == [ord("a"), 9]
     with pytest.raises(ValueError, match="no end-of-turn token"):
         renderer.option("q", "a")

@@ -22,7 +22,7 @@ from marft.learning.credit.rae import RAE
 from marft.learning.credit.rloo import RLOO
 from marft.learning.credit.step_gae import StepGAE
 from marft.learning.credit.tree import Tree
-from marft.learning.interfaces import Credit, Credits, Evidence, Level, Values
+from marft.learning.interfaces import Credit, CreditInputs, Credits, Level, Values
 from marft.types import Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import episodes, make_action, values_for
@@ -67,22 +67,22 @@ def of_actions(batch: list[Episode], numbers: list[float]) -> list[float]:
 @given(batch=batches(), level=LEVELS, scale=st.booleans())
 @settings(max_examples=200)
 def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scale: bool) -> None:
-    credits = GRPO(scale=scale).assign(Evidence(batch, level))
+    credits = GRPO(scale=scale).assign(CreditInputs(batch, level))
     np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.grpo(batch, scale)), rtol=1e-7, atol=1e-9)
-    assert [len(row) for row in credits.advantages] == Evidence(batch, level).sizes()
+    assert [len(row) for row in credits.advantages] == CreditInputs(batch, level).sizes()
 
 
 @given(batch=batches(), level=LEVELS)
 @settings(max_examples=200)
 def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> None:
-    credits = RLOO().assign(Evidence(batch, level))
+    credits = RLOO().assign(CreditInputs(batch, level))
     np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.rloo(batch)), rtol=1e-7, atol=1e-9)
 
 
 @given(batch=batches(), scale=st.booleans())
 @settings(max_examples=200)
 def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool) -> None:
-    credits = AgentGroup(scale=scale).assign(Evidence(batch, "action"))
+    credits = AgentGroup(scale=scale).assign(CreditInputs(batch, "action"))
     np.testing.assert_allclose(by_action(credits), flat(slow.agent_group(batch, scale)), rtol=1e-7, atol=1e-9)
 
 
@@ -90,10 +90,10 @@ def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool)
 @settings(max_examples=200)
 def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], second: list[Episode], decay: float) -> None:
     credit = RAE(decay=decay)
-    mine = [by_action(credit.assign(Evidence(first, "action")))]
+    mine = [by_action(credit.assign(CreditInputs(first, "action")))]
     resumed = RAE(decay=decay)
-    resumed.remember(credit.memory())
-    mine.append(by_action(resumed.assign(Evidence(second, "action"))))
+    resumed.load_state_dict(credit.state_dict())
+    mine.append(by_action(resumed.assign(CreditInputs(second, "action"))))
     for advantages, expected in zip(mine, slow.rae([first, second], decay), strict=True):
         np.testing.assert_allclose(advantages, flat(expected), rtol=1e-9, atol=1e-9)
 
@@ -101,7 +101,7 @@ def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], secon
 @given(batch=batches(forks=True), scale=st.booleans())
 @settings(max_examples=200)
 def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> None:
-    credits = Tree(scale=scale).assign(Evidence(batch, "action"))
+    credits = Tree(scale=scale).assign(CreditInputs(batch, "action"))
     expected = flat(slow.tree(batch, scale))
     assert list(credits.trained) == [x is not None for x in expected]
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
@@ -110,7 +110,7 @@ def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> No
 @given(batch=batches(forks=True), symmetric=st.booleans())
 @settings(max_examples=200)
 def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetric: bool) -> None:
-    credits = Counterfactual(symmetric=symmetric).assign(Evidence(batch, "action"))
+    credits = Counterfactual(symmetric=symmetric).assign(CreditInputs(batch, "action"))
     expected = flat(slow.counterfactual(batch, symmetric))
     assert list(credits.trained) == [x is not None for x in expected]
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
@@ -119,7 +119,7 @@ def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetri
 @given(batch=batches(), scale=st.booleans(), fallback=st.sampled_from([0.0, 0.5, 1.0]))
 @settings(max_examples=200)
 def test_comam_equals_the_slow_reference(batch: list[Episode], scale: bool, fallback: float) -> None:
-    credits = CoMAM(scale=scale, fallback_weight=fallback).assign(Evidence(batch, "action"))
+    credits = CoMAM(scale=scale, fallback_weight=fallback).assign(CreditInputs(batch, "action"))
     np.testing.assert_allclose(by_action(credits), flat(slow.comam(batch, scale, fallback)), rtol=1e-6, atol=1e-7)
 
 
@@ -145,7 +145,7 @@ def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, dat
                 (Transition(Observation("o"), earned[chosen]),), fork=None if aligned else Fork("x", ""),
             )
         )  # fmt: skip
-    credits = MAGRPO(joint_mode="cross", scale=scale).assign(Evidence(batch, "action"))
+    credits = MAGRPO(joint_mode="cross", scale=scale).assign(CreditInputs(batch, "action"))
     expected = []
     for chosen in earned:
         if len(set(chosen)) == 1:
@@ -165,7 +165,7 @@ def test_monte_carlo_equals_the_slow_reference(data: st.DataObject, chain: str) 
     level = data.draw(LEVELS)
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
     gammas = {name: data.draw(st.floats(0, 1)) for name in ("gamma_token", "gamma_agent", "gamma_step")}
-    credits = MonteCarlo(chain=chain, **gammas).assign(Evidence(batch, level))  # type: ignore[arg-type]
+    credits = MonteCarlo(successor=chain, **gammas).assign(CreditInputs(batch, level))  # type: ignore[arg-type]
     expected = [row for e in batch for row in slow.monte_carlo(e, chain, level, **gammas)]
     for mine, theirs in zip(credits.advantages, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
@@ -180,7 +180,7 @@ def test_step_gae_equals_the_slow_reference(data: st.DataObject, kind: str, gamm
     count = sum(len(e.actions) for e in batch)
     traces = data.draw(st.none() | st.lists(st.floats(0.5, 2.0), min_size=count, max_size=count))
     credit = StepGAE(value=kind, gamma_step=gamma, lambda_step=lam)  # type: ignore[arg-type]
-    credits = credit.assign(Evidence(batch, level, values, traces=np.array(traces) if traces is not None else None))
+    credits = credit.assign(CreditInputs(batch, level, values, traces=np.array(traces) if traces is not None else None))
     expected, first = [], 0
     for number, episode in enumerate(batch):
         last = first + len(episode.actions)
@@ -201,23 +201,23 @@ def test_step_gae_of_a_lone_agent_is_gae(data: st.DataObject, level: Level) -> N
     batch = [replace(e, actions=tuple(replace(a, index=k) for k, a in enumerate(e.actions))) for e in batch]
     values = data.draw(values_for(batch, "action"))
     alone = [replace(e, transitions=tuple(Transition(t.observation, t.reward) for t in e.transitions)) for e in batch]
-    by_step = StepGAE().assign(Evidence(alone, "action", values))
-    by_decision = GAE(chain="joint").assign(Evidence(alone, "action", values))
+    by_step = StepGAE().assign(CreditInputs(alone, "action", values))
+    by_decision = GAE(successor="joint").assign(CreditInputs(alone, "action", values))
     np.testing.assert_allclose(by_action(by_step), by_action(by_decision), atol=1e-9)
 
 
 @given(batch=batches())
 def test_magrpo_of_one_turn_is_dr_grpo_on_the_joint_return(batch: list[Episode]) -> None:
-    evidence = Evidence([_together(replace(e, transitions=e.transitions[:1])) for e in batch], "action")
-    assert by_action(MAGRPO().assign(evidence)) == by_action(GRPO(scale=False).assign(evidence))
+    inputs = CreditInputs([_together(replace(e, transitions=e.transitions[:1])) for e in batch], "action")
+    assert by_action(MAGRPO().assign(inputs)) == by_action(GRPO(scale=False).assign(inputs))
 
 
 @given(batch=batches())
 def test_agent_wise_is_grpo_where_all_agents_act_and_earn_together(batch: list[Episode]) -> None:
     """With the team's reward alone and everybody in every episode, every agent's group is the task's group."""
     shared = [_together(episode) for episode in batch]
-    evidence = Evidence(shared, "action")
-    np.testing.assert_allclose(by_action(AgentGroup().assign(evidence)), by_action(GRPO().assign(evidence)), atol=1e-12)
+    inputs = CreditInputs(shared, "action")
+    np.testing.assert_allclose(by_action(AgentGroup().assign(inputs)), by_action(GRPO().assign(inputs)), atol=1e-12)
 
 
 @given(batch=batches())
@@ -230,8 +230,8 @@ def test_trees_are_grpo_where_candidates_are_whole_episodes(batch: list[Episode]
         )
         for e in batch
     ]  # fmt: skip
-    evidence = Evidence(single, "action")
-    np.testing.assert_allclose(by_action(Tree().assign(evidence)), by_action(GRPO().assign(evidence)), atol=1e-12)
+    inputs = CreditInputs(single, "action")
+    np.testing.assert_allclose(by_action(Tree().assign(inputs)), by_action(GRPO().assign(inputs)), atol=1e-12)
 
 
 class TestTraps:
@@ -240,7 +240,7 @@ class TestTraps:
         """Scaled to unit deviation, a few 1e-5 of KL in the reward would be a full-size step."""
         batch = [_episode("t", 0.0, n) for n in range(3)]
         costs = [np.array([1e-5 * (n + 1)]) for n in range(3)]
-        credits = credit.assign(Evidence(batch, "action", costs=costs))
+        credits = credit.assign(CreditInputs(batch, "action", costs=costs))
         assert by_action(credits) == [0.0] * 3
         assert credits.metrics["groups_all_equal"] == 1
 
@@ -249,7 +249,7 @@ class TestTraps:
         actions = (make_action("a", step=0, index=0), make_action("b", step=1, index=1))
         paid = (Transition(Observation("o"), 0.0), Transition(Observation("o"), 0.0, {"a": -1.0}))
         episode = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", paid)
-        credits = MonteCarlo(gamma_step=1.0).assign(Evidence([episode], "action"))
+        credits = MonteCarlo(gamma_step=1.0).assign(CreditInputs([episode], "action"))
         assert by_action(credits) == [-1.0, -1.0]
 
     def test_candidates_after_different_pasts_are_different_groups(self) -> None:
@@ -262,39 +262,39 @@ class TestTraps:
             batch.append(
                 Episode(Task("t", "o"), "train/0", len(batch), actions, "terminated", transitions, fork=fork)
             )  # fmt: skip
-        credits = Tree().assign(Evidence(batch, "action"))
+        credits = Tree().assign(CreditInputs(batch, "action"))
         assert by_action(credits) == [0.0] * 8
         assert credits.metrics["groups_all_equal"] == 2
 
     def test_groups_go_by_key_and_not_by_place(self) -> None:
         """An all-right and an all-wrong task, interleaved: a reshape would mix them and give everybody credit."""
         batch = [_episode(task, reward, n) for n, (task, reward) in enumerate([("r", 1.0), ("w", 0.0)] * 4)]
-        credits = GRPO().assign(Evidence(batch, "action"))
+        credits = GRPO().assign(CreditInputs(batch, "action"))
         assert by_action(credits) == [0.0] * 8
         assert credits.metrics["groups"] == 2
         assert credits.metrics["groups_all_equal"] == 2
 
     def test_sixteen_tasks_of_eight_are_sixteen_groups(self) -> None:
         batch = [_episode(f"t{n % 16}", float(n < 64), n) for n in range(128)]
-        metrics = GRPO().assign(Evidence(batch, "action")).metrics
+        metrics = GRPO().assign(CreditInputs(batch, "action")).metrics
         assert (metrics["groups"], metrics["group_size"]) == (16, 8)
 
     def test_an_agent_that_speaks_often_is_one_member(self) -> None:
         """Call counts do not re-weigh the baseline."""
         chatty = _episode("t", 1.0, 0, calls=5)
         quiet = [_episode("t", 0.0, n) for n in (1, 2)]
-        credits = AgentGroup(scale=False).assign(Evidence([chatty, *quiet], "action"))
+        credits = AgentGroup(scale=False).assign(CreditInputs([chatty, *quiet], "action"))
         np.testing.assert_allclose(by_action(credits), [2 / 3] * 5 + [-1 / 3] * 2)
 
     def test_a_group_of_one_has_no_baseline(self) -> None:
-        credits = RLOO().assign(Evidence([_episode("t", 1.0, 0)], "action"))
+        credits = RLOO().assign(CreditInputs([_episode("t", 1.0, 0)], "action"))
         assert by_action(credits) == [0.0]
         assert credits.metrics["groups_of_one"] == 1
 
     def test_a_lost_member_leaves_a_smaller_group(self) -> None:
         """An episode that could not be scored is not there: it is no reward of 0 in its group's mean."""
         batch = [_episode("t", 1.0, n) for n in range(3)]
-        credits = GRPO().assign(Evidence(batch, "action"))
+        credits = GRPO().assign(CreditInputs(batch, "action"))
         assert by_action(credits) == [0.0] * 3
         assert credits.metrics["group_size_min"] == 3
 
@@ -310,7 +310,7 @@ class TestTraps:
             )
             for (i, j), r in returns.items()
         ]  # fmt: skip
-        credits = MAGRPO(joint_mode="cross").assign(Evidence(batch, "action"))
+        credits = MAGRPO(joint_mode="cross").assign(CreditInputs(batch, "action"))
         mine = [x for x, trained in zip(by_action(credits), credits.trained, strict=True) if trained]
         assert mine == [0.0, 0.5, 0.0, -0.5]  # of (a0, b0), then (a1, b1): b0 always earned, b1 never did
 
@@ -320,11 +320,11 @@ class TestTraps:
         episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
         costs = [np.array([0.3]) if level == "action" else np.array([0.1, 0.2, 0.0])]
         zeros = Values([np.zeros_like(costs[0])])
-        credits = GAE(lambda_token=1.0).assign(Evidence([episode], level, zeros, costs))
+        credits = GAE(lambda_token=1.0).assign(CreditInputs([episode], level, zeros, costs))
         np.testing.assert_allclose(credits.advantages[0], [0.7] if level == "action" else [0.7, 0.8, 1.0])
-        assert Batch(whiten=False).assign(Evidence([episode], level, costs=costs)).advantages[0][0] == pytest.approx(
-            0.7
-        )
+        assert Batch(whiten=False).assign(CreditInputs([episode], level, costs=costs)).advantages[0][
+            0
+        ] == pytest.approx(0.7)
 
 
 def _episode(task: str, reward: float, sample: int, calls: int = 1) -> Episode:

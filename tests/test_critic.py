@@ -11,7 +11,7 @@ import torch
 from marft.config.algorithm import CriticSettings
 from marft.learning.credit.gae import GAE
 from marft.learning.critic import Critic, Reading, read_features, reading
-from marft.learning.interfaces import Evidence, Level
+from marft.learning.interfaces import CreditInputs, Level
 from marft.models.backbone import Backbone, PackedRows
 from marft.types import Action, Episode, Observation, Task, Transition
 from tests.episodes import make_action
@@ -133,8 +133,8 @@ def test_every_agent_bootstraps_from_the_end_as_it_sees_it_itself(heads: str, ba
     assert list(values.bootstrap[0]) == ["b", "a"]  # who decided first comes first
     assert expected["a"] != pytest.approx(expected["b"], abs=1e-2)
     for chain, ahead in (("agent", ["b", "a"]), ("joint", ["b", "b"])):
-        gae = GAE(chain=chain, gamma_step=0.5, lambda_step=1.0, lambda_agent=1.0)  # type: ignore[arg-type]
-        returns = gae.assign(Evidence(batch, "action", values)).returns
+        gae = GAE(successor=chain, gamma_step=0.5, lambda_step=1.0, lambda_agent=1.0)  # type: ignore[arg-type]
+        returns = gae.assign(CreditInputs(batch, "action", values)).returns
         assert [float(r[0]) for r in returns] == pytest.approx([0.5 * expected[name] for name in ahead], abs=1e-5)
 
 
@@ -149,8 +149,8 @@ def test_agents_with_heads_of_their_own_bootstrap_from_them(backbone: Backbone) 
     cut = episode(make_action("a"), make_action("b", index=1), status="truncated", bootstrap=ends, reward=0.1)
     values = mine.evaluate([cut])
     for chain, expected in (("agent", [10.0, -9.8]), ("graph", [10.0, -9.8]), ("joint", [10.0, 10.0])):
-        gae = GAE(chain=chain, gamma_step=0.99, lambda_step=1.0, lambda_agent=1.0)  # type: ignore[arg-type]
-        returns = gae.assign(Evidence([cut], "action", values)).returns
+        gae = GAE(successor=chain, gamma_step=0.99, lambda_step=1.0, lambda_agent=1.0)  # type: ignore[arg-type]
+        returns = gae.assign(CreditInputs([cut], "action", values)).returns
         assert [float(r[0]) for r in returns] == pytest.approx(expected)
 
 

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from marft.config import RunSettings
 from marft.evaluation.report import write_report
 from marft.learning.learner import Learner
+from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, Record, read_record, restore, verify
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark, read_rows, rewind
-from marft.stage import Stage
 from marft.training import train
 from tests.helpers import settings
 from tests.runs import Listening, contents
@@ -210,8 +210,8 @@ class TestDamage:
         path = folder.checkpoints / "step_000002"
         save_file({name: t.contiguous() for name, t in change(load_file(path / file)).items()}, path / file)
         record = read_record_of(path, file)
-        with Stage(run) as stage, pytest.raises(ValueError, match=message):
-            restore(record, stage.models, Learner(run, stage.models))
+        with LocalRollouts(run) as rollouts, pytest.raises(ValueError, match=message):
+            restore(record, rollouts.models, Learner(run, rollouts.models))
 
     def test_metrics_are_numbers(self, mine: tuple[RunSettings, RunFolder]) -> None:
         _, folder = mine

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft import seeds
-from marft.engines.decoding import Batch, Finished, Row
+from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.cache import KVCache
@@ -22,7 +22,7 @@ def row(prompt: tuple[int, ...], adapter: str | None = None, seed: int = 0, **op
     return Row(adapter, np.array(prompt, np.int32), sampling, uniforms)
 
 
-def run(batch: Batch, rows: list[Row], later: list[Row] | None = None) -> dict[int, Finished]:
+def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) -> dict[int, Finished]:
     finished = batch.admit(rows)
     steps = 0
     while len(batch) or later:
@@ -35,8 +35,8 @@ def run(batch: Batch, rows: list[Row], later: list[Row] | None = None) -> dict[i
     return {id(done.row): done for done in finished}
 
 
-def new_batch(backbone: Backbone, stop_ids: tuple[int, ...] = (2,)) -> Batch:
-    return Batch(backbone, stop_ids, lambda ids: " ".join(str(i) for i in ids))
+def new_batch(backbone: Backbone, stop_ids: tuple[int, ...] = (2,)) -> RunningBatch:
+    return RunningBatch(backbone, stop_ids, lambda ids: " ".join(str(i) for i in ids))
 
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14), (20,), (5, 6, 7), (30, 31, 32)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from marft.endpoints.answers import answer_of, read_body, usage_of
 from marft.endpoints.failures import clean
-from marft.endpoints.limit import LARGEST
+from marft.endpoints.replies import read_body, reply_of, usage_of
+from marft.endpoints.response_size import LARGEST
 from marft.game.game import EpisodeFailedError
 from marft.types import Usage
 from tests.endpoint import Reply, error, says, serving
@@ -47,7 +47,7 @@ def test_what_comes_to_nothing_is_a_failure_that_has_been_paid_for(reply: Reply,
 def test_no_name_of_a_tool_is_a_book() -> None:
     body: dict[str, Any] = {"choices": [{"message": {"tool_calls": [{"function": {"name": "x" * 100_000}}]}}]}
     with pytest.raises(ValueError, match="at most 200 characters") as caught:
-        answer_of(read_body(json.dumps(body).encode()), Usage())
+        reply_of(read_body(json.dumps(body).encode()), Usage())
     assert len(str(caught.value)) < 200
 
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from marft.config.plugins import Plugin
-from marft.endpoints.answers import answer_of, read_body
-from marft.endpoints.pace import Pace
+from marft.endpoints.rate_limit import RateLimit
+from marft.endpoints.replies import read_body, reply_of
 from marft.game.agents import Agents
 from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.play import play
@@ -123,7 +123,7 @@ def test_a_server_that_is_not_there_fails_the_episode() -> None:
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        answer_of(read_body(body), Usage())
+        reply_of(read_body(body), Usage())
 
 
 WHOLE = json.loads(says("x").body)
@@ -225,9 +225,9 @@ def test_turns_are_spaced_without_drift() -> None:
         woken.append(asked)
 
     async def several() -> None:
-        pace = Pace(60.0, lambda: now[0], sleep)
+        rate = RateLimit(60.0, lambda: now[0], sleep)
         for _ in range(4):
-            await pace.turn()
+            await rate.turn()
 
     asyncio.run(several())
     assert woken == pytest.approx([101.0, 102.0, 103.0])

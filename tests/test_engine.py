@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from marft.engines.local import LocalEngine
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import settings
 
@@ -28,7 +28,7 @@ async def chains(engine: LocalEngine, count: int, jitter: random.Random | None) 
             "reasoner", Prompt(np.array([5, 6, sample + 3], np.int32)), Sampling(max_new_tokens=6), key(sample)
         )
         if jitter:
-            with engine.outside():
+            with engine.external_wait():
                 await asyncio.sleep(jitter.random() / 100)
         prompt = Prompt(np.concatenate([[9], first.tokens]).astype(np.int32))
         return [first, await engine.sample("actor", prompt, Sampling(max_new_tokens=9), key(sample, "b"))]
@@ -41,19 +41,19 @@ async def chains(engine: LocalEngine, count: int, jitter: random.Random | None) 
 
 
 def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> None:
-    with Stage(settings(random_model)) as stage:
+    with LocalRollouts(settings(random_model)) as rollouts:
         torch.manual_seed(0)
         for policy in ("reasoner", "actor"):
-            for adapter in stage.models.policies[policy].backbone.adapters(policy).values():
+            for adapter in rollouts.models.policies[policy].backbone.adapters(policy).values():
                 torch.nn.init.normal_(adapter.b, std=0.2)
-        plain = stage.wait_for(chains(stage.engine, 12, None))
+        plain = rollouts.wait_for(chains(rollouts.engine, 12, None))
     for seed in range(3):
-        with Stage(settings(random_model)) as stage:
+        with LocalRollouts(settings(random_model)) as rollouts:
             torch.manual_seed(0)
             for policy in ("reasoner", "actor"):
-                for adapter in stage.models.policies[policy].backbone.adapters(policy).values():
+                for adapter in rollouts.models.policies[policy].backbone.adapters(policy).values():
                     torch.nn.init.normal_(adapter.b, std=0.2)
-            shaken = stage.wait_for(chains(stage.engine, 12, random.Random(seed)))
+            shaken = rollouts.wait_for(chains(rollouts.engine, 12, random.Random(seed)))
         for expected, mine in zip(plain, shaken, strict=True):
             for a, b in zip(expected, mine, strict=True):
                 assert a.tokens.tolist() == b.tokens.tolist()
@@ -62,8 +62,8 @@ def test_results_do_not_depend_on_timing_to_the_last_bit(random_model: Path) -> 
 
 def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> None:
     with (
-        Stage(settings(random_model)) as one,
-        Stage(settings(random_model, "runs", "--engine.admission", "continuous")) as two,
+        LocalRollouts(settings(random_model)) as one,
+        LocalRollouts(settings(random_model, "runs", "--engine.admission", "continuous")) as two,
     ):
         a = one.wait_for(chains(one.engine, 6, None))
         b = two.wait_for(chains(two.engine, 6, None))
@@ -72,10 +72,10 @@ def test_continuous_admission_samples_the_same_tokens(random_model: Path) -> Non
 
 
 def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) -> None:
-    with Stage(settings(random_model, "runs", "--engine.max_rows", "3")) as stage:
-        done = stage.wait_for(chains(stage.engine, 10, None))
+    with LocalRollouts(settings(random_model, "runs", "--engine.max_rows", "3")) as rollouts:
+        done = rollouts.wait_for(chains(rollouts.engine, 10, None))
         assert len(done) == 10
-        assert max(len(batch.tokens) for batch in stage.engine._batches.values()) <= 3
+        assert max(len(batch.tokens) for batch in rollouts.engine._batches.values()) <= 3
 
 
 def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_path: Path) -> None:
@@ -87,37 +87,37 @@ def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_pat
     (folder / "generation_config.json").write_text('{"do_sample": true, "top_k": 1, "temperature": 0.01, "top_p": 0.1}')
     results = []
     for path in (random_model, folder):
-        with Stage(settings(path)) as stage:
-            results.append(stage.wait_for(chains(stage.engine, 4, None)))
+        with LocalRollouts(settings(path)) as rollouts:
+            results.append(rollouts.wait_for(chains(rollouts.engine, 4, None)))
     for a, b in zip(*results, strict=True):
         assert [c.tokens.tolist() for c in a] == [c.tokens.tolist() for c in b]
 
 
 def test_the_text_leaves_out_the_end_of_turn_and_what_follows_a_stop_string(random_model: Path) -> None:
-    with Stage(settings(random_model)) as stage:
-        engine = stage.engine
+    with LocalRollouts(settings(random_model)) as rollouts:
+        engine = rollouts.engine
         prompt = Prompt(np.array([5, 6, 7], np.int32))
-        free = stage.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
+        free = rollouts.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12), key(0)))
         stop = free.text[3:5]
-        cut = stage.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
+        cut = rollouts.wait_for(engine.sample("actor", prompt, Sampling(max_new_tokens=12, stop=(stop,)), key(0)))
         assert cut.finish == "stop"
         assert cut.text == free.text[: free.text.index(stop)]
         assert len(cut.tokens) < len(free.tokens)
 
 
 def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Stage(settings(random_model)) as stage:
+    with LocalRollouts(settings(random_model)) as rollouts:
 
         def boom(*_: object) -> None:
             raise RuntimeError("device lost")
 
-        monkeypatch.setattr(stage.engine, "_advance", boom)
+        monkeypatch.setattr(rollouts.engine, "_advance", boom)
 
         async def ask() -> list[object]:
             calls = (
-                stage.engine.sample("actor", Prompt(np.array([5], np.int32)), Sampling(max_new_tokens=2), key(n))
+                rollouts.engine.sample("actor", Prompt(np.array([5], np.int32)), Sampling(max_new_tokens=2), key(n))
                 for n in range(3)
             )
             return list(await asyncio.gather(*calls, return_exceptions=True))
 
-        assert [str(error) for error in stage.wait_for(ask())] == ["device lost"] * 3
+        assert [str(error) for error in rollouts.wait_for(ask())] == ["device lost"] * 3

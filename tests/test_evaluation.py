@@ -17,8 +17,8 @@ from marft.evaluation.intervals import paired_difference, wilson
 from marft.game.agents import Agent
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
+from marft.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task
 from tests.helpers import settings
 from tests.test_unknown_success import saved
@@ -51,12 +51,12 @@ class UnevenSession:
 
 def test_what_cannot_be_scored_is_counted_and_in_no_rate(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, environment={"name": "tests.test_evaluation:Uneven"})
-    with Stage(run) as stage:
-        stage.engine.publish(0)
+    with LocalRollouts(run) as rollouts:
+        rollouts.engine.publish(0)
         tasks = run.environment.tasks("test")  # type: ignore[attr-defined]
-        first, episodes = evaluate(stage, "last", "greedy", tasks)
-        again, same = evaluate(stage, "last", "greedy", tasks, split="validation")
-        other, sampled = evaluate(stage, "last", "sampled", tasks)
+        first, episodes = evaluate(rollouts, "last", "greedy", tasks)
+        again, same = evaluate(rollouts, "last", "greedy", tasks, split="validation")
+        other, sampled = evaluate(rollouts, "last", "sampled", tasks)
     assert (first.tasks, first.failed, first.unknown, first.accuracy) == (4, 1, 1, 1.0)
     assert first.interval == wilson(3, 3)
     assert {episode.stream for episode in episodes} == {"test/greedy"}

@@ -193,7 +193,7 @@ from marft.learning.credit.estimator import Estimator
 
 
 class Careless(Estimator):
-    def assign(self, evidence):
+    def assign(self, inputs):
         return 1 / 0
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from marft import training as training_module
+from marft.collection import Collection
 from marft.config import RunSettings
-from marft.gathering import Experience
 from marft.learning import learner as learner_module
 from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, Packing
@@ -278,18 +278,18 @@ class TestAnEngineThatSaysOtherwise:
     @staticmethod
     def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, *overrides: str) -> list[str]:
         """Of a run whose actor has been sampled by something else."""
-        gather = training_module.gather
+        collect = training_module.collect
 
-        def drifted(*arguments: Any) -> Experience:
-            experience = gather(*arguments)
-            evidence = [
+        def drifted(*arguments: Any) -> Collection:
+            collection = collect(*arguments)
+            inputs = [
                 replace(e, actions=tuple(
                     replace(a, log_probs=a.log_probs - np.float32(off)) if a.agent == "actor" else a for a in e.actions
-                )) for e in experience.evidence
+                )) for e in collection.credit_inputs
             ]  # fmt: skip
-            return replace(experience, evidence=evidence)
+            return replace(collection, credit_inputs=inputs)
 
-        monkeypatch.setattr(training_module, "gather", drifted)
+        monkeypatch.setattr(training_module, "collect", drifted)
         run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
         train(run, RunFolder.create(run), observer=(observer := Listening()))
         return observer.notes
@@ -316,8 +316,8 @@ class TestKLInTheReward:
         """An untuned policy is its base, and costs nothing, whatever the engine says of its tokens."""
         run = recipe(tmp_path, "marft", *self.KL)
         learner, batch = Learner(run, Models(run)), episodes()
-        judgement = learner.judge(batch, learner.known(batch))
-        assert [cost.tolist() for cost in judgement.evidence.costs] == [[0.0]] * 24
+        credited = learner.assign_credit(batch, learner.score_before_update(batch))
+        assert [cost.tolist() for cost in credited.inputs.costs] == [[0.0]] * 24
         assert learner.learn(batch, Progress(0, 0))["kl_to_base"] == 0.0
 
     def test_counts_in_the_targets_of_a_critic_that_warms_up(
@@ -336,7 +336,10 @@ class TestKLInTheReward:
             monkeypatch.setattr(learner.critic, "update", fitted)
             learner.learn(batch := episodes(), Progress(0, 0))
             if kl:
-                costs = [float(cost[0]) for cost in learner.judge(batch, learner.known(batch)).evidence.costs]
+                costs = [
+                    float(cost[0])
+                    for cost in learner.assign_credit(batch, learner.score_before_update(batch)).inputs.costs
+                ]
         for first, second, *_ in zip(range(0, 24, 2), range(1, 24, 2), strict=True):
             paid = targets["without"][second] - costs[second]
             assert targets["with"][second] == pytest.approx(paid)
@@ -388,5 +391,5 @@ class TestAFrozenTeammatesLength:
         actions = (make_action("reasoner", tokens=tokens), make_action("actor", index=1, tokens=tokens[:6]))
         earned = (Transition(Observation("o"), 1.0),)
         batch = [Episode(Task("t", "o"), "train/0", n, actions, "terminated", earned) for n in range(2)]
-        priced = learner.judge(batch, KnownLogProbs()).evidence.episodes
+        priced = learner.assign_credit(batch, KnownLogProbs()).inputs.episodes
         assert [dict(e.transitions[0].agent_rewards) for e in priced] == [{"actor": -0.5}] * 2

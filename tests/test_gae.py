@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.learning.credit.gae import GAE
-from marft.learning.interfaces import Evidence, Level, Values
+from marft.learning.interfaces import CreditInputs, Level, Values
 from marft.learning.rewarding import mix
 from marft.types import Episode, Observation, Task, Transition, all_actions
 from tests import references
@@ -29,7 +29,9 @@ def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataOb
     numbers = {name: data.draw(FRACTION) for name in names}
     numbers["adaptive_lambda"] = data.draw(st.sampled_from([0.0, 0.0, 0.5, 2.0]))
     alpha = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
-    credits = GAE(chain=chain, lambda_critic=1.0, **numbers).assign(Evidence(mix(batch, alpha, 1.0), level, values))  # type: ignore[arg-type]
+    credits = GAE(successor=chain, lambda_critic=1.0, **numbers).assign(
+        CreditInputs(mix(batch, alpha, 1.0), level, values)
+    )  # type: ignore[arg-type]
     expected = []
     for number, episode in enumerate(batch):
         own = references.values_of(values, batch, number)
@@ -45,8 +47,8 @@ def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataOb
 def test_returns_are_advantages_with_the_critics_lambda_plus_values(level: Level, data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
     values = data.draw(values_for(batch, level))
-    credits = GAE(lambda_critic=0.3).assign(Evidence(batch, level, values))
-    again = GAE(lambda_token=0.3, lambda_agent=0.3, lambda_step=0.3).assign(Evidence(batch, level, values))
+    credits = GAE(lambda_critic=0.3).assign(CreditInputs(batch, level, values))
+    again = GAE(lambda_token=0.3, lambda_agent=0.3, lambda_step=0.3).assign(CreditInputs(batch, level, values))
     for returns, advantages, value in zip(credits.returns, again.advantages, values.actions, strict=True):
         np.testing.assert_allclose(returns, advantages + value, atol=1e-9)
 
@@ -55,8 +57,8 @@ def test_returns_are_advantages_with_the_critics_lambda_plus_values(level: Level
 def test_a_chain_makes_the_graph_equal_the_joint_sequence(data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(chain=True), min_size=1, max_size=3))
     values = data.draw(values_for(batch, "token"))
-    joint = GAE(chain="joint", gamma_agent=0.9).assign(Evidence(batch, "token", values))
-    graph = GAE(chain="graph", gamma_agent=0.9).assign(Evidence(batch, "token", values))
+    joint = GAE(successor="joint", gamma_agent=0.9).assign(CreditInputs(batch, "token", values))
+    graph = GAE(successor="graph", gamma_agent=0.9).assign(CreditInputs(batch, "token", values))
     for a, b in zip(joint.advantages, graph.advantages, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
@@ -65,8 +67,8 @@ def test_a_chain_makes_the_graph_equal_the_joint_sequence(data: st.DataObject) -
 def test_without_dependencies_the_graph_equals_one_recursion_an_agent(data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(sees_nothing=True), min_size=1, max_size=3))
     values = data.draw(values_for(batch, "action"))
-    agent = GAE(chain="agent").assign(Evidence(batch, "action", values))
-    graph = GAE(chain="graph").assign(Evidence(batch, "action", values))
+    agent = GAE(successor="agent").assign(CreditInputs(batch, "action", values))
+    graph = GAE(successor="graph").assign(CreditInputs(batch, "action", values))
     for a, b in zip(agent.advantages, graph.advantages, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
@@ -76,8 +78,8 @@ def test_action_level_is_token_level_with_one_token(data: st.DataObject) -> None
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=2))
     short = [Episode(**{**_fields(e), "actions": tuple(_one_token(a) for a in e.actions)}) for e in batch]
     values = data.draw(values_for(short, "action"))
-    by_action = GAE(gamma_agent=0.7).assign(Evidence(short, "action", values))
-    by_token = GAE(gamma_agent=0.7, gamma_token=0.1).assign(Evidence(short, "token", values))
+    by_action = GAE(gamma_agent=0.7).assign(CreditInputs(short, "action", values))
+    by_token = GAE(gamma_agent=0.7, gamma_token=0.1).assign(CreditInputs(short, "token", values))
     for a, b in zip(by_action.advantages, by_token.advantages, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -89,7 +91,7 @@ def test_with_all_lambdas_one_returns_are_monte_carlo(data: st.DataObject) -> No
     ended = Episode(**{**_fields(episode), "status": "terminated", "bootstrap": {},
                        "transitions": tuple(Transition(t.observation, t.reward) for t in episode.transitions)})  # fmt: skip
     values = data.draw(values_for([ended], "action"))
-    credits = GAE(gamma_agent=1.0, gamma_step=1.0, lambda_critic=1.0).assign(Evidence([ended], "action", values))
+    credits = GAE(gamma_agent=1.0, gamma_step=1.0, lambda_critic=1.0).assign(CreditInputs([ended], "action", values))
     earned = [t.reward for t in ended.transitions]
     for action, returns in zip(ended.actions, credits.returns, strict=True):
         assert returns[0] == pytest.approx(sum(earned[action.step :]), abs=1e-9)
@@ -100,8 +102,8 @@ def test_with_all_lambdas_one_returns_are_monte_carlo(data: st.DataObject) -> No
 def test_a_critic_is_warmed_up_on_whole_returns_whatever_its_lambda(level: Level, data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=3))
     values = data.draw(values_for(batch, level))
-    short = GAE(lambda_critic=0.3).assign(Evidence(batch, level, values))
-    whole = GAE(lambda_critic=1.0).assign(Evidence(batch, level, values))
+    short = GAE(lambda_critic=0.3).assign(CreditInputs(batch, level, values))
+    whole = GAE(lambda_critic=1.0).assign(CreditInputs(batch, level, values))
     for a, b in zip(short.monte_carlo, whole.returns, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-9)
 
@@ -111,13 +113,13 @@ def test_no_credit_flows_from_one_episode_to_another() -> None:
     poor = _two_agent_episode(reward=0.0)
     rich = _two_agent_episode(reward=100.0)
     zeros = Values([np.zeros(1) for _ in range(4)])
-    credits = GAE(gamma_agent=1.0, gamma_step=1.0).assign(Evidence([poor, rich], "action", zeros))
+    credits = GAE(gamma_agent=1.0, gamma_step=1.0).assign(CreditInputs([poor, rich], "action", zeros))
     assert [float(r[0]) for r in credits.returns] == [0.0, 0.0, 100.0, 100.0]
 
 
 def test_every_agent_of_a_chain_gets_the_last_ones_reward() -> None:
     credits = GAE(gamma_agent=1.0, lambda_agent=1.0).assign(
-        Evidence([_two_agent_episode(1.0)], "action", Values([np.zeros(1), np.zeros(1)]))
+        CreditInputs([_two_agent_episode(1.0)], "action", Values([np.zeros(1), np.zeros(1)]))
     )
     assert [float(a[0]) for a in credits.advantages] == [1.0, 1.0]
 
@@ -125,7 +127,7 @@ def test_every_agent_of_a_chain_gets_the_last_ones_reward() -> None:
 def test_the_next_state_is_valued_with_its_own_decision() -> None:
     """Not with a raw string or a constant: δ of the first agent uses V of the second agent's rollout observation."""
     values = Values([np.array([0.2]), np.array([0.7])])
-    credits = GAE(gamma_agent=0.9, lambda_agent=0.0).assign(Evidence([_two_agent_episode(1.0)], "action", values))
+    credits = GAE(gamma_agent=0.9, lambda_agent=0.0).assign(CreditInputs([_two_agent_episode(1.0)], "action", values))
     assert credits.advantages[0][0] == pytest.approx(0.9 * 0.7 - 0.2)
     assert credits.advantages[1][0] == pytest.approx(1.0 - 0.7)
 
@@ -135,9 +137,9 @@ def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
     ended = _two_agent_episode(1.0)
     cut = Episode(**{**_fields(ended), "status": "truncated", "bootstrap": {"b": np.array([3], np.int32)}})
     gae = GAE(gamma_step=0.5, lambda_agent=1.0)
-    assert gae.assign(Evidence([cut], "action", values)).returns[1][0] == pytest.approx(1.0 + 0.5 * 5.0)
+    assert gae.assign(CreditInputs([cut], "action", values)).returns[1][0] == pytest.approx(1.0 + 0.5 * 5.0)
     none = Values(values.actions)
-    assert gae.assign(Evidence([ended], "action", none)).returns[1][0] == pytest.approx(1.0)
+    assert gae.assign(CreditInputs([ended], "action", none)).returns[1][0] == pytest.approx(1.0)
 
 
 def test_the_papers_discounts_leave_little_of_the_signal_at_token_level() -> None:
@@ -145,8 +147,8 @@ def test_the_papers_discounts_leave_little_of_the_signal_at_token_level() -> Non
     action = make_action(tokens=tuple(range(512)))
     episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
     zeros = Values([np.zeros(512)])
-    paper = GAE(gamma_token=0.99, lambda_token=0.95).assign(Evidence([episode], "token", zeros)).advantages[0]
-    vetted = GAE(gamma_token=1.0, lambda_token=1.0).assign(Evidence([episode], "token", zeros)).advantages[0]
+    paper = GAE(gamma_token=0.99, lambda_token=0.95).assign(CreditInputs([episode], "token", zeros)).advantages[0]
+    vetted = GAE(gamma_token=1.0, lambda_token=1.0).assign(CreditInputs([episode], "token", zeros)).advantages[0]
     assert paper[0] == pytest.approx((0.99 * 0.95) ** 511)
     assert vetted[0] == 1.0
 
@@ -156,7 +158,7 @@ def test_observation_tokens_inside_an_action_are_jumped_over() -> None:
     action = make_action(tokens=(1, 2, 3, 4), marks=(0, 1, 1, 0))
     episode = Episode(Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),))
     values = Values([np.zeros(int(action.sampled.sum()))])
-    advantages = GAE(gamma_token=0.5, lambda_token=1.0).assign(Evidence([episode], "token", values)).advantages[0]
+    advantages = GAE(gamma_token=0.5, lambda_token=1.0).assign(CreditInputs([episode], "token", values)).advantages[0]
     assert advantages.tolist() == [0.5, 1.0]
 
 

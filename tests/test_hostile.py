@@ -20,8 +20,8 @@ from marft.game.play import play
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.game.tool_sources import ToolUse
-from marft.rewards.composing import Composer
-from marft.rewards.terms import Earned, Term
+from marft.rewards.composer import RewardComposer
+from marft.rewards.terms import Term, TermReward
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.texts import LONGEST
@@ -58,7 +58,7 @@ def play_beside(
     attempts = [Attempt(Task(name, "?"), "s", critic_states=True) for name in names]
 
     async def played() -> list[Episode]:
-        return await play_all(g, attempts, live, compose=Composer(terms, roles, g.host, g.timeout))
+        return await play_all(g, attempts, live, compose=RewardComposer(terms, roles, g.threads, g.timeout))
 
     episodes = asyncio.run(played())
     episode_metrics(episodes, roles, 0)
@@ -111,7 +111,7 @@ def test_whatever_an_environment_raises_loses_its_own_episode_alone(method: str,
     episodes = play_beside(g, ["bad"], tmp_path)
     if method == "close":
         assert episodes["bad"].status == "terminated"
-        assert g.host.not_closed == 1
+        assert g.threads.not_closed == 1
     else:
         lost(episodes["bad"], f"environment World: {method}() raised")
     unharmed(episodes, (), tmp_path)
@@ -171,7 +171,7 @@ def test_whatever_hangs_loses_its_own_episode_alone_and_the_next_ones_get_other_
             assert episodes[name].scored
         else:
             lost(episodes[name], f"environment World: {method}() took over 1 s", place=False)
-    assert g.host.not_closed == len(HANGS)
+    assert g.threads.not_closed == len(HANGS)
     unharmed(episodes, (), tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_a_close_that_blocks_costs_no_later_episode(tmp_path: Path) -> None:
     g = world({f"bad {n}": ("close", HANGS["block"]) for n in range(2)}, timeout=0.7)
     episodes = play_beside(g, ["bad 0", "bad 1"], tmp_path, live=1)
     assert [episode.status for episode in episodes.values()] == ["terminated"] * 5
-    assert (g.host.given_up, g.host.not_closed) == (2, 2)
+    assert (g.threads.given_up, g.threads.not_closed) == (2, 2)
 
 
 def test_a_session_whose_thread_still_hangs_is_closed_once_it_is_free(
@@ -217,7 +217,7 @@ def test_a_session_whose_thread_still_hangs_is_closed_once_it_is_free(
     monkeypatch.setattr(WorldSession, "close", close)
     g = world({"bad": ("step", lambda: free.wait(60))}, timeout=0.3)
     assert play_beside(g, ["bad"], tmp_path)["bad"].status == "timed_out"
-    assert g.host.given_up == 1
+    assert g.threads.given_up == 1
     assert not closed.is_set()
     free.set()
     assert closed.wait(30)
@@ -241,12 +241,12 @@ class Given(Term):
     """Gives each episode 1, but to the task ``bad`` whatever it is told to."""
 
     async def score(self, episode: Episode) -> Any:
-        result = MISDEED[0]() if episode.task.id == "bad" else [Earned(1.0) for _ in episode.transitions]
+        result = MISDEED[0]() if episode.task.id == "bad" else [TermReward(1.0) for _ in episode.transitions]
         return await result if asyncio.iscoroutine(result) else result
 
 
 class Here(Given):
-    keeps_time = True  # type: ignore[misc]  # so that it runs on the event loop that all episodes share
+    own_timeout = True  # type: ignore[misc]  # so that it runs on the event loop that all episodes share
 
 
 MISDEED: list[Misdeed] = [lambda: None]
@@ -311,7 +311,7 @@ def test_whatever_an_organization_returns_loses_its_own_episode_alone(value: str
 
 
 @pytest.mark.parametrize("how", ["wait", "refuse to end"])
-def test_an_organization_that_waits_for_nobody_is_called_off(how: str, tmp_path: Path) -> None:
+def test_an_organization_that_waits_for_nobody_is_cancelled(how: str, tmp_path: Path) -> None:
     episodes = play_beside(world({}, organization=Unruly(HANGS[how]), timeout=0.5), ["bad"], tmp_path)
     assert episodes["bad"].status == "timed_out"
     assert "the organization Unruly waited over 0.5 s for no agent" in episodes["bad"].error

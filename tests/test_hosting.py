@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from marft.game import hosting
-from marft.game.hosting import Host, HostThread, OverdueError, RaisedError
+from marft.game import loop_threads
+from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 
 LONG = 30.0  # seconds: never waited for where all is well
 
@@ -22,12 +22,12 @@ LONG = 30.0  # seconds: never waited for where all is well
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """For machines that are busy."""
-    monkeypatch.setattr(hosting, "GRACE_SECONDS", LONG)
+    monkeypatch.setattr(loop_threads, "GRACE_SECONDS", LONG)
 
 
 @pytest.fixture
-def thread() -> Iterator[HostThread]:
-    thread = HostThread()
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
     yield thread
     thread.stop()
 
@@ -36,7 +36,7 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, LONG))
 
 
-def ended(thread: HostThread) -> bool:
+def ended(thread: LoopThread) -> bool:
     thread._thread.join(LONG)
     return not thread._thread.is_alive() and thread.loop.is_closed()
 
@@ -52,11 +52,11 @@ def blocking() -> tuple[Callable[[], bool], threading.Event]:
 
 
 class TestCalls:
-    def test_what_takes_too_long_is_overdue_and_says_so(self, thread: HostThread) -> None:
+    def test_what_takes_too_long_is_overdue_and_says_so(self, thread: LoopThread) -> None:
         with pytest.raises(OverdueError, match=r"it took over 0\.05 s"):
             run(thread.call(forever, timeout=0.05))
 
-    def test_a_timeout_that_a_call_raises_is_its_own(self, thread: HostThread) -> None:
+    def test_a_timeout_that_a_call_raises_is_its_own(self, thread: LoopThread) -> None:
         async def late() -> None:
             raise TimeoutError("of its own")
 
@@ -64,7 +64,7 @@ class TestCalls:
             run(thread.call(late, timeout=LONG))
         assert not isinstance(caught.value, OverdueError)
 
-    def test_errors_of_ours_come_as_they_are(self, thread: HostThread) -> None:
+    def test_errors_of_ours_come_as_they_are(self, thread: LoopThread) -> None:
         def refuse() -> None:
             raise LookupError("ours")
 
@@ -73,24 +73,24 @@ class TestCalls:
         with pytest.raises(RaisedError, match=r"LookupError: ours \(test_hosting.py:"):
             run(thread.call_theirs(refuse, timeout=LONG))
 
-    def test_who_is_called_off_is_called_off(self, thread: HostThread) -> None:
-        async def called_off() -> bool:
+    def test_who_is_cancelled_is_cancelled(self, thread: LoopThread) -> None:
+        async def cancelled() -> bool:
             waiting = asyncio.create_task(thread.call_theirs(forever, timeout=None))
             await asyncio.sleep(0.05)
             waiting.cancel()
             await asyncio.wait([waiting])
             return waiting.cancelled() and await thread.responsive()
 
-        assert run(called_off())
+        assert run(cancelled())
 
-    def test_a_call_that_calls_itself_off_has_raised(self, thread: HostThread) -> None:
+    def test_a_call_that_calls_itself_off_has_raised(self, thread: LoopThread) -> None:
         async def give_up() -> None:
             raise asyncio.CancelledError
 
         with pytest.raises(RaisedError, match="CancelledError"):
             run(thread.call_theirs(give_up, timeout=LONG))
 
-    def test_a_call_that_cancels_its_own_task_has_raised(self, thread: HostThread) -> None:
+    def test_a_call_that_cancels_its_own_task_has_raised(self, thread: LoopThread) -> None:
         async def cancel() -> None:
             task = asyncio.current_task()
             assert task
@@ -100,7 +100,7 @@ class TestCalls:
         with pytest.raises(RaisedError, match="the call called itself off"):
             run(thread.call_theirs(cancel, timeout=LONG))
 
-    def test_a_task_that_exits_ends_no_thread(self, thread: HostThread) -> None:
+    def test_a_task_that_exits_ends_no_thread(self, thread: LoopThread) -> None:
         async def leave() -> None:
             raise SystemExit(3)
 
@@ -112,7 +112,7 @@ class TestCalls:
         thread.stop()
         assert ended(thread)
 
-    def test_whatever_a_call_raises_it_serves_the_next(self, thread: HostThread) -> None:
+    def test_whatever_a_call_raises_it_serves_the_next(self, thread: LoopThread) -> None:
         def leave() -> None:
             raise SystemExit(3)
 
@@ -125,9 +125,9 @@ class TestCalls:
 
 class TestAThread:
     def test_it_is_not_responsive_while_a_call_blocks_it_or_goes_on(
-        self, thread: HostThread, monkeypatch: pytest.MonkeyPatch
+        self, thread: LoopThread, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hosting, "GRACE_SECONDS", 0.1)
+        monkeypatch.setattr(loop_threads, "GRACE_SECONDS", 0.1)
         block, free = blocking()
 
         async def go_on() -> None:
@@ -147,7 +147,7 @@ class TestAThread:
         assert not run(during(go_on))
         free.set()
 
-    def test_what_a_session_leaves_behind_is_called_off(self, thread: HostThread) -> None:
+    def test_what_a_session_leaves_behind_is_cancelled(self, thread: LoopThread) -> None:
         left: list[asyncio.Task[None]] = []
 
         async def leave() -> None:
@@ -158,7 +158,7 @@ class TestAThread:
         assert run(thread.vacated())
         assert left[0].cancelled()
 
-    def test_what_does_not_end_at_once_is_called_off_again(self, thread: HostThread) -> None:
+    def test_what_does_not_end_at_once_is_cancelled_again(self, thread: LoopThread) -> None:
         left: list[asyncio.Task[None]] = []
 
         async def cling() -> None:
@@ -174,7 +174,7 @@ class TestAThread:
         assert run(thread.vacated())
         assert left[0].cancelled()
 
-    def test_one_that_is_stopped_calls_off_what_is_left_and_ends(self, thread: HostThread) -> None:
+    def test_one_that_is_stopped_calls_off_what_is_left_and_ends(self, thread: LoopThread) -> None:
         left: list[asyncio.Task[None]] = []
 
         async def leave() -> None:
@@ -186,7 +186,7 @@ class TestAThread:
         assert ended(thread)
         assert left[0].cancelled()
 
-    def test_what_is_asked_for_later_runs_when_it_is_free(self, thread: HostThread) -> None:
+    def test_what_is_asked_for_later_runs_when_it_is_free(self, thread: LoopThread) -> None:
         block, free = blocking()
         done = threading.Event()
         with pytest.raises(OverdueError):
@@ -196,7 +196,7 @@ class TestAThread:
         free.set()
         assert done.wait(LONG)
 
-    def test_one_whose_loop_is_closed_says_so_and_leaves_nothing_unawaited(self, thread: HostThread) -> None:
+    def test_one_whose_loop_is_closed_says_so_and_leaves_nothing_unawaited(self, thread: LoopThread) -> None:
         thread.stop()
         assert ended(thread)
         with warnings.catch_warnings(record=True) as seen:
@@ -211,7 +211,7 @@ class TestAThread:
         assert [str(warning.message) for warning in seen if "awaited" in str(warning.message)] == []
 
     def test_what_nobody_waits_for_complains_in_one_line(
-        self, thread: HostThread, caplog: pytest.LogCaptureFixture
+        self, thread: LoopThread, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def fail() -> None:
             raise ValueError("two\nlines \x1b[2J")
@@ -231,9 +231,9 @@ class TestAThread:
 
 class TestTheHost:
     def test_a_thread_serves_the_next_session_unless_one_has_failed_on_it(self) -> None:
-        host = Host()
+        host = LoopThreadPool()
 
-        async def sessions() -> tuple[bool, bool, HostThread]:
+        async def sessions() -> tuple[bool, bool, LoopThread]:
             first = host.acquire()
             await host.release(first, suspect=False)
             second = host.acquire()
@@ -251,11 +251,11 @@ class TestTheHost:
     def test_one_that_does_not_come_back_is_given_up_and_ends_when_it_does(
         self, suspect: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hosting, "GRACE_SECONDS", 0.1)
-        host = Host()
+        monkeypatch.setattr(loop_threads, "GRACE_SECONDS", 0.1)
+        host = LoopThreadPool()
         block, free = blocking()
 
-        async def session() -> HostThread:
+        async def session() -> LoopThread:
             thread = host.acquire()
             with pytest.raises(OverdueError):
                 await thread.call(block, timeout=0.05)
@@ -268,8 +268,8 @@ class TestTheHost:
         free.set()
         assert ended(thread)
 
-    def test_a_call_that_was_called_off_is_let_come_to_its_end(self) -> None:
-        host, cleaned = Host(), threading.Event()
+    def test_a_call_that_was_cancelled_is_let_come_to_its_end(self) -> None:
+        host, cleaned = LoopThreadPool(), threading.Event()
 
         async def cleans_up() -> None:
             try:
@@ -289,7 +289,7 @@ class TestTheHost:
         assert host.given_up == 0
 
     def test_closing_it_ends_its_threads(self) -> None:
-        host = Host()
+        host = LoopThreadPool()
         threads = [host.acquire(), host.acquire()]
 
         async def give_back() -> None:
@@ -302,7 +302,7 @@ class TestTheHost:
         assert host.acquire() not in threads
 
     def test_so_many_calls_of_a_kind_are_under_way_at_a_time_and_no_more(self) -> None:
-        host = Host()
+        host = LoopThreadPool()
 
         async def two_of_three() -> list[bool]:
             slots = host.slots("judge", 2)

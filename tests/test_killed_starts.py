@@ -26,11 +26,11 @@ KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path
     from marft.runs.folder import RunFolder
-    from marft.stage import Stage
+    from marft.rollouts import LocalRollouts
     from marft.training import Silent, train
     from tests.helpers import settings
 
-    Stage(settings()).close()  # imports what the children would, each for itself
+    LocalRollouts(settings()).close()  # imports what the children would, each for itself
 
     class Stopping(Silent):
         def wants_stop(self):

@@ -20,7 +20,7 @@ from marft.config.models import ModelSettings
 from marft.models import loading, templates
 from marft.models.checking import refuse_pickled
 from marft.models.loading import load_backbone, load_tokenizer, resolve_path
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from tests.helpers import settings
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -164,7 +164,7 @@ def test_a_tokenizer_that_is_broken_or_of_another_model_is_refused(
     table["model"]["vocab"] |= {f"word{n}": 442 + n for n in range(100)}
     (model / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(ValueError, match=r"models.base: its tokenizer has 5\d\d tokens and its model knows 442"):
-        Stage(settings(model))
+        LocalRollouts(settings(model))
     (model / "tokenizer.json").write_text('{"version": "1.0"}')
     with pytest.raises(ValueError, match="cannot load the tokenizer"):
         load_tokenizer(ModelSettings(path=str(model)))
@@ -173,8 +173,8 @@ def test_a_tokenizer_that_is_broken_or_of_another_model_is_refused(
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
     """An adapter of policy ``actor``, to break."""
-    with Stage(settings("tiny")) as stage:
-        stage.models.save_policy("actor", tmp_path / "adapter")
+    with LocalRollouts(settings("tiny")) as rollouts:
+        rollouts.models.save_policy("actor", tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
@@ -218,7 +218,7 @@ def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
     breaks, message = ADAPTERS[name]
     breaks(adapter)
     with pytest.raises(ValueError, match="adapter at ") as caught:
-        Stage(settings("tiny", "runs", "--policies.actor.adapter", str(adapter)))
+        LocalRollouts(settings("tiny", "runs", "--policies.actor.adapter", str(adapter)))
     assert message in str(caught.value)
 
 

@@ -72,7 +72,7 @@ def test_a_whole_model_and_its_saved_adapter_equal_peft(
     tuned: Backbone, random_model: Path, tmp_path: Path, name: str
 ) -> None:
     """In float64, so that only a different computation could show; with the model's own norms, which are float32."""
-    tuned.lean = False
+    tuned.fused = False
     save_adapter(tuned.adapters(name), LORA[name], str(random_model), tmp_path)
     tuned.model.double()
     base = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_a_policy_without_rows_gets_no_gradient_at_all(tuned: Backbone) -> None:
 
 def test_gradients_are_the_same_when_activations_are_computed_again(tuned: Backbone) -> None:
     """The backward pass runs the layers again: each row must meet its own adapter there too."""
-    tuned.lean = False  # as it is when activations are computed again
+    tuned.fused = False  # as it is when activations are computed again
     rows = PackedRows.of(ROWS, ["one", "two", "one"], tuned.device)
     forwards: list[int] = []
     tuned.model.get_submodule("model.layers.0.self_attn.q_proj").register_forward_pre_hook(

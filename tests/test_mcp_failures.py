@@ -14,8 +14,8 @@ import pytest
 
 from marft.tools import connection
 from marft.tools.mcp import MCP, SharedServer
-from tests.test_leash import gone, linux, soon
 from tests.test_mcp import SERVER, ask
+from tests.test_subreaper import gone, linux, soon
 from tests.test_tools import call, run, says, with_tools
 
 SILENT = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -80,7 +80,7 @@ def test_a_server_that_comes_too_late_for_its_episode_ends(monkeypatch: pytest.M
     assert action.calls[0].output == "count_up took over 0.3 s"
     assert len(started) == 1
     assert soon(lambda: not source._live, 10)
-    g.host.close()
+    g.threads.close()
     assert soon(lambda: threads() <= before, 10)
     source.close()
 

@@ -38,7 +38,7 @@ OBEYED = ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\r", "\x08", "\u202e", "\u2066")
 def hostile_episode(**changes: Any) -> Episode:
     action = replace(
         make_action(HOSTILE, text=HOSTILE), ended=1.0, calls=(ToolCall(HOSTILE, HOSTILE, HOSTILE, error=True),),
-        asides=(HOSTILE,),
+        intermediate_texts=(HOSTILE,),
     )  # fmt: skip
     transitions = (Transition(Observation(HOSTILE), 1.0, {HOSTILE: 1.0}, {HOSTILE: 1.0, f"x/{HOSTILE}": 0.5}),)
     return replace(

@@ -199,7 +199,7 @@ def team(organization: str, tmp_path: Path, *overrides: str) -> Any:
 
 @pytest.mark.parametrize("organization", sorted(TEAMS))
 def test_every_organization_trains(organization: str, tmp_path: Path) -> None:
-    run = team(organization, tmp_path, "--algorithm.credit", "{ name = 'gae', chain = 'graph' }")
+    run = team(organization, tmp_path, "--algorithm.credit", "{ name = 'gae', successor = 'graph' }")
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2
     acted = {a.agent for e in read_episodes(folder.episodes / "step_000002.parquet") for a in e.actions}

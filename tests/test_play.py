@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marft.game import hosting
+from marft.game import loop_threads
 from marft.game.agents import Agents
 from marft.game.game import Attempt, Game
 from marft.game.organizations.chain import Chain
@@ -162,7 +162,7 @@ class TestFailures:
         for script, idle in ((Script([boom]), 0), (Script([ends()]), 1)):
             g = game(script)
             run(g)
-            assert len(g.host._idle) == idle
+            assert len(g.threads._idle) == idle
 
     def test_an_environment_whose_reset_raises(self) -> None:
         def boom() -> Observation:
@@ -201,7 +201,7 @@ class TestFailures:
         assert stuck.status == "timed_out"
         assert "over 0.2 s" in stuck.error
         assert good.scored
-        assert g.host.given_up == 1
+        assert g.threads.given_up == 1
 
     def test_an_environment_that_waits_forever_leaves_a_usable_thread(self) -> None:
         class Waiting(Script):
@@ -217,7 +217,7 @@ class TestFailures:
 
         g = game(Waiting([]), timeout=0.2)
         assert run(g).status == "timed_out"
-        assert g.host.given_up == 0
+        assert g.threads.given_up == 0
 
     def test_more_sessions_than_the_system_allows_are_an_error_that_says_so(
         self, monkeypatch: pytest.MonkeyPatch
@@ -225,7 +225,7 @@ class TestFailures:
         def refuse() -> None:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr(hosting, "HostThread", refuse)
+        monkeypatch.setattr(loop_threads, "LoopThread", refuse)
         with pytest.raises(ValueError, match=r"Too many open files.*lower rollout.max_live_episodes"):
             run(game(Script([ends()])))
 
@@ -233,7 +233,7 @@ class TestFailures:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
         try:
-            hosting.Host()
+            loop_threads.LoopThreadPool()
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 512
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

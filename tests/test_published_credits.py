@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marft.learning.credit.batch import Batch
 from marft.learning.credit.comam import CoMAM
 from marft.learning.credit.magrpo import MAGRPO
-from marft.learning.interfaces import Credits, Evidence, Level
+from marft.learning.interfaces import CreditInputs, Credits, Level
 from marft.types import Action, Episode, Fork, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import make_action
@@ -45,10 +45,10 @@ class TestReinforcePlusPlus:
     def test_it_equals_the_slow_reference(
         self, batch: list[Episode], level: Level, whiten: bool, data: st.DataObject
     ) -> None:
-        evidence = Evidence(batch, level)
-        flat = [data.draw(st.lists(COST, min_size=size, max_size=size)) for size in evidence.sizes()]
+        inputs = CreditInputs(batch, level)
+        flat = [data.draw(st.lists(COST, min_size=size, max_size=size)) for size in inputs.sizes()]
         trained = data.draw(st.sampled_from([("a", "b", "c", "d"), ("a", "c"), ("b",)]))
-        paid = replace(evidence, costs=[np.array(row) for row in flat], trained=trained)
+        paid = replace(inputs, costs=[np.array(row) for row in flat], trained=trained)
         rows, by_episode = iter(flat), []
         for episode in batch:
             by_episode.append([next(rows) for _ in episode.actions])
@@ -60,7 +60,7 @@ class TestReinforcePlusPlus:
         episode = Episode(
             Task("t", "o"), "train/0", 0, (action,), "terminated", (Transition(Observation("o"), 1.0),)
         )  # fmt: skip
-        paid = Evidence([episode], "token", costs=[np.array([0.1, 0.2, 0.4])])
+        paid = CreditInputs([episode], "token", costs=[np.array([0.1, 0.2, 0.4])])
         np.testing.assert_allclose(Batch(whiten=False).assign(paid).advantages[0], [0.3, 0.4, 0.6])
 
     def test_long_answers_weigh_by_their_tokens_in_the_mean(self) -> None:
@@ -72,7 +72,7 @@ class TestReinforcePlusPlus:
             )
             for n, (tokens, reward) in enumerate([((1,), 1.0), ((1, 2, 3), 0.0)])
         ]  # fmt: skip
-        advantages = numbers(Batch().assign(Evidence(batch, "token")))
+        advantages = numbers(Batch().assign(CreditInputs(batch, "token")))
         np.testing.assert_allclose(advantages, [1.5, -0.5, -0.5, -0.5], rtol=1e-6)
 
     def test_a_frozen_teammates_words_take_no_part_in_whitening(self) -> None:
@@ -89,7 +89,7 @@ class TestReinforcePlusPlus:
         ]  # fmt: skip
 
         def of_a(episodes: list[Episode]) -> list[float]:
-            credits = Batch().assign(Evidence(episodes, "token", trained={"a"}))
+            credits = Batch().assign(CreditInputs(episodes, "token", trained={"a"}))
             actions = [action for e in episodes for action in e.actions]
             return [x for row, a in zip(credits.advantages, actions, strict=True) if a.agent == "a" for x in row]
 
@@ -101,14 +101,14 @@ class TestMAGRPO:
     @settings(max_examples=200)
     def test_it_equals_the_slow_reference(self, batch: list[Episode], scale: bool, data: st.DataObject) -> None:
         costs = [[data.draw(COST) for _ in e.actions] for e in batch]
-        evidence = Evidence(batch, "action", costs=[np.array([c]) for row in costs for c in row])
+        inputs = CreditInputs(batch, "action", costs=[np.array([c]) for row in costs for c in row])
         expected = slow.magrpo(batch, costs, scale)
-        np.testing.assert_allclose(numbers(MAGRPO(scale=scale).assign(evidence)), expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(numbers(MAGRPO(scale=scale).assign(inputs)), expected, rtol=1e-6, atol=1e-6)
 
     def test_a_turn_is_not_credited_with_what_was_earned_before_it(self) -> None:
         """The first turn told the two apart; the second earned the same in both."""
         batch = [two_turns(0, (1.0, 1.0)), two_turns(1, (0.0, 1.0))]
-        credits = MAGRPO().assign(Evidence(batch, "action"))
+        credits = MAGRPO().assign(CreditInputs(batch, "action"))
         assert numbers(credits) == [0.5, 0.5, 0.0, 0.0, -0.5, -0.5, 0.0, 0.0]
         assert credits.metrics["groups"] == 2
         assert credits.metrics["groups_all_equal"] == 1
@@ -122,7 +122,7 @@ class TestMAGRPO:
                 batch.append(Episode(Task("t", "o"), "train/0", i, actions, "terminated",
                                      (Transition(Observation("o"), reward),), fork=None if i == j else Fork("x", "")))  # fmt: skip
                 costs += [np.array([prices[i]]), np.array([0.0])]
-            credits = MAGRPO(joint_mode="cross", scale=True).assign(Evidence(batch, "action", costs=costs))
+            credits = MAGRPO(joint_mode="cross", scale=True).assign(CreditInputs(batch, "action", costs=costs))
             return [x for x, trained in zip(numbers(credits), credits.trained, strict=True) if trained]
 
         grid = [(0, 0), (1, 1), (0, 1), (1, 0)]
@@ -136,18 +136,18 @@ class TestCoMAM:
         return [two_turns(n, (0.0, reward), own[n]) for n, reward in enumerate((1.0, 0.0))]
 
     def test_an_agent_without_a_signal_of_its_own_learns_from_the_teams(self) -> None:
-        credits = CoMAM(scale=False).assign(Evidence(self.batch(), "action"))
+        credits = CoMAM(scale=False).assign(CreditInputs(self.batch(), "action"))
         assert numbers(credits) == [0.5] * 4 + [-0.5] * 4
         assert credits.metrics["groups_without_local_signal"] == 2
         assert credits.metrics["global_weight"] == 1.0
 
     def test_the_weight_without_a_signal_is_a_setting(self) -> None:
-        assert numbers(CoMAM(fallback_weight=0.0).assign(Evidence(self.batch(), "action"))) == [0.0] * 8
-        quarter = CoMAM(scale=False, fallback_weight=0.5).assign(Evidence(self.batch(), "action"))
+        assert numbers(CoMAM(fallback_weight=0.0).assign(CreditInputs(self.batch(), "action"))) == [0.0] * 8
+        quarter = CoMAM(scale=False, fallback_weight=0.5).assign(CreditInputs(self.batch(), "action"))
         assert numbers(quarter)[0] == pytest.approx(0.25)
 
     def test_a_signal_that_ranks_against_the_team_leaves_the_teams_out(self) -> None:
         """Agent a is paid for what the team loses by; b has no rewards of its own."""
-        credits = CoMAM(scale=False).assign(Evidence(self.batch(own=(-2.0, 2.0)), "action"))
+        credits = CoMAM(scale=False).assign(CreditInputs(self.batch(own=(-2.0, 2.0)), "action"))
         assert numbers(credits)[:2] == [-2.0, 0.5]
         assert credits.metrics["groups_without_local_signal"] == 1

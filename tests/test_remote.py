@@ -21,9 +21,9 @@ from marft.evaluation.metrics import remote_metrics
 from marft.evaluation.replay import replay
 from marft.evaluation.report import write_report
 from marft.game.game import Attempt, EpisodeFailedError
+from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.training import train
 from marft.types import Mark, Option, Prompt, Sampling, Tool, Usage
 from tests.endpoint import KEY, Reply, error, says, serving
@@ -110,10 +110,10 @@ def test_a_remote_agent_uses_its_tools_and_goes_on(tmp_path: Path) -> None:
             server, tmp_path, "--tools.sums", "{ name = 'function', call = 'tests.tools:add' }",
             "--agents.reasoner.tools", "['sums']",
         )  # fmt: skip
-        with Stage(run) as stage:
-            (episode,) = stage.play([Attempt(run.environment.tasks("train")[0], "s", critic_states=True)])  # type: ignore[attr-defined]
+        with LocalRollouts(run) as rollouts:
+            (episode,) = rollouts.play([Attempt(run.environment.tasks("train")[0], "s", critic_states=True)])  # type: ignore[attr-defined]
     action = episode.actions[0]
-    assert (action.text, action.asides, action.calls[0].output) == ("It is 5", ("Well.",), "5")
+    assert (action.text, action.intermediate_texts, action.calls[0].output) == ("It is 5", ("Well.",), "5")
     assert action.usage == Usage(14, 6)
     assert [int(mark) for mark in np.unique(action.marks)] == [Mark.SAMPLED, Mark.TOOL]
     sent = server.requests[1]["messages"]
@@ -178,9 +178,9 @@ def test_a_remote_teammate_and_one_that_trains(tmp_path: Path, monkeypatch: pyte
         assert train(again, folder, resume=True).step == 3
         write_report(folder)
         replay(folder, [run.algorithm], 1)
-        with Stage(run) as stage:
-            stage.engine.publish(0)
-            evaluation, _ = evaluate(stage, "base", "greedy", run.environment.tasks("test")[:2])  # type: ignore[attr-defined]
+        with LocalRollouts(run) as rollouts:
+            rollouts.engine.publish(0)
+            evaluation, _ = evaluate(rollouts, "base", "greedy", run.environment.tasks("test")[:2])  # type: ignore[attr-defined]
         screen = Scripted()
         shown = play_live(run, None, "base", 0, [], screen)
     episodes = read_episodes(folder.episodes / "step_000001.parquet")
@@ -222,9 +222,9 @@ def test_a_team_that_is_remote_alone_can_be_evaluated(tmp_path: Path) -> None:
         }
         table["policies"] = {"solver": {"model": "teacher", "train": "frozen"}}
         run = parse_recipe(table)
-        with Stage(run) as stage:
-            assert stage.models.policies["solver"].context == 300
-            evaluation, _ = evaluate(stage, "base", "sampled", run.environment.tasks("test")[:3])  # type: ignore[attr-defined]
+        with LocalRollouts(run) as rollouts:
+            assert rollouts.models.policies["solver"].context == 300
+            evaluation, _ = evaluate(rollouts, "base", "sampled", run.environment.tasks("test")[:3])  # type: ignore[attr-defined]
     assert (evaluation.tasks, evaluation.failed) == (3, 0)
 
 
@@ -233,9 +233,9 @@ def test_a_turn_that_is_remote_cannot_begin_with_anothers_text(tmp_path: Path) -
         run = team(server, tmp_path, "--team", "{ organization = 'tests.plugins:Continued' }")
         table = run.model_dump(mode="json", exclude_none=True)
         table["agents"] = table["agents"][::-1]
-        with Stage(parse_recipe(table)) as stage:
-            stage.engine.publish(0)
-            episode = stage.play([Attempt(run.environment.tasks("test")[0], "s")])[0]  # type: ignore[attr-defined]
+        with LocalRollouts(parse_recipe(table)) as rollouts:
+            rollouts.engine.publish(0)
+            episode = rollouts.play([Attempt(run.environment.tasks("test")[0], "s")])[0]  # type: ignore[attr-defined]
     assert episode.status == "failed"
     assert "it is remote" in episode.error
     assert "pass it on as a message" in episode.error

@@ -13,7 +13,7 @@ from marft.config import parse_recipe
 from marft.config.endpoint import OMISSIBLE, EndpointSettings
 from marft.endpoints.client import Endpoint
 from marft.engines.remote import _fields
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Sampling
 from tests.endpoint import says, serving
 from tests.helpers import recipe, shown_in_docs
@@ -78,9 +78,9 @@ def test_a_reader_is_needed_and_counts_as_used() -> None:
 def test_a_key_that_is_not_there_and_a_context_that_nobody_reads_are_refused(tmp_path: Path) -> None:
     with serving(lambda body, n: says("x")) as server:
         with pytest.raises(ValueError, match=r"export NOT_THERE="):
-            Stage(team(server, tmp_path, api_key_variable="NOT_THERE"))
+            LocalRollouts(team(server, tmp_path, api_key_variable="NOT_THERE"))
         with pytest.raises(ValueError, match=r"models.teacher.context: 99999 tokens are more than"):
-            Stage(team(server, tmp_path, "--models.teacher.context", "99999"))
+            LocalRollouts(team(server, tmp_path, "--models.teacher.context", "99999"))
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

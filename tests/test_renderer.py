@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.renderer import ChatRenderer, Dialect
+from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.rendering import Cut, Message, PromptTooLongError, compose
 from marft.types import Profile
 
@@ -14,14 +14,14 @@ LONG = " ".join(f"word{n}" for n in range(60))
 
 
 def renderer(tokenizer: PreTrainedTokenizerBase, context: int = 512) -> ChatRenderer:
-    return ChatRenderer({"p": Dialect(tokenizer, context, {})})
+    return ChatRenderer({"p": ChatFormat(tokenizer, context, {})})
 
 
 def render(
     tokenizer: PreTrainedTokenizerBase, context: int, observation: str, seen: list[Message], cut: Cut
 ) -> tuple[str, int, int]:
     prompt = renderer(tokenizer, context).render("p", PROFILE, observation, seen, reserve=20, cut=cut)
-    return tokenizer.decode(prompt.ids), prompt.cut, len(prompt.ids)
+    return tokenizer.decode(prompt.ids), prompt.truncated_tokens, len(prompt.ids)
 
 
 def test_a_prompt_holds_profile_observation_messages_and_guidance_in_order(

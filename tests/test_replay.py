@@ -113,8 +113,8 @@ def test_the_runs_own_critic_judges_where_it_reads_the_same_way(run_folder: RunF
     learner = Learner(own, Models(own))
     path = Checkpoints(run_folder, own.checkpoints).find("step_000001")
     assert load_critic(path, learner)
-    judgement = learner.judge(list(audit.episodes), KnownLogProbs())
-    assert advantages_of(audit, "marft") == [float(s.advantages.mean()) for s in judgement.samples]
+    credited = learner.assign_credit(list(audit.episodes), KnownLogProbs())
+    assert advantages_of(audit, "marft") == [float(s.advantages.mean()) for s in credited.samples]
     assert [opinion.critic for opinion in audit.opinions] == [
         "the run's, of step_000001", "fitted to 18 recorded episodes"
     ]  # fmt: skip

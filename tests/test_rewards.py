@@ -15,12 +15,22 @@ import pytest
 from marft.config import parse_recipe
 from marft.evaluation.metrics import episode_metrics
 from marft.game.game import Attempt
-from marft.game.hosting import Host
-from marft.rewards.composing import Composer
-from marft.rewards.terms import Earned, Format, Function, MessageTokens, Outcome, Progress, StepCost, Term, Trajectory
+from marft.game.loop_threads import LoopThreadPool
+from marft.rewards.composer import RewardComposer
+from marft.rewards.terms import (
+    Format,
+    Function,
+    MessageTokens,
+    Outcome,
+    Progress,
+    StepCost,
+    Term,
+    TermReward,
+    Trajectory,
+)
+from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.training import train
 from marft.types import Episode, Observation, Task, Transition
 from tests.episodes import make_action
@@ -40,7 +50,7 @@ def episode(*rewards: float, success: bool | None = True) -> Episode:
 
 
 def compose(of: Episode, terms: Sequence[Term], timeout: float = 5.0) -> Episode:
-    return asyncio.run(Composer(terms, ("a", "b"), Host(), timeout)(of))
+    return asyncio.run(RewardComposer(terms, ("a", "b"), LoopThreadPool(), timeout)(of))
 
 
 def composed(*terms: Term, of: Episode | None = None) -> list[tuple[float, Mapping[str, float]]]:
@@ -117,7 +127,9 @@ def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nob
     async def beside() -> tuple[Episode, int]:
         of = episode(1.0)
         of = replace(of, actions=(replace(of.actions[0], text="a" * 60 + "!"),))
-        composing = asyncio.create_task(Composer((Format(pattern="(a|a)+$"),), ("a", "b"), Host(), 10.0)(of))
+        composing = asyncio.create_task(
+            RewardComposer((Format(pattern="(a|a)+$"),), ("a", "b"), LoopThreadPool(), 10.0)(of)
+        )
         turns = 0
         while not composing.done():
             await asyncio.sleep(0.02)
@@ -131,14 +143,14 @@ def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nob
 
 
 class Short(Term):
-    def score(self, episode: Episode) -> list[Earned]:
-        return [Earned(1.0)]
+    def score(self, episode: Episode) -> list[TermReward]:
+        return [TermReward(1.0)]
 
 
 class Awaited(Term):
-    async def score(self, episode: Episode) -> list[Earned]:
+    async def score(self, episode: Episode) -> list[TermReward]:
         await asyncio.sleep(0.01)
-        return [Earned(2.0) for _ in episode.transitions]
+        return [TermReward(2.0) for _ in episode.transitions]
 
 
 def test_a_term_gives_one_entry_a_step_and_may_be_awaited() -> None:
@@ -159,11 +171,11 @@ def test_a_term_that_hangs_loses_its_own_episode_alone_and_holds_up_nobody(tmp_p
     environment = {"name": "tests.plugins:Flaky"}
     run = settings("tiny", tmp_path, "--rewards", terms, "--rollout.timeout_seconds", "0.3", environment=environment)
     done: list[Episode] = []
-    with Stage(run) as stage:
-        stage.engine.publish(0)
+    with LocalRollouts(run) as rollouts:
+        rollouts.engine.publish(0)
         attempts = [Attempt(task, "s") for task in run.environment.tasks("test")[:3]]  # type: ignore[attr-defined]
-        played = stage.play(attempts, on_done=done.append)
-        assert stage.game.host.given_up == 1
+        played = rollouts.play(attempts, on_done=done.append)
+        assert rollouts.game.threads.given_up == 1
     assert [episode.status for episode in played] == ["terminated", "timed_out", "terminated"]
     assert played[1].error == "reward term 'function' took over 0.3 s"
     assert played[0].transitions[0].terms == {"function": 1.0}

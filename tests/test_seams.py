@@ -46,7 +46,7 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
     [
         ("organizations", "marft.learning.objectives.ppo:PPO", "no method async def act(self, observation, agents), it looks like an objective"),
         ("environments", "marft.game.organizations.chain:Chain", "no method def tasks(self, split)"),
-        ("credits", "marft.game.channels.raw:Raw", "no method def assign(self, evidence)"),
+        ("credits", "marft.game.channels.raw:Raw", "no method def assign(self, inputs)"),
         ("objectives", "marft.learning.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
         ("schedules", "marft.learning.credit.rae:RAE", "no attribute correction"),
         ("channels", "marft.learning.schedules:A2PO", "no method def carry(self, messages)"),
@@ -58,9 +58,9 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("environments", "tests.wrong:Streaming", "tasks is a coroutine, which nobody would await"),
         ("channels", "tests.wrong:Abstract", "carry is abstract; write def carry(self, messages)"),
         ("schedules", "tests.wrong:Truthful", "its ratio_limit is True, not int or float"),
-        ("credits", "tests.wrong:Halfway", "no method def remember(self, memory)"),
-        ("credits", "tests.wrong:Stranger", "its compares is 'tasks', not '' or 'task'"),
-        ("credits", "tests.wrong:Silent", "no method def assign(self, evidence)"),
+        ("credits", "tests.wrong:Halfway", "no method def load_state_dict(self, state)"),
+        ("credits", "tests.wrong:Stranger", "its grouped_by is 'tasks', not '' or 'task'"),
+        ("credits", "tests.wrong:Silent", "no method def assign(self, inputs)"),
         ("organizations", "tests.wrong:Raises", "tests.wrong.Raises raised KeyError: 'nowhere' (wrong.py:"),
     ],
 )  # fmt: skip

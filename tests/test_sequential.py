@@ -13,20 +13,20 @@ import pytest
 import torch
 
 import marft.learning.learner as learner_module
+from marft.collection import collect, training_tasks
 from marft.config import RunSettings
-from marft.gathering import gather, training_tasks
 from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.credit.step_gae import StepGAE
 from marft.learning.interfaces import Credits, Floats, Progress, UpdatePhase
-from marft.learning.learner import Judgement, Learner
+from marft.learning.learner import CreditedEpisodes, Learner
 from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.schedules import A2PO
 from marft.learning.update import Update
 from marft.models.pool import Models
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Action, Episode, Sample
 from tests import references
 from tests import references_credit as slow
@@ -34,7 +34,7 @@ from tests.helpers import settings
 
 START = Progress(0, 0)
 Parameters = dict[str, torch.Tensor]
-Correct = Callable[[Learner, Judgement, UpdatePhase, Sequence[float]], list[Sample]]
+Correct = Callable[[Learner, CreditedEpisodes, UpdatePhase, Sequence[float]], list[Sample]]
 
 
 def recipe(tmp_path: Path, name: str, *overrides: str) -> RunSettings:
@@ -50,8 +50,8 @@ def recipe(tmp_path: Path, name: str, *overrides: str) -> RunSettings:
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[Episode]:
     """Episodes of two environment steps, with rewards that differ."""
     run = recipe(tmp_path_factory.mktemp("played"), "happo")
-    with Stage(run) as stage:
-        return gather(stage, training_tasks(run), 0, 0, lambda _: None).evidence
+    with LocalRollouts(run) as rollouts:
+        return collect(rollouts, training_tasks(run), 0, 0, lambda _: None).credit_inputs
 
 
 def learned(run: RunSettings, episodes: Sequence[Episode]) -> tuple[Parameters, dict[str, float]]:
@@ -68,7 +68,7 @@ def parameters(learner: Learner) -> Parameters:
 def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> Parameters:
     """The same by plain loops: before each turn, how far everybody before has moved at each (episode, step)."""
     learner = Learner(run, Models(run))
-    judgement = learner.judge(episodes, KnownLogProbs())
+    credited = learner.assign_credit(episodes, KnownLogProbs())
     for optimizer in learner.optimizers.values():
         optimizer.begin_step(0)
     update = Update(
@@ -79,7 +79,7 @@ def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> P
         factors = [
             step_ratio(learner, episode, action, updated) for episode in episodes for action in episode.actions
         ]  # fmt: skip
-        update.run(phase, correct(learner, judgement, phase, factors), 0)
+        update.run(phase, correct(learner, credited, phase, factors), 0)
         updated += phase.policies
     return parameters(learner)
 
@@ -95,25 +95,25 @@ def step_ratio(learner: Learner, episode: Episode, action: Action, updated: Sequ
     return min(2.0, max(0.5, product))
 
 
-def happo(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
+def happo(learner: Learner, credited: CreditedEpisodes, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
     return [
-        replace(sample, advantages=sample.advantages * m) for sample, m in zip(judgement.samples, factors, strict=True)
+        replace(sample, advantages=sample.advantages * m) for sample, m in zip(credited.samples, factors, strict=True)
     ]
 
 
-def a2po(learner: Learner, judgement: Judgement, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
-    evidence, advantages, first = judgement.evidence, [], 0
-    assert evidence.values is not None
-    for number, episode in enumerate(evidence.episodes):
+def a2po(learner: Learner, credited: CreditedEpisodes, phase: UpdatePhase, factors: Sequence[float]) -> list[Sample]:
+    inputs, advantages, first = credited.inputs, [], 0
+    assert inputs.values is not None
+    for number, episode in enumerate(inputs.episodes):
         last = first + len(episode.actions)
-        values = [row.tolist() for row in evidence.values.actions[first:last]]
-        final = evidence.values.bootstrap[number]
+        values = [row.tolist() for row in inputs.values.actions[first:last]]
+        final = inputs.values.bootstrap[number]
         advantages += slow.step_gae(episode, values, final, "first", 0.99, 0.95, factors[first:last])
         first = last
     width = 0.2 * phase.clip_scale / 2
     return [
         replace(s, advantages=np.array([a]), log_factor=math.log(min(1 + width, max(1 - width, m))))
-        for s, a, m in zip(judgement.samples, references.normalised(advantages), factors, strict=True)
+        for s, a, m in zip(credited.samples, references.normalised(advantages), factors, strict=True)
     ]
 
 
@@ -176,9 +176,9 @@ class TestSemiGreedyOrder:
         run = recipe(tmp_path, "a2po")
         learner = Learner(run, Models(run))
         learner.schedule = Told()
-        judgement = learner.judge(played, learner.known(played))
+        credited = learner.assign_credit(played, learner.score_before_update(played))
         sizes: dict[str, list[float]] = {}
-        for action, row in zip(judgement.evidence.actions, judgement.credits.advantages, strict=True):
+        for action, row in zip(credited.inputs.actions, credited.credits.advantages, strict=True):
             sizes.setdefault(action.policy, []).extend(abs(float(x)) for x in row)
         learner.learn(played, START)
         assert told[0].advantages == pytest.approx({name: sum(rows) / len(rows) for name, rows in sizes.items()})
@@ -274,9 +274,7 @@ class TestAcceptance:
         learner = Learner(run, Models(run))
         learner.learn(played, START)
         before = {name: optimizer.snapshot() for name, optimizer in learner.optimizers.items()}
-        monkeypatch.setattr(
-            StepGAE, "assign", lambda self, evidence: Credits(*[[np.zeros(1)] * len(evidence.actions)] * 3)
-        )
+        monkeypatch.setattr(StepGAE, "assign", lambda self, inputs: Credits(*[[np.zeros(1)] * len(inputs.actions)] * 3))
         monkeypatch.setattr(update_module, "score_actions", counted)
         metrics = learner.learn(played, Progress(1, 0))
         assert not {"rollbacks", "accepted_fraction"} & metrics.keys()
@@ -314,8 +312,8 @@ class TestAcceptance:
             )) for e in played
         ]  # fmt: skip
         learner = Learner(run, Models(run))
-        judgement = learner.judge(drifted, KnownLogProbs())
-        samples = [sample for sample in judgement.samples if sample.action.policy == "actor"]
+        credited = learner.assign_credit(drifted, KnownLogProbs())
+        samples = [sample for sample in credited.samples if sample.action.policy == "actor"]
         update = Update(
             learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
         )

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.gathering import gather, training_tasks
+from marft.collection import collect, training_tasks
 from marft.learning.batching import KnownLogProbs, make_samples
 from marft.learning.interfaces import Credits, Progress
 from marft.learning.learner import Learner
 from marft.learning.rewarding import succeeded, success_metrics
 from marft.models.pool import Models
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Episode, Observation, Step, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
@@ -76,9 +76,9 @@ def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path
                 (Transition(Observation("o"), float(n)),))
         for n in range(2)
     ]  # fmt: skip
-    judgement = learner.judge(batch, KnownLogProbs())
-    assert [sum(e.transitions[0].agent_rewards.values()) for e in judgement.evidence.episodes] == [-1.0, -1.0]
-    assert [sample.successful for sample in judgement.samples] == [False, True]
+    credited = learner.assign_credit(batch, KnownLogProbs())
+    assert [sum(e.transitions[0].agent_rewards.values()) for e in credited.inputs.episodes] == [-1.0, -1.0]
+    assert [sample.successful for sample in credited.samples] == [False, True]
     assert learner.learn(batch, Progress(0, 0))["likelihood/successes"] == 0.5
 
 
@@ -88,8 +88,8 @@ def test_vapo_learns_the_likelihood_where_the_environment_does_not_say_what_was_
             "tiny", tmp_path, "--algorithm", f"{{ name = 'vapo', nll = {nll}, critic = {{ warmup_steps = 0 }} }}",
             environment={"name": "tests.test_successes:Wordless", "alternates": True},
         )  # fmt: skip
-        with Stage(run) as stage:
-            episodes = gather(stage, training_tasks(run), 0, 0, lambda _: None).evidence
+        with LocalRollouts(run) as rollouts:
+            episodes = collect(rollouts, training_tasks(run), 0, 0, lambda _: None).credit_inputs
         assert all(e.success is None for e in episodes)
         return Learner(run, Models(run)).learn(episodes, Progress(0, 0))
 

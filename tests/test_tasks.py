@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from marft.collection import training_tasks
 from marft.config import parse_recipe
 from marft.config.plugins import Plugin
 from marft.envs.math import Math
 from marft.envs.tasks import tasks_of
-from marft.gathering import training_tasks
 from marft.types import Task
 from tests.helpers import recipe
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.config.algorithm import TeammateTextSettings
-from marft.engines.renderer import ChatRenderer, Dialect
+from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.learning.batching import normaliser
@@ -85,10 +85,10 @@ class TestPlaying:
         assert last.sampled.sum() == 2
 
     def test_the_end_of_the_teammates_turn_is_left_out(self, tiny_tokenizer: object) -> None:
-        dialect = Dialect(tiny_tokenizer, 512, {}, stop_ids=(2,))  # type: ignore[arg-type]
-        renderer = ChatRenderer({"a": dialect, "b": dialect})
-        assert renderer.opening("b", make_action("a", tokens=(9, 8, 2))) == 2
-        assert renderer.opening("b", make_action("a", tokens=(9, 2, 8))) == 3
+        format = ChatFormat(tiny_tokenizer, 512, {}, stop_ids=(2,))  # type: ignore[arg-type]
+        renderer = ChatRenderer({"a": format, "b": format})
+        assert renderer.response_prefix("b", make_action("a", tokens=(9, 8, 2))) == 2
+        assert renderer.response_prefix("b", make_action("a", tokens=(9, 2, 8))) == 3
 
     def test_other_tokenizers_cannot_go_on(self) -> None:
         class Words:
@@ -98,9 +98,9 @@ class TestPlaying:
             def get_vocab(self) -> dict[str, int]:
                 return {word: number for number, word in enumerate(self.words)}
 
-        renderer = ChatRenderer({"a": Dialect(Words("x"), 9, {}), "b": Dialect(Words("y"), 9, {})})  # type: ignore[arg-type]
+        renderer = ChatRenderer({"a": ChatFormat(Words("x"), 9, {}), "b": ChatFormat(Words("y"), 9, {})})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="their tokenizers differ; pass it on as a message"):
-            renderer.opening("b", make_action("a"))
+            renderer.response_prefix("b", make_action("a"))
 
 
 def mixed(backbone: Backbone, level: str) -> list[Sample]:
@@ -155,7 +155,7 @@ def test_length_is_counted_and_priced_for_the_agents_own_text_alone() -> None:
     marks = (Mark.TEAMMATE,) * 8 + (Mark.SAMPLED,) * 4
     action = replace(
         make_action(tokens=tuple(range(12)), marks=marks, text="eight words that somebody else has written. mine"),
-        opening=len("eight words that somebody else has written."),
+        response_prefix=len("eight words that somebody else has written."),
     )  # fmt: skip
     assert normaliser(action, "words") == 1.0
     assert normaliser(action, "tokens") == 4.0

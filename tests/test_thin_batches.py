@@ -16,7 +16,7 @@ from marft.algorithms import PRESETS
 from marft.config.plugins import Plugin
 from marft.errors import RunError
 from marft.learning.credit.estimator import Estimator
-from marft.learning.interfaces import Credits, Evidence, Progress
+from marft.learning.interfaces import CreditInputs, Credits, Progress
 from marft.learning.learner import Learner
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
@@ -120,7 +120,7 @@ class TestNotFinite:
 
         class Broken:
             def __init__(self, engine: Any) -> None:
-                self.engine, self.outside = engine, engine.outside
+                self.engine, self.outside = engine, engine.external_wait
 
             async def sample(self, *arguments: Any) -> Any:
                 completion = await self.engine.sample(*arguments)
@@ -150,10 +150,10 @@ class TestNotFinite:
 class NaN(Estimator):
     """A credit with a bug."""
 
-    compares: ClassVar[Any] = ""
+    grouped_by: ClassVar[Any] = ""
 
-    def assign(self, evidence: Evidence) -> Credits:
-        return Credits(evidence.spread(np.full(len(evidence.actions), math.nan)))
+    def assign(self, inputs: CreditInputs) -> Credits:
+        return Credits(inputs.spread(np.full(len(inputs.actions), math.nan)))
 
 
 class Mad(Plugin):

@@ -17,7 +17,7 @@ from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.evaluation.evaluate import evaluate
 from marft.models.loading import load_backbone, resolve_path
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(resolve_path("tiny"))
@@ -89,14 +89,14 @@ def test_single_steps_are_done_right_when_set_up_right() -> None:
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with Stage(load_recipe(ROOT / "recipes" / "demo.toml", ["--threads", "1"])) as made:
+def rollouts() -> Iterator[LocalRollouts]:
+    with LocalRollouts(load_recipe(ROOT / "recipes" / "demo.toml", ["--threads", "1"])) as made:
         yield made
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])
-def test_an_untuned_dual_team_solves_30_to_50_percent(stage: Stage, mode: str) -> None:
-    result, episodes = evaluate(stage, "base", mode, stage.run.environment.tasks("test")[:500])  # type: ignore[arg-type, attr-defined]
+def test_an_untuned_dual_team_solves_30_to_50_percent(rollouts: LocalRollouts, mode: str) -> None:
+    result, episodes = evaluate(rollouts, "base", mode, rollouts.run.environment.tasks("test")[:500])  # type: ignore[arg-type, attr-defined]
     assert result.tasks == 500
     assert 0.30 <= result.accuracy <= 0.50
     reasoner = [action.text for episode in episodes for action in episode.actions if action.agent == "reasoner"]

@@ -110,12 +110,12 @@ class TestCalls:
     def test_an_action_goes_on_after_its_tools_have_answered(self) -> None:
         episode = run(with_tools(says("Let me see. " + call("add", a=2, b=3), "It is 5."), offered.add))
         (action,) = episode.actions
-        assert (action.text, action.asides, action.finish) == (
+        assert (action.text, action.intermediate_texts, action.finish) == (
             "It is 5.", ("Let me see. " + call("add", a=2, b=3),), "stop",
         )  # fmt: skip
         assert [(c.name, c.output, c.error) for c in action.calls] == [("add", "5", False)]
         text = bytes(action.tokens.astype(np.uint8)).decode()
-        assert text == action.asides[0] + "[5]" + "It is 5."
+        assert text == action.intermediate_texts[0] + "[5]" + "It is 5."
         tool = np.flatnonzero(action.marks == Mark.TOOL)
         assert bytes(action.tokens[tool].astype(np.uint8)).decode() == "[5]"
         assert action.decisions == len(action.log_probs) == len(action.tokens) - 3
@@ -173,7 +173,7 @@ class TestCalls:
         assert [c.error for c in action.calls] == [False] * 10 + [True] * 190
         assert "too many calls in one turn" in action.calls[-1].output
         assert threading.active_count() - before <= 12
-        g.host.close()
+        g.threads.close()
 
     def test_long_answers_are_cut(self) -> None:
         (action,) = run(with_tools(says(call("shouts", words=100), "ok"), offered.shouts, output_tokens=20)).actions
@@ -222,7 +222,7 @@ class TestWhatGoesWrong:
         assert all(episode.status == "terminated" for episode in episodes)
         assert done[-1][0] == 0
         assert all(seconds < 0.5 for _, seconds in done[:-1])
-        assert g.host.given_up == 1
+        assert g.threads.given_up == 1
 
     def test_a_source_that_answers_no_text_is_read_all_the_same(self) -> None:
         class Odd(StatelessSource):
@@ -234,10 +234,10 @@ class TestWhatGoesWrong:
         (action,) = run(with_tools(says(call("odd"), "ok"), Odd())).actions
         assert action.calls[0].output == "None"
 
-    def test_a_call_that_will_not_be_called_off_keeps_its_thread_to_itself(self) -> None:
+    def test_a_call_that_will_not_be_cancelled_keeps_its_thread_to_itself(self) -> None:
         g = with_tools(says(call("stubborn"), "ok"), offered.stubborn, seconds=0.2)
         assert run(g).actions[0].calls[0].error
-        assert g.host.given_up == 1
+        assert g.threads.given_up == 1
 
     def test_environments_that_raise_what_is_no_exception_lose_only_their_episode(self) -> None:
         def off(_: Any) -> Step:
@@ -283,7 +283,7 @@ class TestWhatGoesWrong:
             for made in (c for action in episode.actions for c in action.calls):
                 assert made.error or made.name == "add"
                 made.output.encode()
-        g.host.close()
+        g.threads.close()
 
 
 class TestTheStateOfAnEpisode:
@@ -355,13 +355,13 @@ class TestTheStateOfAnEpisode:
         assert [c.output for c in action.calls] == ["pong", "pong"]  # opening has a limit of its own
         assert offered.SlowToOpen.made == offered.SlowToOpen.ended == [0]
 
-        async def called_off() -> None:
+        async def cancelled() -> None:
             task = asyncio.ensure_future(play(g, Attempt(Task("t1", "begin"), "train/0")))
             await asyncio.sleep(0.15)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-        asyncio.run(called_off())
+        asyncio.run(cancelled())
         time.sleep(0.6)
         assert offered.SlowToOpen.made == offered.SlowToOpen.ended == [0, 1]
 
@@ -372,7 +372,7 @@ class TestTheStateOfAnEpisode:
             depth = 0
 
             @contextmanager
-            def outside(self) -> Iterator[None]:
+            def external_wait(self) -> Iterator[None]:
                 self.depth += 1
                 yield
                 self.depth -= 1
@@ -415,7 +415,7 @@ class TestTheStateOfAnEpisode:
         for sample in range(20):
             run(g, sample=sample)
         assert threads() - before == 3  # of the environment, the object, and the function
-        g.host.close()
+        g.threads.close()
 
 
 @isolated

@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from marft import atomic
+from marft.collection import attempts_at, training_tasks
 from marft.config import load_recipe
 from marft.errors import RunError
-from marft.gathering import attempts_at, training_tasks
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
+from marft.rollouts import LocalRollouts
 from marft.runs import checkpoints
 from marft.runs.checkpoints import Checkpoints
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.training import Silent, train
 from marft.types import all_actions
 from tests.helpers import settings
@@ -52,7 +52,7 @@ TEAM_METRICS = (
 )  # fmt: skip
 AGENT_METRICS = (
     "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "log_prob_difference",
-    "log_prob_difference_max", "policy_lag", "gradient_share", "zero_advantage_fraction", "prompt_tokens_cut",
+    "log_prob_difference_max", "policy_lag", "gradient_share", "zero_advantage_fraction", "truncated_tokens",
 )  # fmt: skip
 
 
@@ -73,9 +73,9 @@ def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, leve
 def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
     """Largest difference below 1e-5 nats in float32, over every token of 64 episodes of the shipped demo."""
     run = load_recipe(Path(__file__).parents[1] / "recipes" / "demo.toml", ["--algorithm.critic.warmup_steps", "0"])
-    with Stage(run) as stage:
-        learner = Learner(run, stage.models)
-        episodes = stage.play(attempts_at(run, training_tasks(run), 0, 0, 16))
+    with LocalRollouts(run) as rollouts:
+        learner = Learner(run, rollouts.models)
+        episodes = rollouts.play(attempts_at(run, training_tasks(run), 0, 0, 16))
         metrics = learner.learn(episodes, Progress(0, 0))
         assert sum(len(action.tokens) for action in all_actions(episodes)) > 1500
         assert metrics["log_prob_difference_max"] < 1e-5
@@ -105,14 +105,14 @@ def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path
     train(run, folder)
     saved = folder.checkpoints / "step_000002" / "policies" / "actor"
     weights = load_file(saved / "model.safetensors")
-    with Stage(run) as stage:
-        base = stage.models.bases["base"].base_weights()
+    with LocalRollouts(run) as rollouts:
+        base = rollouts.models.bases["base"].base_weights()
         changed = [name for name, tensor in weights.items() if not torch.equal(tensor, base.get(name, tensor))]
         assert len(changed) > 5
-        stage.models.load_policy("actor", saved)
-        own = stage.models.policies["actor"].backbone.model.state_dict()
+        rollouts.models.load_policy("actor", saved)
+        own = rollouts.models.policies["actor"].backbone.model.state_dict()
         assert all(torch.equal(own[name], tensor) for name, tensor in weights.items())
-        stage.models.reset_policy("actor")
+        rollouts.models.reset_policy("actor")
         assert torch.equal(own["model.norm.weight"], base["model.norm.weight"])
 
 
@@ -120,8 +120,8 @@ def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
     first = trained(tmp_path / "a", "--algorithm.entropy", "0.1")
     source = first.checkpoints / "step_000002" / "policies" / "actor"
     run = settings("tiny", tmp_path / "b", "--policies.actor.adapter", str(source))
-    with Stage(run) as stage:
-        mine = stage.models.policies["actor"].parameters()
+    with LocalRollouts(run) as rollouts:
+        mine = rollouts.models.policies["actor"].parameters()
         saved = adapter(first, "actor")
         name = "model.layers.0.self_attn.q_proj"
         assert torch.equal(mine[f"{name}.lora_B"], saved[f"base_model.model.{name}.lora_B.weight"])
@@ -176,7 +176,7 @@ class TestWhatGoesWrong:
 
     def test_a_prompt_longer_than_the_context_is_cut_and_counted(self, tmp_path: Path) -> None:
         folder = trained(tmp_path, environment={"name": "tests.plugins:Flaky", "words": 2000})
-        assert folder.read_metrics()[0]["prompt_tokens_cut"] > 1000
+        assert folder.read_metrics()[0]["truncated_tokens"] > 1000
 
     def test_where_nothing_may_be_cut_the_run_says_what_to_do(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"raise the model's context"):

@@ -15,10 +15,10 @@ from marft.learning.learner import Learner
 from marft.learning.optimizers import optimizer_tensors
 from marft.learning.undoing import MOST_IN_A_ROW, Before, not_finite
 from marft.models.pool import Models
+from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, State
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
-from marft.stage import Stage
 from marft.training import train
 from tests.helpers import settings
 from tests.runs import Listening
@@ -86,8 +86,8 @@ class TestUndoing:
 
     def test_what_was_before_comes_back_to_the_bit_and_a_healthy_step_is_not_touched(self) -> None:
         run = settings("tiny", "runs", "--algorithm.entropy", "0.1")
-        with Stage(run) as stage:
-            learner = Learner(run, stage.models)
+        with LocalRollouts(run) as rollouts:
+            learner = Learner(run, rollouts.models)
             (before := Before(learner)).take()
             optimizer = learner.optimizers["actor"]
             values = optimizer.snapshot().parameters
@@ -132,10 +132,10 @@ class TestUndoing:
     def test_no_checkpoint_takes_what_is_not_finite(self, tmp_path: Path) -> None:
         run = settings("tiny", tmp_path)
         folder = RunFolder.create(run)
-        with Stage(run) as stage:
-            learner = Learner(run, stage.models)
+        with LocalRollouts(run) as rollouts:
+            learner = Learner(run, rollouts.models)
             with torch.no_grad():
                 self.policy(learner)
             with pytest.raises(AssertionError, match="not finite"):
-                Checkpoints(folder, run.checkpoints).save(State(1), run, stage.models, learner, Mark.of(b""))
+                Checkpoints(folder, run.checkpoints).save(State(1), run, rollouts.models, learner, Mark.of(b""))
         assert not folder.checkpoints.exists()

@@ -20,8 +20,8 @@ from marft.evaluation.evaluate import Evaluation, evaluate
 from marft.evaluation.intervals import mean_interval
 from marft.evaluation.metrics import episode_metrics
 from marft.evaluation.report import write_report
+from marft.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.training import train
 from marft.types import Episode, JointAction, Observation, Step, Task, Transition
 from tests.helpers import settings
@@ -64,9 +64,9 @@ def shown(*tables: Table) -> str:
 
 def evaluated(tmp_path: Path, known: int, checkpoint: str = "base") -> Evaluation:
     run = settings("tiny", tmp_path, environment={"name": "tests.test_unknown_success:Wordless", "known": known})
-    with Stage(run) as stage:
-        stage.engine.publish(0)
-        return evaluate(stage, checkpoint, "sampled", run.environment.tasks("test"))[0]  # type: ignore[attr-defined]
+    with LocalRollouts(run) as rollouts:
+        rollouts.engine.publish(0)
+        return evaluate(rollouts, checkpoint, "sampled", run.environment.tasks("test"))[0]  # type: ignore[attr-defined]
 
 
 def test_an_evaluation_without_any_success_has_rewards_with_an_interval_and_no_accuracy(tmp_path: Path) -> None:

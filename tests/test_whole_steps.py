@@ -14,10 +14,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from marft.algorithms import PRESETS
+from marft.collection import collect
 from marft.config.algorithm import merge
 from marft.game.game import Attempt
-from marft.gathering import gather
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Episode, Observation, Task, Transition
 from tests.dense.report import Report
 from tests.dense.twins import POLICIES, Twins, assert_same, differ, recipe, save_small_model, snapshot
@@ -167,8 +167,8 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
         {"credit": {"name": "agent-group"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)
     ),
     "whitened, KL in the reward": ({"credit": {"name": "batch"}, "kl": {"coefficient": 0.3, "place": "reward"}}, ("token",)),
-    "chains of agents": ({"credit": {"chain": "agent"}}, ("critic", "token critic")),
-    "chains along what was seen": ({"credit": {"chain": "graph"}}, ("critic", "token critic")),
+    "chains of agents": ({"credit": {"successor": "agent"}}, ("critic", "token critic")),
+    "chains along what was seen": ({"credit": {"successor": "graph"}}, ("critic", "token critic")),
     "every hop its own": (
         {"credit": {"gamma_agent": 0.8, "gamma_step": 0.7, "lambda_agent": 0.6, "lambda_step": 0.5, "lambda_critic": 0.4,
                     "gamma_token": 0.9, "lambda_token": 0.85}}, ("critic", "token critic"),
@@ -389,8 +389,8 @@ class TestDynamicSampling:
             return played
 
         tasks = [Task(name, "o") for name in ("apart", "alike", "also alike", "alike as well")]
-        found = gather(cast(Stage, SimpleNamespace(run=run, play=play)), tasks, 0, 0, lambda _: None)
-        return {e.task.id for e in found.evidence} if found.metrics["groups_discarded"] < 4 else set()
+        found = collect(cast(LocalRollouts, SimpleNamespace(run=run, play=play)), tasks, 0, 0, lambda _: None)
+        return {e.task.id for e in found.credit_inputs} if found.metrics["groups_discarded"] < 4 else set()
 
     def test_the_price_of_length_tells_attempts_apart(self, model: Path) -> None:
         assert self.kept(model) == set()

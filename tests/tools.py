@@ -172,7 +172,7 @@ class SlowToOpen:
 
 
 async def stubborn() -> str:
-    """Does not let itself be called off."""
+    """Does not let itself be cancelled."""
     for _ in range(40):
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0.1)

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from marft.config.plugins import Plugin
 from marft.learning.credit.estimator import Estimator
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import JointAction, Task
 
 
@@ -85,17 +85,17 @@ class Truthful(Plugin):
 class Halfway(Estimator):
     """A credit that remembers and cannot be reminded, and compares with something that nobody knows."""
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         return Credits(())
 
-    def memory(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, float]:
         return {}
 
 
 class Stranger(Estimator):
-    compares: ClassVar[Any] = "tasks"
+    grouped_by: ClassVar[Any] = "tasks"
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         return Credits(())
 
 

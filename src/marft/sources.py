@@ -40,7 +40,7 @@ def _marft_paper(table: int) -> dict[str, str]:
     )  # fmt: skip
     return {
         **dict.fromkeys(keys, here),
-        "credit.chain": "MARFT paper, Algorithm 3",
+        "credit.successor": "MARFT paper, Algorithm 3",
         "denominator": "MARFT paper, 1/(nT) of its objective",
         "kl_stop": "MARFT paper, its code sample",
         "normalisation": f"{_PAPER_CODE}, normalization_mode = sum",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 
 LONGEST = 2_000  # characters of an error that are kept
 OBEYED = {  # by terminals and pages: control characters, and those that turn the direction of the text around them
@@ -36,6 +37,16 @@ def one_line(text: str) -> str:
     'a b�[2J'
     """
     return " ".join(visible(text).split())
+
+
+def until(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first stop string.
+
+    >>> until("one. two! three", ("!", "."))
+    'one'
+    """
+    found = [index for stop in stops if (index := text.find(stop)) >= 0]
+    return text[: min(found)] if found else text
 
 
 def cut(text: str, most: int = LONGEST) -> str:

@@ -16,21 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from marft.collection import collect, training_tasks
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
-from marft.gathering import gather, training_tasks
 from marft.learning.cautions import Cautions
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
+from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.sinks import MetricSinks
-from marft.stage import Stage
 from marft.starting import Start
 from marft.types import Episode, Task
 
@@ -86,30 +86,39 @@ def train(
     observer = observer or Silent()
     with folder.held():
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
-        with Stage(run) as stage:
-            learner = Learner(run, stage.models)
-            state = start.load(stage.models, learner)
-            stage.engine.publish(state.step)
+        with LocalRollouts(run) as rollouts:
+            learner = Learner(run, rollouts.models)
+            state = start.load(rollouts.models, learner)
+            rollouts.engine.publish(state.step)
             tasks = training_tasks(run)
             state = start.with_tasks(state, tasks)
-            start.commit(state, stage.models, learner)
-            return _go_on(stage, learner, state, tasks, folder, observer)
+            start.commit(state, rollouts.models, learner)
+            return _go_on(rollouts, learner, state, tasks, folder, observer)
 
 
 def _go_on(
-    stage: Stage, learner: Learner, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
+    rollouts: LocalRollouts,
+    learner: Learner,
+    state: State,
+    tasks: Sequence[Task],
+    folder: RunFolder,
+    observer: Observer,
 ) -> State:
-    run, checkpoints, careful = stage.run, Checkpoints(folder, stage.run.checkpoints), Careful(learner, observer.note)
+    run, checkpoints, careful = (
+        rollouts.run,
+        Checkpoints(folder, rollouts.run.checkpoints),
+        Careful(learner, observer.note),
+    )
     cautions = Cautions(run.algorithm, observer.note)
     sinks = MetricSinks(folder, state.step)
     observer.began(state.step, run.training.steps)
     try:
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
-            state, metrics = _step(stage, careful, state, tasks, folder, observer)
+            state, metrics = _step(rollouts, careful, state, tasks, folder, observer)
             stop = observer.wants_stop()
             if run.evaluation.every and state.step % run.evaluation.every == 0:
-                metrics |= _validate(stage)
+                metrics |= _validate(rollouts)
             cautions.look(metrics)
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
@@ -117,46 +126,51 @@ def _go_on(
             if due:
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))
             if due or stop:
-                checkpoints.save(state, run, stage.models, learner, sinks.mark())
+                checkpoints.save(state, run, rollouts.models, learner, sinks.mark())
     finally:
         sinks.close()
     return state
 
 
 def _step(
-    stage: Stage, learner: Careful, state: State, tasks: Sequence[Task], folder: RunFolder, observer: Observer
+    rollouts: LocalRollouts,
+    learner: Careful,
+    state: State,
+    tasks: Sequence[Task],
+    folder: RunFolder,
+    observer: Observer,
 ) -> tuple[State, dict[str, float]]:
-    run, watch, before = stage.run, _Watch(), stage.engine.sampled_tokens
-    taken = stage.taken()
+    run, watch, before = rollouts.run, _Watch(), rollouts.engine.sampled_tokens
+    taken = rollouts.taken()
     with watch("sampling"):
-        experience = gather(stage, tasks, state.step, state.tasks_drawn, observer.episode)
-    episodes = experience.played
-    if not experience.evidence:
+        collection = collect(rollouts, tasks, state.step, state.tasks_drawn, observer.episode)
+    episodes = collection.played
+    if not collection.credit_inputs:
         raise RunError(
             f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; "
             f"the first says: {episodes[0].error}"
         )
-    metrics = episode_metrics(episodes, [agent.role for agent in run.agents], stage.engine.version)
-    metrics |= experience.metrics
-    metrics |= remote_metrics(experience.recorded, [agent.role for agent in run.agents])
-    metrics |= {name: count - taken[name] for name, count in stage.taken().items()}
-    sampled_actions = {action.key for episode in experience.recorded for action in episode.actions}
+    metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.engine.version)
+    metrics |= collection.metrics
+    metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
+    metrics |= {name: count - taken[name] for name, count in rollouts.taken().items()}
+    sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
     metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
     with watch("learning"):
-        metrics |= learner.learn(experience.evidence, Progress(state.step, state.environment_steps))
+        metrics |= learner.learn(collection.credit_inputs, Progress(state.step, state.environment_steps))
     state = replace(
         state,
         step=state.step + 1,
         environment_steps=state.environment_steps + int(metrics["environment_steps"]),
-        tasks_drawn=experience.tasks_drawn,
+        tasks_drawn=collection.tasks_drawn,
     )
-    stage.engine.publish(state.step)
+    rollouts.engine.publish(state.step)
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
-            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", experience.recorded)
-    sampled = stage.engine.sampled_tokens - before
-    read = sum(len(a.prompt) + len(a.tokens) for episode in experience.evidence for a in episode.actions)
+            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", collection.recorded)
+    sampled = rollouts.engine.sampled_tokens - before
+    read = sum(len(a.prompt) + len(a.tokens) for episode in collection.credit_inputs for a in episode.actions)
     return state, metrics | watch.metrics() | {
         "tokens_per_second/sampling": sampled / watch.seconds["sampling"],
         "tokens_per_second/learning": read / watch.seconds["learning"],
@@ -164,10 +178,10 @@ def _step(
     }
 
 
-def _validate(stage: Stage) -> dict[str, float]:
+def _validate(rollouts: LocalRollouts) -> dict[str, float]:
     """Accuracy and reward on the validation split, each where it is known."""
-    tasks = tasks_of(stage.run.environment, "validation")[: stage.run.evaluation.validation_tasks]
-    evaluation, _ = evaluate(stage, "now", "sampled", tasks, split="validation")
+    tasks = tasks_of(rollouts.run.environment, "validation")[: rollouts.run.evaluation.validation_tasks]
+    evaluation, _ = evaluate(rollouts, "now", "sampled", tasks, split="validation")
     measured = {"validation_accuracy": evaluation.accuracy, "validation_reward": evaluation.reward}
     return {name: value for name, value in measured.items() if value is not None}
 

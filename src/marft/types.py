@@ -19,6 +19,7 @@ import numpy.typing as npt
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
 Finish = Literal["stop", "length"]
+Normalisation = Literal["none", "tokens", "words"]  # Z, which a log-probability of a text is divided by
 Status = Literal["terminated", "truncated", "paused", "failed", "timed_out"]
 
 
@@ -157,7 +158,7 @@ class Prompt:
     """
 
     ids: TokenIds  # [T]
-    cut: int = 0
+    truncated_tokens: int = 0
     chat: tuple[Mapping[str, Any], ...] = ()
     tools: tuple[Tool, ...] = ()
 
@@ -210,7 +211,7 @@ class Action:
     what the critic reads when that is more than the prompt: the same rollout observation with the step's earlier
     actions that the agent did not see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that
     are marked as its own. An agent that calls tools goes on after their answers, whose tokens are marked as theirs;
-    ``text`` is then what it says last, and ``asides`` what it said before.
+    ``text`` is then what it says last, and ``intermediate_texts`` what it said before.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -231,16 +232,16 @@ class Action:
     text: str
     finish: Finish
     version: int = 0
-    cut: int = 0  # tokens of the rollout observation that did not fit
+    truncated_tokens: int = 0  # tokens of the rollout observation that did not fit
     started: float = 0.0  # seconds since the episode began
     ended: float = 0.0
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
-    opening: int = 0  # characters of the text that a teammate wrote, which the turn begins with
+    response_prefix: int = 0  # characters of the text that a teammate wrote, which the turn begins with
     message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
     choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
     calls: tuple[ToolCall, ...] = ()
-    asides: tuple[str, ...] = ()
+    intermediate_texts: tuple[str, ...] = ()
     usage: Usage | None = None
 
     @property
@@ -259,7 +260,7 @@ class Action:
     @property
     def own_text(self) -> str:
         """The text without what a teammate wrote before it."""
-        return self.text[self.opening :]
+        return self.text[self.response_prefix :]
 
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from tests.dense.cases import Case, Judged, Rows, roots_of
 
 def gae(case: Case, s: Any) -> Judged:
     """δ = r + γ V' − V, Â = δ + γ λ Â' (MARFT Algorithm 3; at token level the token Bellman backup)."""
-    pay = paid(case, s.chain, s.gamma_step)
+    pay = paid(case, s.successor, s.gamma_step)
 
     def hop(k: int, j: int) -> tuple[tuple[int, int] | None, float, float, float]:
         """What follows decision (k, j): itself, its value, γ and λ on the way there."""
@@ -22,10 +22,10 @@ def gae(case: Case, s: Any) -> Judged:
             if s.adaptive_lambda:  # VAPO: 1 − 1/(α l)
                 lam = min(1.0, max(0.0, 1 - 1 / (s.adaptive_lambda * size)))
             return (k, j + 1), case.values[k][j + 1], s.gamma_token, lam
-        after = follower(case.actions, k, s.chain)
+        after = follower(case.actions, k, s.successor)
         if after is None:
             left = len(case.episode.transitions) - case.actions[k].step
-            return None, case.ending(k, s.chain), s.gamma_step**left, 0.0
+            return None, case.ending(k, s.successor), s.gamma_step**left, 0.0
         passed = case.actions[after].step - case.actions[k].step
         if passed == 0:
             return (after, 0), case.values[after][0], s.gamma_agent, s.lambda_agent
@@ -91,9 +91,9 @@ def paid(case: Case, chain: str, gamma: float) -> list[float]:
 
 def monte_carlo(case: Case, s: Any) -> Judged:
     """What follows a decision, discounted, and nothing after the end."""
-    pay, found = paid(case, s.chain, s.gamma_step), case.zeros()
+    pay, found = paid(case, s.successor, s.gamma_step), case.zeros()
     for k in reversed(range(len(case.actions))):
-        after = follower(case.actions, k, s.chain)
+        after = follower(case.actions, k, s.successor)
         worth = pay[k]
         if after is not None:
             passed = case.actions[after].step - case.actions[k].step

@@ -152,7 +152,9 @@ class DenseLearner:
             return 1.0
         if self.s.normalisation == "tokens":
             return float(action.decisions)
-        return float(max(1, len(action.own_text.split()) + sum(len(aside.split()) for aside in action.asides)))
+        return float(
+            max(1, len(action.own_text.split()) + sum(len(text.split()) for text in action.intermediate_texts))
+        )
 
     # ---- the policies
 

@@ -34,7 +34,7 @@ TEAM = (
     ("zero_advantage_fraction", "zero advantages", ".0%"),
     ("kl_stops", "KL stops", ".0f"),
     ("episodes_dropped", "dropped", ".0f"),
-    ("prompt_tokens_cut", "tokens cut", ".0f"),
+    ("truncated_tokens", "tokens cut", ".0f"),
     ("skipped_updates", "skipped updates", ".2f"),
     ("undone_steps", "undone", ".0f"),
     ("remote_cost", "cost", ".4f"),
@@ -54,7 +54,7 @@ AGENT = (
     ("policy_lag", "lag", ".0f"),
 )
 SHOW_ONLY_IF_NOT_ZERO = {
-    "kl_stops", "episodes_dropped", "prompt_tokens_cut", "skipped_updates", "undone_steps", "truncation_rate",
+    "kl_stops", "episodes_dropped", "truncated_tokens", "skipped_updates", "undone_steps", "truncation_rate",
     "policy_lag", "zero_advantage_fraction", "remote_cost", "judge/cost", "success_unknown",
 }  # fmt: skip
 

@@ -21,9 +21,9 @@ from marft.evaluation.session import find_checkpoint
 from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.game.rendering import Message
+from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 from marft.texts import one_line, visible
 from marft.types import Action, Episode, Observation
 
@@ -133,20 +133,20 @@ def play_live(
         if role not in roles:
             raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
     path: Path | None = find_checkpoint(run, folder, checkpoint)
-    with Stage(run) as stage:
+    with LocalRollouts(run) as rollouts:
         tasks = tasks_of(run.environment, "test")
         if not 0 <= task < len(tasks):
             raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
         if path is not None:
-            load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
-        stage.engine.publish(0)
-        seats = HumanSeats(stage.game.engine, stage.game.renderer, humans, screen.ask, stage.decode)
-        game = replace(stage.game, engine=seats, watcher=screen)
-        episode = stage.wait_for(_played(stage, game, Attempt(tasks[task], "play")))
+            load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
+        rollouts.engine.publish(0)
+        seats = HumanSeats(rollouts.game.engine, rollouts.game.renderer, humans, screen.ask, rollouts.decode)
+        game = replace(rollouts.game, engine=seats, watcher=screen)
+        episode = rollouts.wait_for(_played(rollouts, game, Attempt(tasks[task], "play")))
     screen.ended(episode)
     return episode
 
 
-async def _played(stage: Stage, game: Game, attempt: Attempt) -> Episode:
+async def _played(rollouts: LocalRollouts, game: Game, attempt: Attempt) -> Episode:
     """An episode with the rewards that the recipe's terms make of it."""
-    return await stage.compose(await play(game, attempt))
+    return await rollouts.compose(await play(game, attempt))

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from marft.algorithms import PRESETS
 from marft.config.plugins import CreditPlugin, ObjectivePlugin, SchedulePlugin
 from marft.config.settings import Count, CountOrNone, Few, Fraction, NotNegative, Positive, Settings, did_you_mean
+from marft.types import Normalisation
 
 Aggregation = Literal["auto", "action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 LearningRate = Annotated[float, Field(gt=0, le=1)]
@@ -148,7 +149,7 @@ class AlgorithmSettings(Settings):
 
     name: str = "marft"
     level: Literal["action", "token"] = "action"
-    normalisation: Literal["none", "tokens", "words"] = "tokens"  # Z of the action's log-probability
+    normalisation: Normalisation = "tokens"  # Z of the action's log-probability
     aggregation: Aggregation = "auto"
     constant_length: CountOrNone = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
     denominator: Literal["policy", "pooled"] = "policy"
@@ -218,12 +219,12 @@ class AlgorithmSettings(Settings):
 def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
     """Combinations that cannot work, each with its remedy."""
     credit, kind = algorithm.credit, algorithm.critic.kind
-    if getattr(credit, "reads_values", False) and kind == "none":
+    if getattr(credit, "needs_critic", False) and kind == "none":
         yield (
             f"credit {credit.name!r} reads a critic's values, but critic.kind = 'none'; "
             "use critic.kind = 'centralised', or a credit without a critic such as 'grpo'"
         )
-    if not getattr(credit, "reads_values", False) and kind != "none":
+    if not getattr(credit, "needs_critic", False) and kind != "none":
         yield (
             f"credit {credit.name!r} reads no values, so a critic would be trained for nothing; "
             "set critic.kind = 'none', or use credit 'gae'"

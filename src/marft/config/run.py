@@ -181,8 +181,8 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
 
 def _group_problems(run: RunSettings) -> Iterable[str]:
     credit, samples = run.algorithm.credit, run.rollout.samples_per_task
-    compares = getattr(credit, "compares", "") == "task"
-    if compares and samples < 2:
+    grouped = getattr(credit, "grouped_by", "") == "task"
+    if grouped and samples < 2:
         yield (
             f"rollout.samples_per_task: credit {credit.name!r} compares attempts at the same task, and a group of one "
             "has no baseline; use at least 2, or a credit with a critic"

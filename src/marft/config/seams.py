@@ -46,7 +46,7 @@ class Seam:
     base: str = ""
 
 
-_MEMORY = {"memory": Method(), "remember": Method(("memory",))}
+_STATEFUL = {"state_dict": Method(), "load_state_dict": Method(("state",))}
 SEAMS: Mapping[str, Seam] = {
     "environments": Seam(
         "an environment", {"tasks": Method(("split",)), "start": Method(("task", "seed"), awaited=None)}
@@ -57,12 +57,12 @@ SEAMS: Mapping[str, Seam] = {
         "a credit",
         {"assign": Method(("evidence",))},
         optional={
-            "reads_values": (bool,),
+            "needs_critic": (bool,),
             "reads_traces": (bool,),
-            "compares": ("", "task"),
+            "grouped_by": ("", "task"),
             "forks": ("", "tree", "counterfactual", "cross"),
         },
-        together=_MEMORY,
+        together=_STATEFUL,
     ),
     "rewards": Seam(
         "a reward term",
@@ -73,7 +73,7 @@ SEAMS: Mapping[str, Seam] = {
             "close": Method(),
             "weighed": Method(("value",)),
         },
-        attributes={"keeps_time": (bool,)},
+        attributes={"own_timeout": (bool,)},
         base="marft.rewards.terms.Term",
     ),
     "tools": Seam("a source of tools", {"connect": Method()}),
@@ -82,7 +82,7 @@ SEAMS: Mapping[str, Seam] = {
         "a schedule",
         {"plan": Method(("progress", "policies", "seed"))},
         attributes={"correction": ("", "product", "preceding"), "ratio_limit": (int, float)},
-        together=_MEMORY,
+        together=_STATEFUL,
     ),
 }
 

@@ -51,10 +51,10 @@ def too_deep(table: Any) -> bool:
 
 
 def _are_names(words: tuple[str, ...]) -> tuple[str, ...]:
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if not word.strip() or "\0" in word:
             raise PydanticCustomError("name", "must hold no empty name: {word}", {"word": repr(word)})
-        if word in words[:place]:
+        if word in words[:index]:
             raise PydanticCustomError("name", "names {word} twice", {"word": repr(word)})
     return words
 

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marft.config.endpoint import EndpointSettings
-from marft.endpoints.answers import Answer, answer_of, masked_answer, read_body, usage_of
 from marft.endpoints.failures import as_failure, clean
 from marft.endpoints.keys import read_key, secrets_in
-from marft.endpoints.limit import limit
-from marft.endpoints.pace import Pace
+from marft.endpoints.rate_limit import RateLimit
+from marft.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
+from marft.endpoints.response_size import limit_response_size
 from marft.game.game import EpisodeFailedError
-from marft.game.hosting import HostThread
+from marft.game.loop_threads import LoopThread
 from marft.types import Usage
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ class Endpoint:
         self._key = _read_key(name, settings)
         self._secrets = tuple(dict.fromkeys([*filter(None, [self._key]), *secrets_in(settings.options)]))
         self._gate = asyncio.Semaphore(settings.concurrent_requests)
-        self._pace = Pace(settings.requests_per_minute)
+        self._rate_limit = RateLimit(settings.requests_per_minute)
         self._client = self._made()
-        self._thread = HostThread()
+        self._thread = LoopThread()
 
     def body(self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> dict[str, Any]:
         """A request's body: the messages and ``fields``, without what the recipe omits, with its options."""
         whole = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
         return {key: value for key, value in whole.items() if key not in self.settings.omit} | self.settings.options
 
-    async def ask(self, body: Mapping[str, Any]) -> Answer:
+    async def ask(self, body: Mapping[str, Any]) -> ModelReply:
         """The answer to one request. May be awaited on any event loop.
 
         Raises:
@@ -70,11 +70,11 @@ class Endpoint:
         """Await ``function(*arguments)`` on the endpoint's own thread."""
         return await self._thread.call(function, *arguments, timeout=None)
 
-    async def ask_here(self, body: Mapping[str, Any]) -> Answer:
+    async def ask_here(self, body: Mapping[str, Any]) -> ModelReply:
         """:meth:`ask`, for who is on the endpoint's own thread already."""
         async with self._gate:
             completions = self._client.chat.completions  # imports what it needs, which takes a while the first time
-            await self._pace.turn()
+            await self._rate_limit.turn()
             try:
                 async with asyncio.timeout(self.settings.timeout_seconds):
                     return await self._send(completions, body)
@@ -83,7 +83,7 @@ class Endpoint:
             except Exception as error:  # noqa: BLE001  a client made by others reads what a server made by others sends
                 raise as_failure(error, self.name, self.settings, self.model, self._secrets) from None
 
-    async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> Answer:
+    async def _send(self, completions: AsyncCompletions, body: Mapping[str, Any]) -> ModelReply:
         rest = {key: value for key, value in body.items() if key not in ("model", "messages")}
         raw = await completions.with_raw_response.create(
             model=body["model"], messages=body["messages"], extra_body=rest
@@ -92,7 +92,7 @@ class Endpoint:
             read = read_body(raw.http_response.content)
             usage = usage_of(read, self.settings, raw.retries_taken)
             self.used += usage
-            return masked_answer(answer_of(read, usage), self._secrets)
+            return masked_reply(reply_of(read, usage), self._secrets)
         except ValueError as error:
             why = clean(str(error), self._secrets)
             said = f"endpoint {self.name!r} ({self.settings.url}) sent no answer that can be read: {why}"
@@ -101,14 +101,14 @@ class Endpoint:
     def _made(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        async def pace_retries(request: Any) -> None:
+        async def limit_retries(request: Any) -> None:
             if request.headers.get("x-stainless-retry-count", "0") != "0":
-                await self._pace.turn()
+                await self._rate_limit.turn()
 
         async def limit_size(response: Any) -> None:
-            limit(response, f"endpoint {self.name!r} ({self.settings.url})")
+            limit_response_size(response, f"endpoint {self.name!r} ({self.settings.url})")
 
-        hooks: dict[str, list[Callable[..., Any]]] = {"request": [pace_retries], "response": [limit_size]}
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [limit_retries], "response": [limit_size]}
         try:
             return AsyncOpenAI(
                 api_key=self._key or NO_KEY,

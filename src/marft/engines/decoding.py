@@ -39,7 +39,7 @@ class Finished:
     finish: Finish
 
 
-class Batch:
+class RunningBatch:
     """Rows 0..n-1 of every buffer are live. A finished row's place is taken by the last one, so that it costs
     nothing from the next step on.
 

@@ -40,7 +40,7 @@ class HumanSeats:
         """See :meth:`marft.game.engine.Engine.sample`."""
         if key.agent not in self.roles:
             return await self.inner.sample(policy, prompt, sampling, key)
-        with self.inner.outside():
+        with self.inner.external_wait():
             text = await asyncio.to_thread(self.ask, key.agent, ())
         tokens = self.renderer.option(policy, text)
         return Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop")
@@ -52,10 +52,10 @@ class HumanSeats:
         if key.agent not in self.roles:
             return await self.inner.choose(policy, prompt, options, sampling, key)
         texts = [self.decode(policy, option.tokens) for option in options]
-        with self.inner.outside():
+        with self.inner.external_wait():
             text = await asyncio.to_thread(self.ask, key.agent, texts)
         return Choice(tuple(options), texts.index(text), np.zeros(len(options), np.float32)), 0
 
-    def outside(self) -> AbstractContextManager[None]:
-        """See :meth:`marft.game.engine.Engine.outside`."""
-        return self.inner.outside()
+    def external_wait(self) -> AbstractContextManager[None]:
+        """See :meth:`marft.game.engine.Engine.external_wait`."""
+        return self.inner.external_wait()

@@ -12,16 +12,17 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
-from marft.engines.choosing import Menu, choose
-from marft.engines.decoding import Batch, Finished, Row
+from marft.engines.choice_sampling import ChoiceRequest, choose
+from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.models.backbone import Backbone
+from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling
 
 QUIET_PASSES = 16  # event-loop passes without any new request that count as "nobody can advance"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Voice:
+class LocalPolicy:
     """How one policy is sampled: a backbone, the adapter on it (None: the base), and the tokenizer."""
 
     backbone: Backbone
@@ -35,15 +36,15 @@ class _Request:
     key: ActionKey
     policy: str
     row: Row
-    answer: asyncio.Future[Completion]
+    result: asyncio.Future[Completion]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ToChoose:
     key: ActionKey
     policy: str
-    menu: Menu
-    answer: asyncio.Future[tuple[Choice, int]]
+    choice: ChoiceRequest
+    result: asyncio.Future[tuple[Choice, int]]
 
 
 class LocalEngine:
@@ -54,21 +55,29 @@ class LocalEngine:
     admission takes requests as they come, for devices that must not idle.
 
     Args:
-        voices: by policy name.
+        policies: by policy name.
         worker: where the tensor work is done, one call at a time.
         seed: of the run; each row's random stream is named by its action's key.
     """
 
     def __init__(
-        self, voices: Mapping[str, Voice], worker: Executor, *, seed: int, max_rows: int = 256, in_order: bool = True
+        self,
+        policies: Mapping[str, LocalPolicy],
+        worker: Executor,
+        *,
+        seed: int,
+        max_rows: int = 256,
+        in_order: bool = True,
     ) -> None:
-        self.voices, self.seed, self.max_rows, self.in_order = voices, seed, max_rows, in_order
+        self.policies, self.seed, self.max_rows, self.in_order = policies, seed, max_rows, in_order
         self.version = 0
         self.sampled_tokens = 0
-        self._batches: dict[int, Batch] = {}
-        for voice in voices.values():
-            if id(voice.backbone) not in self._batches:
-                self._batches[id(voice.backbone)] = Batch(voice.backbone, voice.stop_ids, _decoder(voice.tokenizer))
+        self._batches: dict[int, RunningBatch] = {}
+        for local in policies.values():
+            if id(local.backbone) not in self._batches:
+                self._batches[id(local.backbone)] = RunningBatch(
+                    local.backbone, local.stop_ids, _decoder(local.tokenizer)
+                )
         self._worker = worker
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
@@ -80,24 +89,24 @@ class LocalEngine:
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """See :meth:`marft.game.engine.Engine.sample`."""
-        voice = self.voices[policy]
+        local = self.policies[policy]
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
-        row = Row(voice.adapter, prompt.ids, sampling, uniforms)
+        row = Row(local.adapter, prompt.ids, sampling, uniforms)
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._stir()
-        return await request.answer
+        return await request.result
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
     ) -> tuple[Choice, int]:
         """See :meth:`marft.game.engine.Engine.choose`."""
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
-        menu = Menu(self.voices[policy].adapter, prompt.ids, options, sampling, uniform)
-        request = _ToChoose(key, policy, menu, asyncio.get_running_loop().create_future())
+        asked_for = ChoiceRequest(self.policies[policy].adapter, prompt.ids, options, sampling, uniform)
+        request = _ToChoose(key, policy, asked_for, asyncio.get_running_loop().create_future())
         self._choosing.append(request)
         self._stir()
-        return await request.answer
+        return await request.result
 
     def _stir(self) -> None:
         self._stirred += 1
@@ -105,8 +114,8 @@ class LocalEngine:
             self._driver = asyncio.create_task(self._drive())
 
     @contextmanager
-    def outside(self) -> Iterator[None]:
-        """See :meth:`marft.game.engine.Engine.outside`."""
+    def external_wait(self) -> Iterator[None]:
+        """See :meth:`marft.game.engine.Engine.external_wait`."""
         self._outside += 1
         try:
             yield
@@ -117,7 +126,7 @@ class LocalEngine:
                 self._all_back.set()
 
     async def settle(self) -> None:
-        """Wait until nothing is computed any more, also for those who were called off meanwhile."""
+        """Wait until nothing is computed any more, also for those who were cancelled meanwhile."""
         while self._driver is not None and not self._driver.done():
             await asyncio.wait([self._driver])
 
@@ -139,18 +148,18 @@ class LocalEngine:
                     choices = await loop.run_in_executor(self._worker, self._choose, asked)
                     self._choosing = self._choosing[len(asked) :]  # others may have joined meanwhile
                     for chooser, choice in zip(asked, choices, strict=True):
-                        if not chooser.answer.done():
-                            chooser.answer.set_result((choice, self.version))
+                        if not chooser.result.done():
+                            chooser.result.set_result((choice, self.version))
                     continue
                 admitted = self._admit()
                 finished = await loop.run_in_executor(self._worker, self._advance, admitted)
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
-                    self._answer(self._running.pop(id(done.row)), done)
+                    self._resolve(self._running.pop(id(done.row)), done)
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it
             everybody: list[_Request | _ToChoose] = [*self._running.values(), *self._waiting, *self._choosing]
             for request in everybody:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
+                if not request.result.done():
+                    request.result.set_exception(error)
             self._running.clear()
             self._waiting.clear()
             self._choosing.clear()
@@ -171,8 +180,8 @@ class LocalEngine:
         if not self._worth_a_prefill():
             return []
         self._waiting = sorted(
-            (request for request in self._waiting if not request.answer.done()), key=lambda request: request.key
-        )  # whoever was called off no longer waits
+            (request for request in self._waiting if not request.result.done()), key=lambda request: request.key
+        )  # whoever was cancelled no longer waits
         room = self.max_rows - len(self._running)
         admitted, self._waiting = self._waiting[:room], self._waiting[room:]
         self._running.update({id(request.row): request for request in admitted})
@@ -187,7 +196,7 @@ class LocalEngine:
         admission, also only until others may join."""
         finished: list[Finished] = []
         for identity, batch in self._batches.items():
-            rows = [request.row for request in admitted if id(self.voices[request.policy].backbone) == identity]
+            rows = [request.row for request in admitted if id(self.policies[request.policy].backbone) == identity]
             if rows:
                 finished += batch.admit(rows)
         while not finished and any(len(batch) for batch in self._batches.values()):
@@ -201,23 +210,22 @@ class LocalEngine:
     def _choose(self, asked: Sequence[_ToChoose]) -> list[Choice]:
         """On the worker: score all options of all requests, one forward a backbone (in batches that fit)."""
         made: dict[int, Choice] = {}
-        for backbone in {id(voice.backbone): voice.backbone for voice in self.voices.values()}.values():
-            mine = [request.menu for request in asked if self.voices[request.policy].backbone is backbone]
+        for backbone in {id(local.backbone): local.backbone for local in self.policies.values()}.values():
+            mine = [request.choice for request in asked if self.policies[request.policy].backbone is backbone]
             made.update(zip(map(id, mine), choose(backbone, mine), strict=True))
-        return [made[id(request.menu)] for request in asked]
+        return [made[id(request.choice)] for request in asked]
 
-    def _answer(self, request: _Request, done: Finished) -> None:
+    def _resolve(self, request: _Request, done: Finished) -> None:
         self.sampled_tokens += len(done.tokens)
-        if not request.answer.done():
+        if not request.result.done():
             text = self._text(request, done)
-            request.answer.set_result(Completion(done.tokens, done.log_probs, text, done.finish, self.version))
+            request.result.set_result(Completion(done.tokens, done.log_probs, text, done.finish, self.version))
 
     def _text(self, request: _Request, done: Finished) -> str:
-        voice = self.voices[request.policy]
+        local = self.policies[request.policy]
         ids = done.tokens.tolist()
-        text = _decoder(voice.tokenizer)(ids[:-1] if ids[-1] in voice.stop_ids else ids)
-        cuts = [place for stop in request.row.sampling.stop if (place := text.find(stop)) >= 0]
-        return text[: min(cuts)] if cuts else text
+        text = _decoder(local.tokenizer)(ids[:-1] if ids[-1] in local.stop_ids else ids)
+        return until(text, request.row.sampling.stop)
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from marft.endpoints.answers import Answer
 from marft.endpoints.client import Endpoint
+from marft.endpoints.replies import ModelReply
 from marft.engines.renderer import MOST_CHARACTERS
 from marft.engines.tool_format import schema
 from marft.game.engine import Engine
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer
 from marft.seeds import derive_seed
+from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Usage
 
 TRIES = 3  # for an answer that is one of the options
@@ -70,20 +71,20 @@ class RemoteTeammates:
         fields = _fields(sampling, self._seed(key))
         if prompt.tools:
             fields["tools"] = [schema(tool) for tool in prompt.tools]
-        answer = await self._ask(remote, [_as_sent(message) for message in prompt.chat], fields)
-        if answer.calls and not prompt.tools:
-            said = f"endpoint {remote.endpoint.name!r} calls {answer.calls[0].name!r}, but was offered no tools"
+        reply = await self._ask(remote, [_as_sent(message) for message in prompt.chat], fields)
+        if reply.calls and not prompt.tools:
+            said = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
             raise EpisodeFailedError("failed", said)
-        text = _until(answer.text, sampling.stop)
-        tokens = self._recorded(policy, text, answer, remote.context - len(prompt.ids))
+        text = until(reply.text, sampling.stop)  # for servers that do not stop there
+        tokens = self._recorded(policy, text, reply, remote.context - len(prompt.ids))
         return Completion(
             tokens,
             np.zeros(len(tokens), np.float32),
             text,
-            answer.finish,
+            reply.finish,
             self.version(),
-            answer.calls or (),
-            answer.usage,
+            reply.calls or (),
+            reply.usage,
         )
 
     async def choose(
@@ -100,9 +101,9 @@ class RemoteTeammates:
         texts = [self.decode(policy, option.tokens).strip() for option in options]
         chat, usage = _with_options(prompt.chat, texts), Usage()
         for number in range(TRIES):
-            answer = await self._ask(remote, chat, _fields(sampling, self._seed(key, number)))
-            usage += answer.usage
-            said = answer.text.strip()
+            reply = await self._ask(remote, chat, _fields(sampling, self._seed(key, number)))
+            usage += reply.usage
+            said = reply.text.strip()
             if said in texts:
                 choice = Choice(tuple(options), texts.index(said), np.zeros(len(options), np.float32), usage)
                 return choice, self.version()
@@ -112,20 +113,22 @@ class RemoteTeammates:
             f"its last one was {said[:100]!r}",
         )
 
-    def outside(self) -> AbstractContextManager[None]:
-        """See :meth:`marft.game.engine.Engine.outside`."""
-        return self.inner.outside()
+    def external_wait(self) -> AbstractContextManager[None]:
+        """See :meth:`marft.game.engine.Engine.external_wait`."""
+        return self.inner.external_wait()
 
-    async def _ask(self, remote: RemotePolicy, chat: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Answer:
+    async def _ask(
+        self, remote: RemotePolicy, chat: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> ModelReply:
         assert chat, "the renderer gives engines the messages"
         assert chat[-1]["role"] != "assistant", "endpoints take no beginning of an answer"
-        with self.inner.outside():
+        with self.inner.external_wait():
             return await remote.endpoint.ask(remote.endpoint.body(chat, fields))
 
-    def _recorded(self, policy: str, text: str, answer: Answer, room: int) -> TokenIds:
+    def _recorded(self, policy: str, text: str, reply: ModelReply, room: int) -> TokenIds:
         """The turn in the reader's tokens, as many as it has room for, with its end where the model came to it."""
         tokens = self.renderer.option(policy, text[: MOST_CHARACTERS * max(1, room)])
-        if answer.finish == "length" and len(tokens) > 1:
+        if reply.finish == "length" and len(tokens) > 1:
             tokens = tokens[:-1]
         return tokens[: max(1, room)]
 
@@ -166,9 +169,3 @@ def _with_options(chat: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> li
     if chat and chat[-1]["role"] == "user":
         return [*chat[:-1], {**chat[-1], "content": f"{chat[-1]['content']}\n\n{ask}"}]
     return [*chat, {"role": "user", "content": ask}]
-
-
-def _until(text: str, stops: Sequence[str]) -> str:
-    """The text up to a stop string, for servers that do not stop there."""
-    cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(cuts)] if cuts else text

@@ -17,7 +17,7 @@ MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ChatFormat:
     """How one model is spoken to: its tokenizer, its template's options, and its context in tokens.
 
     A ``remote`` one is spoken to in messages; the tokenizer is its reader's.
@@ -31,59 +31,59 @@ class Dialect:
 
 
 class ChatRenderer:
-    """Renders for every policy of a team in the dialect of its model.
+    """Renders for every policy of a team in the chat format of its model.
 
     Args:
-        dialects: by policy name.
+        formats: by policy name.
     """
 
-    def __init__(self, dialects: Mapping[str, Dialect]) -> None:
-        self.dialects = dialects
+    def __init__(self, formats: Mapping[str, ChatFormat]) -> None:
+        self.formats = formats
         self._tool_formats: dict[str, ToolFormat] = {}
 
     def render(
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
     ) -> Prompt:
         """See :meth:`marft.game.rendering.Renderer.render`."""
-        dialect = self.dialects[policy]
-        budget = dialect.context - reserve
+        format = self.formats[policy]
+        budget = format.context - reserve
         texts = _Texts(observation, tuple(seen))
         chat = compose(profile, texts.observation, texts.seen)
-        ids = _ids(dialect, chat, profile.tools)
+        ids = _ids(format, chat, profile.tools)
         whole = len(ids)
         while len(ids) > budget:
-            shorter = _shorten(dialect.tokenizer, texts, len(ids) - budget, cut)
+            shorter = _shorten(format.tokenizer, texts, len(ids) - budget, cut)
             if shorter is None:
                 raise PromptTooLongError(
                     f"agent {profile.role!r}: its rollout observation has {len(ids)} tokens, but the context of "
-                    f"{dialect.context} leaves {budget} beside max_new_tokens = {reserve}; shorten the instructions, "
+                    f"{format.context} leaves {budget} beside max_new_tokens = {reserve}; shorten the instructions, "
                     "give it fewer tools, lower max_new_tokens, raise the model's context, or allow cuts "
                     "(agents.context.cut)"
                 )
             texts = shorter
             chat = compose(profile, texts.observation, texts.seen)
-            ids = _ids(dialect, chat, profile.tools)
+            ids = _ids(format, chat, profile.tools)
         return Prompt(ids, whole - len(ids), tuple(chat), profile.tools)
 
     def count(self, policy: str, text: str) -> int:
         """See :meth:`marft.game.rendering.Renderer.count`."""
-        return len(self.dialects[policy].tokenizer.encode(text, add_special_tokens=False))
+        return len(self.formats[policy].tokenizer.encode(text, add_special_tokens=False))
 
     def option(self, policy: str, text: str) -> TokenIds:
         """See :meth:`marft.game.rendering.Renderer.option`."""
-        dialect = self.dialects[policy]
-        if not dialect.stop_ids:
+        format = self.formats[policy]
+        if not format.stop_ids:
             raise ValueError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
-        ids = dialect.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return np.array([*ids, *dialect.stop_ids[:1]], np.int32)
+        ids = format.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return np.array([*ids, *format.stop_ids[:1]], np.int32)
 
     def context(self, policy: str) -> int:
         """See :meth:`marft.game.rendering.Renderer.context`."""
-        return self.dialects[policy].context
+        return self.formats[policy].context
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
         """See :meth:`marft.game.rendering.Renderer.clip`."""
-        tokenizer, head = self.dialects[policy].tokenizer, text[: tokens * MOST_CHARACTERS]
+        tokenizer, head = self.formats[policy].tokenizer, text[: tokens * MOST_CHARACTERS]
         ids = tokenizer.encode(head, add_special_tokens=False, split_special_tokens=True)
         if len(ids) <= tokens and len(head) == len(text):
             return text
@@ -94,15 +94,15 @@ class ChatRenderer:
         """See :meth:`marft.game.rendering.Renderer.calls`."""
         return self.tool_format(policy).read(tokens, tools)
 
-    def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
-        """See :meth:`marft.game.rendering.Renderer.answer`."""
-        dialect = self.dialects[policy]
-        if dialect.remote:  # for the record alone: the endpoint is sent messages
+    def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+        """See :meth:`marft.game.rendering.Renderer.tool_response`."""
+        format = self.formats[policy]
+        if format.remote:  # for the record alone: the endpoint is sent messages
             text = "\n".join(call.output for call in calls)
-            ids = dialect.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            ids = format.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
             return np.array(ids, np.int32)
-        ended = bool(len(turn)) and int(turn[-1]) in dialect.stop_ids
-        return self.tool_format(policy).answer(calls, ended)
+        ended = bool(len(turn)) and int(turn[-1]) in format.stop_ids
+        return self.tool_format(policy).response(calls, ended)
 
     def tool_format(self, policy: str) -> ToolFormat:
         """How the model of a policy writes calls.
@@ -111,13 +111,13 @@ class ChatRenderer:
             ValueError: its chat template has no tool format.
         """
         if policy not in self._tool_formats:
-            dialect = self.dialects[policy]
-            self._tool_formats[policy] = ToolFormat.of(dialect.tokenizer, dialect.template_options, dialect.stop_ids)
+            format = self.formats[policy]
+            self._tool_formats[policy] = ToolFormat.of(format.tokenizer, format.template_options, format.stop_ids)
         return self._tool_formats[policy]
 
-    def opening(self, policy: str, other: Action) -> int:
-        """See :meth:`marft.game.rendering.Renderer.opening`."""
-        mine, theirs = self.dialects[policy], self.dialects[other.policy]
+    def response_prefix(self, policy: str, other: Action) -> int:
+        """See :meth:`marft.game.rendering.Renderer.response_prefix`."""
+        mine, theirs = self.formats[policy], self.formats[other.policy]
         if mine.remote:
             raise ValueError(
                 f"a turn of policy {policy!r} cannot begin with what {other.agent!r} wrote: it is remote, and "
@@ -137,11 +137,11 @@ class _Texts:
     seen: tuple[Message, ...]
 
 
-def _ids(dialect: Dialect, chat: list[dict[str, str]], tools: Sequence[Tool]) -> TokenIds:
+def _ids(format: ChatFormat, chat: list[dict[str, str]], tools: Sequence[Tool]) -> TokenIds:
     """Only the template's own control tokens are tokens; what somebody wrote stays text."""
-    ids = dialect.tokenizer.apply_chat_template(
+    ids = format.tokenizer.apply_chat_template(
         chat, tools=[schema(tool) for tool in tools] or None, add_generation_prompt=True, return_dict=False,
-        sanitize_control_tokens=True, **dialect.template_options,
+        sanitize_control_tokens=True, **format.template_options,
     )  # fmt: skip
     return np.array(ids, np.int32)
 

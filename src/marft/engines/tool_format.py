@@ -116,7 +116,7 @@ class ToolFormat:
         if getattr(tokenizer, "response_template", None) is None:
             said = called[len(_common(called, told)) :]
             format_ = replace(format_, syntax=_syntax(said))
-        format_.answer([replace(PROBE_CALL, output="1")])
+        format_.response([replace(PROBE_CALL, output="1")])
         return format_
 
     def read(self, tokens: TokenIds, tools: Sequence[Tool]) -> list[ToolCall]:
@@ -131,7 +131,7 @@ class ToolFormat:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             return [unreadable(text, raised(error))]
 
-    def answer(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds:
+    def response(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds:
         """The ids that come after a turn which made ``calls``: what the tools answered, and the start of a new turn.
 
         Args:

@@ -40,10 +40,10 @@ def tasks_of(environment: Plugin, split: Split) -> Sequence[Task]:
     if not found:
         raise ValueError(f"{where} has no tasks{FEW}")
     seen: set[str] = set()
-    for place, task in enumerate(found):
+    for index, task in enumerate(found):
         problem = _problem(task) or (_twice(task) if task.id in seen else "")
         if problem:
-            raise ValueError(f"{where}, task {place}: {problem}")
+            raise ValueError(f"{where}, task {index}: {problem}")
         seen.add(task.id)
     return tasks
 

@@ -13,7 +13,7 @@ from marft.evaluation.showing import shown
 from marft.game.environment import Split
 from marft.game.game import Attempt
 from marft.game.team import Team
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
@@ -64,7 +64,7 @@ class Evaluation:
 
 
 def evaluate(
-    stage: Stage,
+    rollouts: LocalRollouts,
     checkpoint: str,
     mode: Mode,
     tasks: Sequence[Task],
@@ -76,20 +76,20 @@ def evaluate(
     """Play every task once.
 
     Args:
-        checkpoint: what the weights are called, for the record; they are in place already.
+        checkpoint: what the weights are called, for the record; they are in index already.
         messages_from: episodes of other tasks (see :func:`shuffle`), whose messages agents see instead of their own
             team's: what that costs is what the messages were worth.
     """
     stream = f"{split}/{mode}"
     donors: Sequence[Episode | None] = messages_from or [None] * len(tasks)
     attempts = [Attempt(task, stream, messages=_messages(donor)) for task, donor in zip(tasks, donors, strict=True)]
-    team = stage.game.team if mode == "sampled" else greedy(stage.game.team)
-    episodes = stage.play(attempts, team, on_done)
+    team = rollouts.game.team if mode == "sampled" else greedy(rollouts.game.team)
+    episodes = rollouts.play(attempts, team, on_done)
     scored = [episode for episode in episodes if episode.scored]
     outcomes = {episode.task.id: episode.success for episode in scored if episode.success is not None}
     rewards = {episode.task.id: episode.total_reward for episode in scored}
     roles = [agent.role for agent in team.agents]
-    metrics = episode_metrics(episodes, roles, stage.engine.version) | remote_metrics(episodes, roles)
+    metrics = episode_metrics(episodes, roles, rollouts.engine.version) | remote_metrics(episodes, roles)
     agents = {
         role: {name: metrics[key] for name in OF_AGENTS if (key := f"agents/{role}/{name}") in metrics}
         for role in roles
@@ -120,8 +120,8 @@ def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     order = list(range(len(episodes)))
     random.Random(seed).shuffle(order)
     donors: list[Episode] = list(episodes)
-    for place, index in enumerate(order):
-        donors[index] = episodes[order[(place + 1) % len(order)]]
+    for index, index in enumerate(order):
+        donors[index] = episodes[order[(index + 1) % len(order)]]
     return donors
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft.endpoints.answers import as_metrics
+from marft.endpoints.replies import as_metrics
 from marft.types import Action, Episode, Mark, Usage
 
 
@@ -87,7 +87,7 @@ def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]
         "action_length": _mean([int(action.sampled.sum()) for action in actions]),
         "truncation_rate": _mean([action.finish == "length" for action in actions]),
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
-        "prompt_tokens_cut": float(sum(action.cut for action in actions)),
+        "truncated_tokens": float(sum(action.truncated_tokens for action in actions)),
         **_tool_metrics(actions),
         "policy_lag": _mean([version - action.version for action in actions]),
     }

@@ -23,8 +23,8 @@ from marft.forking import as_played
 from marft.learning.batching import Denominators, KnownLogProbs
 from marft.learning.credit.comam import rank_correlation
 from marft.learning.critic import explained_variance
-from marft.learning.interfaces import Floats, LossInputs, Remembering
-from marft.learning.learner import Judgement, Learner
+from marft.learning.interfaces import Floats, LossInputs, Stateful
+from marft.learning.learner import CreditedEpisodes, Learner
 from marft.learning.measuring import advantage_metrics, gradient_shares, measure_gradient_share
 from marft.learning.metering import Meter
 from marft.models.pool import Models
@@ -124,10 +124,10 @@ class _Judge:
         self.learner = Learner(run.model_copy(update={"algorithm": as_sampled}), models)
         self.notes: list[str] = []
         self.critic = self._prepare_critic(files) if self.learner.critic else ""
-        if isinstance(self.learner.credit, Remembering):
+        if isinstance(self.learner.credit, Stateful):
             for path in files:
                 if step_of(path) < step:
-                    self.learner.judge(as_played(_scored(path)), KnownLogProbs())
+                    self.learner.assign_credit(as_played(_scored(path)), KnownLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
         forks = getattr(self.learner.credit, "forks", "")
@@ -141,19 +141,19 @@ class _Judge:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forks else own)
         recorded = {id(action): action.log_probs.astype(np.float64) for action in all_actions(batch)}
-        known = replace(self.learner.known(batch), old=recorded)  # the policies of that step are gone
-        judgement = self.learner.judge(batch, known)
-        found = {id(s.action): s.advantages for s in judgement.samples}
-        metrics = {**judgement.credits.metrics, **advantage_metrics(judgement.samples, judgement.raw)}
+        known = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
+        credited = self.learner.assign_credit(batch, known)
+        found = {id(s.action): s.advantages for s in credited.samples}
+        metrics = {**credited.credits.metrics, **advantage_metrics(credited.samples, credited.raw)}
         explained = math.nan
-        if judgement.evidence.values is not None and judgement.credits.monte_carlo:
-            values, targets = judgement.evidence.values.actions, judgement.credits.monte_carlo
+        if credited.inputs.values is not None and credited.credits.monte_carlo:
+            values, targets = credited.inputs.values.actions, credited.credits.monte_carlo
             explained = explained_variance(np.concatenate(values), np.concatenate(targets))
         return Opinion(
             algorithm=self.settings.name,
             advantages=[found.get(id(action)) for episode in own for action in episode.actions],
             metrics=metrics,
-            gradient_share=self._gradient_shares(judgement),
+            gradient_share=self._gradient_shares(credited),
             critic=self.critic,
             explained_variance=explained,
             notes=self.notes,
@@ -176,15 +176,15 @@ class _Judge:
             return "untrained"
         critic = self.learner.critic
         assert critic is not None
-        judgement = self.learner.judge(batch, KnownLogProbs())
-        assert judgement.evidence.values is not None
+        credited = self.learner.assign_credit(batch, KnownLogProbs())
+        assert credited.inputs.values is not None
         for number in range(FITTING_PASSES):
-            critic.update(judgement.evidence.values, judgement.credits.monte_carlo, number)
+            critic.update(credited.inputs.values, credited.credits.monte_carlo, number)
         return f"fitted to {len(batch)} recorded episodes"
 
-    def _gradient_shares(self, judgement: Judgement) -> dict[str, float]:
+    def _gradient_shares(self, credited: CreditedEpisodes) -> dict[str, float]:
         """Each agent's part of |∂loss/∂log π| before anything has moved."""
-        meter, samples = Meter(), judgement.samples
+        meter, samples = Meter(), credited.samples
         pooled = self.settings.denominator == "pooled"
         for batch in self.learner.packing.micro_batches(samples, Denominators.of(samples, pooled)) if samples else []:
             log_probs = batch.engine_log_probs.clone().requires_grad_()
@@ -220,7 +220,7 @@ def _scored(path: Path) -> list[Episode]:
 
 def _what_values_mean(algorithm: AlgorithmSettings) -> list[object]:
     """What two algorithms must have in common for one's critic to be of use to the other."""
-    credit = [getattr(algorithm.credit, key, None) for key in ("chain", "gamma_token", "gamma_agent", "gamma_step")]
+    credit = [getattr(algorithm.credit, key, None) for key in ("successor", "gamma_token", "gamma_agent", "gamma_step")]
     critic = [getattr(algorithm.critic, key) for key in ("kind", "body", "heads", "hidden", "normalise_values")]
     return [algorithm.level, algorithm.reward, *credit, *critic]
 

@@ -103,9 +103,9 @@ def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
     table.add_column("text", overflow="ellipsis", no_wrap=True)
     for picture in pictures:
         episode = picture.episode
-        for place, action in enumerate(picture.actions):
-            name = f"{episode.task.id} #{episode.sample}, {_outcome(episode)}" if place == 0 else ""
-            means = (cells[place][0] for _, cells in picture.rows)
+        for index, action in enumerate(picture.actions):
+            name = f"{episode.task.id} #{episode.sample}, {_outcome(episode)}" if index == 0 else ""
+            means = (cells[index][0] for _, cells in picture.rows)
             cells = (name, action.id, *("" if m is None else f"{m:+.2f}" for m in means), one_line(action.text))
             table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table

@@ -8,9 +8,9 @@ from pathlib import Path
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, evaluate, shuffle
+from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.folder import RunFolder
-from marft.stage import Stage
 
 BASE = "base"
 
@@ -44,22 +44,24 @@ def evaluate_checkpoints(
     for name, names in asked.items():
         if len(names) > 1:
             note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
-    with Stage(run) as stage:
-        chosen = tasks_of(stage.run.environment, "test")[:tasks]
+    with LocalRollouts(run) as rollouts:
+        chosen = tasks_of(rollouts.run.environment, "test")[:tasks]
         advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen))
         results = []
         for version, (name, path) in enumerate(paths.items()):
             for policy in run.trained_policies:
-                stage.models.reset_policy(policy)
+                rollouts.models.reset_policy(policy)
             if path is not None:
-                load_policies(path, stage.models, dict.fromkeys(run.trained_policies))
-            stage.engine.publish(version)
+                load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
+            rollouts.engine.publish(version)
             for mode in modes:
-                result, episodes = evaluate(stage, name, mode, chosen, on_done=lambda _: advance())
+                result, episodes = evaluate(rollouts, name, mode, chosen, on_done=lambda _: advance())
                 results.append(result)
                 if shuffled_too:
                     donors = shuffle(episodes, run.seed)
-                    result, _ = evaluate(stage, name, mode, chosen, messages_from=donors, on_done=lambda _: advance())
+                    result, _ = evaluate(
+                        rollouts, name, mode, chosen, messages_from=donors, on_done=lambda _: advance()
+                    )
                     results.append(result)
     return results
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Cut
 from marft.game.tool_sources import ToolUse
-from marft.types import Action, Observation, Profile, Sampling
+from marft.types import Action, Normalisation, Observation, Profile, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,6 @@ class Excerpt:
 
 
 Seen = Action | Excerpt
-Normalisation = Literal["none", "tokens", "words"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class Engine(Protocol):
         """Choose one of ``options`` → the choice, and the version of the policy that made it."""
         ...
 
-    def outside(self) -> AbstractContextManager[None]:
+    def external_wait(self) -> AbstractContextManager[None]:
         """Held by whoever waits for something other than the engine (an environment, a tool), so that an engine
         that admits requests in order knows that more may come."""
         ...

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from marft.game.engine import Engine
 from marft.game.environment import Environment
-from marft.game.hosting import Host
+from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
 from marft.game.tool_sources import ToolSource
@@ -33,7 +33,7 @@ class Game:
     team: Team
     engine: Engine
     renderer: Renderer
-    host: Host
+    threads: LoopThreadPool
     seed: int = 0
     max_steps: int = 32
     timeout: float = 60.0  # seconds for each call into the environment

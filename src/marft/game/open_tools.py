@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from marft.game.hosting import Host, HostThread, OverdueError, RaisedError
+from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 from marft.game.tool_sources import ToolSession, ToolSource
 from marft.texts import storable
 from marft.types import Task
@@ -24,11 +24,11 @@ class OpenTools:
     """
 
     def __init__(
-        self, source: ToolSource, host: Host, task: Task, seed: int,
-        thread: HostThread | None = None, session: ToolSession | None = None,
+        self, source: ToolSource, threads: LoopThreadPool, task: Task, seed: int,
+        thread: LoopThread | None = None, session: ToolSession | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.host, self.task, self.seed = source, host, task, seed
-        self.thread = thread or host.acquire()
+        self.source, self.threads, self.task, self.seed = source, threads, task, seed
+        self.thread = thread or threads.acquire()
         self.own = thread is None
         self._session = session
         self._opening: asyncio.Future[None] | None = None
@@ -85,7 +85,7 @@ class OpenTools:
         pending = self._opening is not None and not self._opening.done()
         if self._session is not None and not self._hangs:
             await self._end(self._session)
-        await self.host.release(self.thread, suspect=self._hangs or pending)
+        await self.threads.release(self.thread, suspect=self._hangs or pending)
 
     async def _end(self, session: ToolSession) -> None:
         end: Any = session.end

@@ -8,7 +8,7 @@ from typing import Any
 from marft.faults import defined
 from marft.game import reading
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.hosting import HostThread, OverdueError, RaisedError
+from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.turns import Turns
 from marft.seeds import derive_seed
 from marft.texts import name_of
@@ -22,7 +22,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     the reason; it never becomes a reward.
     """
     turns = Turns(game, attempt)
-    thread = game.host.acquire()
+    thread = game.threads.acquire()
     status: Status = "failed"
     error = ""
     try:
@@ -30,11 +30,11 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     except EpisodeFailedError as failure:
         status, error = failure.status, failure.reason
     finally:
-        with game.engine.outside():
+        with game.engine.external_wait():
             try:
                 await turns.belt.close()
             finally:
-                await game.host.release(thread, suspect=status in ("failed", "timed_out"))
+                await game.threads.release(thread, suspect=status in ("failed", "timed_out"))
     return turns.episode(status, error)
 
 
@@ -66,7 +66,7 @@ async def _run(attempt: Attempt, turns: Turns, outside: Outside) -> Status:
 class Outside:
     """Calls into the environment of one episode: on a thread of its own, within a limit of time."""
 
-    def __init__(self, game: Game, thread: HostThread) -> None:
+    def __init__(self, game: Game, thread: LoopThread) -> None:
         self.game, self.thread = game, thread
         self.hung = False  # a call has not come back in time
 
@@ -78,7 +78,7 @@ class Outside:
         """
         who = f"environment {name_of(self.game.environment)}: {method}()"
         try:
-            with self.game.engine.outside():
+            with self.game.engine.external_wait():
                 return await self.thread.call_theirs(
                     function, *arguments, timeout=self.game.timeout, passing=reading.RefusedError
                 )
@@ -99,4 +99,4 @@ class Outside:
         try:
             await self.call("close", reading.closed, session)
         except EpisodeFailedError:
-            self.game.host.not_closed += 1
+            self.game.threads.not_closed += 1

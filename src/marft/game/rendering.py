@@ -70,7 +70,7 @@ class Renderer(Protocol):
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         """The tools that a sampled turn calls. A call that cannot be read comes back as an error that says why."""
 
-    def answer(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+    def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
         """What is appended to a ``turn`` that called tools: their answers, and the start of the next turn.
 
         Raises:
@@ -80,7 +80,7 @@ class Renderer(Protocol):
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""
 
-    def opening(self, policy: str, other: Action) -> int:
+    def response_prefix(self, policy: str, other: Action) -> int:
         """How many of the first tokens of ``other`` a turn of ``policy`` can begin with: all but the end of the turn.
 
         Raises:

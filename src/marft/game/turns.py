@@ -15,13 +15,13 @@ import numpy as np
 
 from marft.faults import described
 from marft.game.agents import Agent, Agents, Excerpt, Request
+from marft.game.communication import Heard, hear, listen, render, tokens_of
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.hearing import Heard, hear, listen, render, tokens_of
-from marft.game.hosting import called_off
+from marft.game.generation import choose, generate, options_of, response_prefix_of
+from marft.game.loop_threads import cancelled
 from marft.game.reading import RefusedError, whole
 from marft.game.rendering import Cut
-from marft.game.speaking import choose, opening_of, options_of, write
-from marft.game.tools import ToolBelt
+from marft.game.tool_belt import ToolBelt
 from marft.seeds import derive_seed
 from marft.texts import LONGEST, cut, name_of, storable
 from marft.types import (
@@ -38,7 +38,7 @@ from marft.types import (
     Transition,
 )
 
-GRACE_SECONDS = 0.5  # for an organization that is called off to come to its end
+GRACE_SECONDS = 0.5  # for an organization that is cancelled to come to its end
 NOT_THE_SAME = (
     "something else than recorded; the environment or the organization does not do the same again under the same seed"
 )
@@ -64,7 +64,7 @@ class Turns:
         self._began = time.perf_counter()
         origin = attempt.replay or attempt
         seed = derive_seed(game.seed, "tools", origin.stream, attempt.task.id, origin.sample)
-        self.belt = ToolBelt(game.tools, game.host, game.engine, attempt.task, seed)
+        self.belt = ToolBelt(game.tools, game.threads, game.engine, attempt.task, seed)
 
     async def act(self, observation: Observation) -> JointAction:
         """Let the organization act once; fill in the actions and the default answer."""
@@ -80,7 +80,7 @@ class Turns:
         except EpisodeFailedError:
             raise
         except BaseException as error:
-            if called_off():
+            if cancelled():
                 raise
             if self._failure:
                 raise self._failure from error  # ours, however the organization has wrapped it
@@ -97,7 +97,7 @@ class Turns:
         return JointAction(joint.answer or self._default_answer(done), tuple(done))
 
     async def _organized(self, step: int, observation: Observation) -> JointAction:
-        """What the organization makes of an observation. One that waits for nobody is called off after as long as a
+        """What the organization makes of an observation. One that waits for nobody is cancelled after as long as a
         call into the environment may take."""
         acting = asyncio.ensure_future(self._acted(step, observation))
         try:
@@ -138,10 +138,10 @@ class Turns:
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
         heard = listen(self.game.team.channel, self.attempt.messages, request.sees)
-        opening = opening_of(self.game.renderer, agent.policy, request.begins)
+        prefix = response_prefix_of(self.game.renderer, agent.policy, request.begins)
         options = options_of(self.game.renderer, agent.policy, request)
         longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
-        room = len(opening.tokens) + longest
+        room = len(prefix.tokens) + longest
         self._given[index] = request.observation, heard, room
         prompt = render(self.game.renderer, agent, request.observation, heard, room)
         served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
@@ -158,7 +158,7 @@ class Turns:
                 made = await (
                     choose(self.game.engine, agent, request, prompt, options, key)
                     if options
-                    else write(self.game.engine, self.game.renderer, self.belt, agent, prompt, opening, key)
+                    else generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
                 )
         except Exception as error:
             if step == self._acting:
@@ -176,7 +176,7 @@ class Turns:
             index=index,
             sees=tuple(tokens),
             message_tokens=tuple(tokens.values()),
-            cut=prompt.cut,
+            truncated_tokens=prompt.truncated_tokens,
             started=started,
             ended=time.perf_counter() - self._began,
         )

@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from marft import seeds
-from marft.learning.choosing import Chosen, said_by
+from marft.learning.choice_scoring import Chosen, scored_tokens
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
-from marft.types import Action, Episode, Sample
+from marft.types import Action, Episode, Normalisation, Sample
 
-Normalisation = Literal["none", "tokens", "words"]
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 EPSILON = 1e-8
 SIZE_STEP = 64  # tokens
@@ -77,7 +76,7 @@ def normaliser(action: Action, normalisation: Normalisation) -> float:
         return 1.0
     if normalisation == "tokens":
         return float(max(1, action.sampled.sum()))
-    return float(max(1, sum(len(text.split()) for text in (*action.asides, action.own_text))))
+    return float(max(1, sum(len(text.split()) for text in (*action.intermediate_texts, action.own_text))))
 
 
 def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epoch: int) -> list[list[Sample]]:
@@ -271,7 +270,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
-    written = [(action, said) for action in actions for said in said_by(action)]
+    written = [(action, said) for action in actions for said in scored_tokens(action)]
     rows = PackedRows.of(
         [np.concatenate([action.prompt, said.tokens[:-1]]) for action, said in written],
         [packing.adapters[action.policy] for action, _ in written],
@@ -285,7 +284,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         for start, (action, said) in zip(rows.starts(), written, strict=True)
     ]
     targets = [said.tokens[said.scored] for _, said in written]
-    scored = np.array([sum(int(said.scored.sum()) for said in said_by(action)) for action in actions])
+    scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
     names = tuple(sorted({action.agent for action in actions}))
     token_weights = [
         denominators.token_weight(sample, packing.aggregation, packing.constant_length) for sample in samples
@@ -333,13 +332,13 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
 
 def _first_rows(actions: Sequence[Action], rows: PackedRows) -> list[int]:
     """Where each action's first row begins."""
-    firsts = np.cumsum([0, *(len(said_by(action)) for action in actions)])[:-1]
+    firsts = np.cumsum([0, *(len(scored_tokens(action)) for action in actions)])[:-1]
     starts = rows.starts()
     return [starts[first] for first in firsts]
 
 
 def _length(sample: Sample) -> int:
-    return sum(len(sample.action.prompt) + len(said.tokens) - 1 for said in said_by(sample.action))
+    return sum(len(sample.action.prompt) + len(said.tokens) - 1 for said in scored_tokens(sample.action))
 
 
 def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:

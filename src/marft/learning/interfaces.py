@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Level = Literal["action", "token"]
 Floats = npt.NDArray[np.float64]
+LOG_RATIO_LIMIT = 20.0  # nats: log-ratios are clamped before they are exponentiated
 
 
 def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> list[Floats]:
@@ -44,11 +45,11 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class CreditInputs:
     """What credit is judged by. Actions are in the row order of ``marft.types.all_actions``.
 
-    >>> evidence = Evidence(episodes=(), level="action")
-    >>> evidence.actions, evidence.values is None
+    >>> inputs = CreditInputs(episodes=(), level="action")
+    >>> inputs.actions, inputs.values is None
     ([], True)
     """
 
@@ -98,29 +99,29 @@ class Credits:
 
 
 class Credit(Protocol):
-    """Credit assignment: evidence → advantages and returns for every decision.
+    """Credit assignment: inputs → advantages and returns for every decision.
 
-    ``reads_values`` asks for a critic; ``reads_traces`` says that it knows of policies updated before (A2PO);
-    ``compares`` says what rewards are compared with: attempts at the same task
+    ``needs_critic`` asks for a critic; ``reads_traces`` says that it knows of policies updated before (A2PO);
+    ``grouped_by`` says what rewards are compared with: attempts at the same task
     (``"task"``), which then needs several, or nothing that the recipe must provide; ``forks`` asks for episodes that
     are played again from one action on.
     """
 
-    reads_values: ClassVar[bool]
+    needs_critic: ClassVar[bool]
     reads_traces: ClassVar[bool]
-    compares: ClassVar[Literal["task", ""]]
+    grouped_by: ClassVar[Literal["task", ""]]
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]]
 
-    def assign(self, evidence: Evidence) -> Credits: ...
+    def assign(self, inputs: CreditInputs) -> Credits: ...
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class Stateful(Protocol):
     """A credit or schedule that carries numbers from step to step. They are checkpointed."""
 
-    def memory(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, float]: ...
 
-    def remember(self, memory: Mapping[str, float]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

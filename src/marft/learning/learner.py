@@ -13,13 +13,14 @@ from marft.errors import RunError
 from marft.learning.batching import KnownLogProbs, Packing, make_samples
 from marft.learning.critic import Critic
 from marft.learning.interfaces import (
+    LOG_RATIO_LIMIT,
     Credit,
+    CreditInputs,
     Credits,
-    Evidence,
     Floats,
     Objective,
     Progress,
-    Remembering,
+    Stateful,
     UpdatePhase,
     UpdateSchedule,
 )
@@ -42,11 +43,11 @@ from marft.types import Action, Episode, Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judgement:
+class CreditedEpisodes:
     """What an algorithm makes of a batch before anything moves: the credit of every decision, and what is trained."""
 
     episodes: Sequence[Episode]  # as they were played
-    evidence: Evidence  # with the rewards that credit is assigned from
+    inputs: CreditInputs  # with the rewards that credit is assigned from
     credits: Credits
     samples: Sequence[Sample]
     raw: Sequence[Floats]  # advantages of the samples before normalisation
@@ -108,63 +109,63 @@ class Learner:
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
         """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``."""
         warming_up = progress.step < self.warmup
-        known = self.known(episodes, to_judge_alone=warming_up)
-        judgement = self.judge(episodes, known)
-        credits, values = judgement.credits, judgement.evidence.values
-        metrics = {**advantage_metrics(judgement.samples, judgement.raw), **credits.metrics}
+        known = self.score_before_update(episodes, for_credit_alone=warming_up)
+        credited = self.assign_credit(episodes, known)
+        credits, values = credited.credits, credited.inputs.values
+        metrics = {**advantage_metrics(credited.samples, credited.raw), **credits.metrics}
         if self.settings.nll:
             metrics |= success_metrics(episodes)
-        if judgement.samples and not warming_up:
-            metrics |= self._improve(judgement, known, progress)
+        if credited.samples and not warming_up:
+            metrics |= self._improve(credited, known, progress)
         if self.critic and values:
             targets = credits.monte_carlo if warming_up else credits.returns
             metrics |= self.critic.update(values, targets, progress.step)
         return metrics
 
-    def judge(self, episodes: Sequence[Episode], known: KnownLogProbs) -> Judgement:
+    def assign_credit(self, episodes: Sequence[Episode], known: KnownLogProbs) -> CreditedEpisodes:
         """Assign credit to scored episodes."""
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
-        evidence = Evidence(
+        inputs = CreditInputs(
             rewarded, self.settings.level, values, self._costs(episodes, known), trained=self.optimizers.keys()
         )
-        credits = self.credit.assign(evidence)
-        for action, advantages in zip(evidence.actions, credits.advantages, strict=True):
+        credits = self.credit.assign(inputs)
+        for action, advantages in zip(inputs.actions, credits.advantages, strict=True):
             if not np.isfinite(advantages).all():
                 name = self.settings.credit.name
                 raise RunError(f"credit {name!r} gave {action.id} of {action.key.task!r} an advantage of {advantages}")
-        return Judgement(episodes, evidence, credits, *self._samples(episodes, credits))
+        return CreditedEpisodes(episodes, inputs, credits, *self._samples(episodes, credits))
 
-    def memory(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, float]:
         """What credit and schedule carry from step to step."""
         return {
-            f"{part}/{name}": value for part, it in self._remembering().items() for name, value in it.memory().items()
+            f"{part}/{name}": value for part, it in self._stateful().items() for name, value in it.state_dict().items()
         }
 
-    def remember(self, memory: Mapping[str, float]) -> None:
-        """Undo :meth:`memory`."""
-        for part, it in self._remembering().items():
-            mine = {name: value for name, value in memory.items() if name.startswith(f"{part}/")}
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Undo :meth:`state_dict`."""
+        for part, it in self._stateful().items():
+            mine = {name: value for name, value in state.items() if name.startswith(f"{part}/")}
             if mine:
-                it.remember({name.removeprefix(f"{part}/"): value for name, value in mine.items()})
+                it.load_state_dict({name.removeprefix(f"{part}/"): value for name, value in mine.items()})
 
-    def _remembering(self) -> dict[str, Remembering]:
+    def _stateful(self) -> dict[str, Stateful]:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
-        return {part: it for part, it in parts.items() if isinstance(it, Remembering)}
+        return {part: it for part, it in parts.items() if isinstance(it, Stateful)}
 
-    def known(self, episodes: Sequence[Episode], to_judge_alone: bool = False) -> KnownLogProbs:
+    def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> KnownLogProbs:
         """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them.
 
         Args:
-            to_judge_alone: leave out what only a policy's update would read.
+            for_credit_alone: leave out what only a policy's update would read.
         """
         kl = self.settings.kl
-        if not kl.coefficient or (to_judge_alone and kl.place != "reward"):
+        if not kl.coefficient or (for_credit_alone and kl.place != "reward"):
             return KnownLogProbs()
         acting = [
             Sample(action, 1.0, np.zeros(size))
             for episode in episodes
-            for action, size in zip(episode.actions, Evidence([episode], self.settings.level).sizes(), strict=True)
+            for action, size in zip(episode.actions, CreditInputs([episode], self.settings.level).sizes(), strict=True)
             if action.policy in self.optimizers
         ]
         return KnownLogProbs(
@@ -181,11 +182,13 @@ class Learner:
         def cost(action: Action, size: int) -> Floats:
             if id(action) not in known.base:
                 return np.zeros(size)
-            tokens = kl.coefficient * (known.old[id(action)] - known.base[id(action)]).clip(-20.0, 20.0)
+            tokens = kl.coefficient * (known.old[id(action)] - known.base[id(action)]).clip(
+                -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
+            )
             return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
 
-        evidence = Evidence(episodes, self.settings.level)
-        return [cost(action, size) for action, size in zip(evidence.actions, evidence.sizes(), strict=True)]
+        inputs = CreditInputs(episodes, self.settings.level)
+        return [cost(action, size) for action, size in zip(inputs.actions, inputs.sizes(), strict=True)]
 
     def _samples(self, episodes: Sequence[Episode], credits: Credits) -> tuple[list[Sample], list[Floats]]:
         return make_samples(
@@ -193,8 +196,8 @@ class Learner:
             self.settings.normalise_advantages,
         )  # fmt: skip
 
-    def _improve(self, judgement: Judgement, known: KnownLogProbs, progress: Progress) -> dict[str, float]:
-        samples = judgement.samples
+    def _improve(self, credited: CreditedEpisodes, known: KnownLogProbs, progress: Progress) -> dict[str, float]:
+        samples = credited.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
             for name, optimizer in self.optimizers.items()
@@ -206,10 +209,10 @@ class Learner:
             check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,
         )  # fmt: skip
         ratios = TeamRatios(self.schedule.ratio_limit)
-        progress = progress._replace(advantages=advantage_sizes(samples, judgement.raw))
+        progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
         phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
         for number, phase in enumerate(phases):
-            update.run(phase, self._corrected(judgement, phase, ratios), progress.step)
+            update.run(phase, self._corrected(credited, phase, ratios), progress.step)
             if self.schedule.correction and number + 1 < len(phases):
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
@@ -225,13 +228,13 @@ class Learner:
         old = {**update.old, **score_actions(self.packing, idle)}
         measure_base_kl(meter, chosen, old, known.base or score_actions(self.base_packing, chosen))
 
-    def _corrected(self, judgement: Judgement, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
+    def _corrected(self, credited: CreditedEpisodes, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
         """The samples as a phase sees them, after what the phases before have moved."""
         if self.schedule.correction == "product":
-            return ratios.weigh(judgement.samples)
+            return ratios.weigh(credited.samples)
         if self.schedule.correction == "preceding":
-            evidence = judgement.evidence
-            traced = replace(evidence, traces=ratios.traces(evidence.actions))
-            again, _ = self._samples(judgement.episodes, self.credit.assign(traced))
+            inputs = credited.inputs
+            traced = replace(inputs, traces=ratios.traces(inputs.actions))
+            again, _ = self._samples(credited.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * float(getattr(self.objective, "clip", 0.0)))
-        return judgement.samples
+        return credited.samples

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from marft.learning.batching import Denominators, MicroBatch, Packing
-from marft.learning.interfaces import Floats
+from marft.learning.interfaces import LOG_RATIO_LIMIT, Floats
 from marft.learning.metering import Meter
 from marft.models.log_probs import TokenScores, token_scores
 from marft.types import Sample
 
-LOG_RATIO_LIMIT = 20.0  # nats
 BASE_KL_ACTIONS = 4  # of each agent, on which KL to the untuned base is measured
 
 

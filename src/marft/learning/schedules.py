@@ -44,13 +44,13 @@ class AgentByAgent(Plugin):
             self._turn, self._since = self._turn + 1, progress.environment_steps
         return [UpdatePhase((policies[self._turn % len(policies)],))]
 
-    def memory(self) -> dict[str, float]:
-        """Whose turn it is; see :class:`marft.learning.interfaces.Remembering`."""
+    def state_dict(self) -> dict[str, float]:
+        """Whose turn it is; see :class:`marft.learning.interfaces.Stateful`."""
         return {"turn": self._turn, "since": self._since}
 
-    def remember(self, memory: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Take up the turn again."""
-        self._turn, self._since = int(memory["turn"]), int(memory["since"])
+        self._turn, self._since = int(state["turn"]), int(state["since"])
 
 
 class Sequential(Plugin):
@@ -87,8 +87,8 @@ class A2PO(Plugin):
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         count = len(policies)
         return [
-            UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * place / count)
-            for place, name in enumerate(semi_greedy_order(policies, progress, seed), 1)
+            UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * index / count)
+            for index, name in enumerate(semi_greedy_order(policies, progress, seed), 1)
         ]
 
 

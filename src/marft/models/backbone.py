@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.models.attention import AttentionPlan, PackedPlan
-from marft.models.lean import fits, lean_forward
+from marft.models.fused_decoder import fits, fused_forward
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.seeds import derive_seed
 from marft.types import TokenIds
@@ -77,7 +77,7 @@ class Backbone:
         self.routing = Routing()
         self.layers: dict[str, MultiLoraLinear] = {}
         self.decoder = model.get_decoder()
-        self.lean = fits(self.decoder)  # whether to run the decoder without its modules
+        self.fused = fits(self.decoder)  # whether to run the decoder without its modules
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         self.head: nn.Linear = head
@@ -111,8 +111,8 @@ class Backbone:
             return self._forward(ids, positions, plan)
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
-        if self.lean:
-            return lean_forward(self.decoder, ids, positions, plan)
+        if self.fused:
+            return fused_forward(self.decoder, ids, positions, plan)
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
@@ -147,7 +147,7 @@ class Backbone:
 
     def recompute_activations(self) -> None:
         """Keep only layer boundaries for the backward pass and compute the rest again (gradient checkpointing)."""
-        self.lean = False
+        self.fused = False
 
         def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.routing.by_stretch(self.routing.stretches, self.routing.whole)

@@ -155,8 +155,8 @@ def check_forward(backbone: Backbone, name: str) -> None:
         model.set_attn_implementation(attention.IMPLEMENTATION)
     tolerance = 1e-3 if backbone.head.weight.dtype == own.dtype == torch.float32 else 0.25
     error = _largest_difference(backbone, rows, own)
-    if backbone.lean and not error < tolerance:
-        backbone.lean = False
+    if backbone.fused and not error < tolerance:
+        backbone.fused = False
         error = _largest_difference(backbone, rows, own)
     if not error < tolerance:
         raise ValueError(

@@ -24,12 +24,12 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.endpoint import EndpointSettings
 from marft.config.settings import Count, Filled, NotNegative, did_you_mean
-from marft.endpoints.answers import as_metrics
 from marft.endpoints.client import Endpoint
+from marft.endpoints.replies import as_metrics
 from marft.rewards.patterns import Pattern
 from marft.rewards.questions import Questions
 from marft.rewards.scores import read_score
-from marft.rewards.terms import Earned, Roles, Term, at_the_end, unknown_roles
+from marft.rewards.terms import Roles, Term, TermReward, at_the_end, unknown_roles
 from marft.types import Action, Episode
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -61,7 +61,7 @@ class Judge(Term):
     ``{format}`` for how to give the score. The answer is the last text of an agent that answers.
     """
 
-    keeps_time: ClassVar[bool] = True
+    own_timeout: ClassVar[bool] = True
     endpoint: EndpointSettings
     model: Filled  # its name there
     prompt: str = PROMPT
@@ -119,7 +119,7 @@ class Judge(Term):
         assert self._questions is not None
         self._questions.endpoint.close()
 
-    async def score(self, episode: Episode) -> list[Earned]:
+    async def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         if not self.agents:
             return at_the_end(episode, await self._judge(episode, _answer(episode.actions, self._answering)))
@@ -175,7 +175,7 @@ def _said(episode: Episode) -> Iterator[tuple[str, str]]:
         yield "environment", transition.observation.text
         for action in episode.actions:
             if action.step == step:
-                yield from ((action.agent, aside) for aside in action.asides)
+                yield from ((action.agent, text) for text in action.intermediate_texts)
                 yield from (("tool", f"{call.name} {call.arguments}\n{call.output}") for call in action.calls)
                 yield action.agent, action.own_text
 

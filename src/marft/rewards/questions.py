@@ -55,12 +55,12 @@ class Questions:
         if pending is None:
             pending = self._pending[name] = asyncio.create_task(self._find_out(name, wordings))
             pending.add_done_callback(lambda task: self._found_out(name, task))
-        return await asyncio.shield(pending)  # whoever is called off leaves it to the others that wait
+        return await asyncio.shield(pending)  # whoever is cancelled leaves it to the others that wait
 
     def _found_out(self, name: str, task: asyncio.Task[float]) -> None:
         del self._pending[name]
         if not task.cancelled():
-            task.exception()  # has been heard, also where everybody who waited was called off
+            task.exception()  # has been heard, also where everybody who waited was cancelled
 
     async def _find_out(self, name: str, wordings: Sequence[Mapping[str, Any]]) -> float:
         for body in wordings:

@@ -36,7 +36,7 @@ Roles = Names
 
 
 @dataclass(frozen=True, slots=True)
-class Earned:
+class TermReward:
     """What one term gives for one environment step."""
 
     team: float = 0.0
@@ -47,10 +47,10 @@ class Term(Plugin, ABC):
     """Base of all terms. What a term gives is clipped, then weighed.
 
     ``score`` runs on a thread of its own, where it may take as long as a call into the environment. A term that
-    ``keeps_time`` awaits what it needs, on the event loop, and sees to it that this comes to an end.
+    ``own_timeout`` awaits what it needs, on the event loop, and sees to it that this comes to an end.
     """
 
-    keeps_time: ClassVar[bool] = False
+    own_timeout: ClassVar[bool] = False
     weight: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 1.0
     clip: Annotated[tuple[float, float] | None, Strict(False)] = None
 
@@ -69,7 +69,7 @@ class Term(Plugin, ABC):
         return clip
 
     @abstractmethod
-    def score(self, episode: Episode) -> Sequence[Earned] | Awaitable[Sequence[Earned]]:
+    def score(self, episode: Episode) -> Sequence[TermReward] | Awaitable[Sequence[TermReward]]:
         """One entry for each environment step of the episode."""
 
     def written(self) -> str:
@@ -103,15 +103,15 @@ class Term(Plugin, ABC):
 class Outcome(Term):
     """What the environment pays, to the team and to single agents."""
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
-        return [Earned(t.reward, t.agent_rewards) for t in episode.transitions]
+        return [TermReward(t.reward, t.agent_rewards) for t in episode.transitions]
 
 
 class Trajectory(Term):
     """1 with the last step of an episode that solved its task. One whose environment does not say so fails."""
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         if episode.success is None:
             raise ValueError("the environment does not say whether the task was solved (Step.success)")
@@ -121,11 +121,11 @@ class Trajectory(Term):
 class Progress(Term):
     """How much more a step pays than the best one before it."""
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         best, earned = 0.0, []
         for transition in episode.transitions:
-            earned.append(Earned(max(0.0, transition.reward - best)))
+            earned.append(TermReward(max(0.0, transition.reward - best)))
             best = max(best, transition.reward)
         return earned
 
@@ -133,28 +133,28 @@ class Progress(Term):
 class StepCost(Term):
     """−1 for every environment step."""
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
-        return [Earned(-1.0) for _ in episode.transitions]
+        return [TermReward(-1.0) for _ in episode.transitions]
 
 
 class ToolErrors(Term):
     """−1 to an agent for every call of a tool that could not be read, or failed."""
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         given: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             errors = sum(call.error for call in action.calls)
             if errors and action.step < len(given):
                 given[action.step][action.agent] = given[action.step].get(action.agent, 0.0) - errors
-        return [Earned(agents=costs) for costs in given]
+        return [TermReward(agents=costs) for costs in given]
 
 
 class MessageTokens(Term):
     """−1 for every token that others read of an agent's messages, to the agent that wrote them."""
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         owners = {action.id: action.agent for action in episode.actions}
         costs: list[dict[str, float]] = [{} for _ in episode.transitions]
@@ -162,7 +162,7 @@ class MessageTokens(Term):
             for seen, tokens in zip(action.sees, action.message_tokens, strict=True):
                 if action.step < len(costs):
                     costs[action.step][owners[seen]] = costs[action.step].get(owners[seen], 0.0) - tokens
-        return [Earned(agents=cost) for cost in costs]
+        return [TermReward(agents=cost) for cost in costs]
 
 
 class Format(Term):
@@ -175,14 +175,14 @@ class Format(Term):
         """What is wrong with it in a team of these roles."""
         yield from unknown_roles(self.agents, roles)
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         given: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             if action.step < len(given) and (not self.agents or action.agent in self.agents):
                 here = given[action.step]
                 here[action.agent] = here.get(action.agent, 0.0) + float(holds(self.pattern, action.own_text))
-        return [Earned(agents=rewards) for rewards in given]
+        return [TermReward(agents=rewards) for rewards in given]
 
 
 class Function(Term):
@@ -201,7 +201,7 @@ class Function(Term):
         """See :class:`Term`."""
         return defined(import_path(self.call))
 
-    def score(self, episode: Episode) -> list[Earned]:
+    def score(self, episode: Episode) -> list[TermReward]:
         """See :class:`Term`."""
         said = import_path(self.call)(episode)
         return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, float(said))
@@ -214,7 +214,7 @@ def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:
             yield f"rewards: no agent is called {agent!r}{did_you_mean(agent, roles)}"
 
 
-def at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[Earned]:
+def at_the_end(episode: Episode, team: float, agents: Mapping[str, float] | None = None) -> list[TermReward]:
     """What the whole episode earns, with its last step."""
-    nothing = [Earned() for _ in episode.transitions[1:]]
-    return [*nothing, Earned(team, agents or {})] if episode.transitions else []
+    nothing = [TermReward() for _ in episode.transitions[1:]]
+    return [*nothing, TermReward(team, agents or {})] if episode.transitions else []

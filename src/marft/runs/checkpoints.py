@@ -42,7 +42,7 @@ class State:
     best_score: float = -1.0
     tasks_drawn: int = 0  # of the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
-    memory: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
+    parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
 
 
 class _WrittenMark(BaseModel):
@@ -130,7 +130,7 @@ class Checkpoints:
             (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
             files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
             about = {"files": files, "log": asdict(log), "models": models.digests(), "version": __version__}
-            table = {**asdict(replace(state, memory=learner.memory())), **about}
+            table = {**asdict(replace(state, parts=learner.state_dict())), **about}
             (draft / STATE).write_text(json.dumps({**table, "digest": _digest_of(table)}, indent=2) + "\n")
 
     def newest(self) -> tuple[Record | None, list[str]]:
@@ -264,7 +264,7 @@ def restore(record: Record, models: Models, learner: Learner) -> State:
     if learner.critic and not _fits(critic, learner.critic.parameters()):
         raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --from")
     _restore(learner, critic, _read(record.path / "optimizer.safetensors"))
-    learner.remember(record.state.memory)
+    learner.load_state_dict(record.state.parts)
     return record.state
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from marft.endpoints.keys import masked, read_key, secrets_in, without
-from marft.game.hosting import HostThread
+from marft.game.loop_threads import LoopThread
 from marft.types import Tool
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult
 
-LEASH = Path(__file__).with_name("leash.py")
+SUBREAPER = Path(__file__).with_name("subreaper.py")
 CLOSE_SECONDS = 15.0  # the client gives a server some time to end, then kills it
 PING_SECONDS = 5.0  # for a server to answer anything, after a call that did not end
 
@@ -50,7 +50,7 @@ class Connection:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self._thread = HostThread()
+        self._thread = LoopThread()
         self._link: _Link | None = None
         self._links: list[_Link] = []  # all that have not come to their end, those that were given up included
         self._doubts: asyncio.Task[None] | None = None
@@ -164,7 +164,7 @@ class _Link:
         return self._keeper.done()
 
     async def client(self) -> Client:
-        """The client, once it is connected; whoever is called off leaves it to the others that wait.
+        """The client, once it is connected; whoever is cancelled leaves it to the others that wait.
 
         Raises:
             ValueError: the server did not answer in time.
@@ -208,7 +208,7 @@ async def _made(settings: ServerSettings, stack: AsyncExitStack) -> Client:
         return Client(streamable_http_client(settings.url, http_client=http))
     started = StdioServerParameters(
         command=sys.executable,
-        args=["-I", "-S", str(LEASH), str(os.getpid()), *settings.command],
+        args=["-I", "-S", str(SUBREAPER), str(os.getpid()), *settings.command],
         env={name: _variable(name) for name in settings.environment},
         cwd=settings.folder or None,
     )

@@ -61,6 +61,6 @@ class Debate(Plugin):
         elif self.hears == "all":
             others = speakers
         else:
-            place = speakers.index(role)
-            others = [speakers[place - 1], speakers[(place + 1) % len(speakers)]]
+            index = speakers.index(role)
+            others = [speakers[index - 1], speakers[(index + 1) % len(speakers)]]
         return list(dict.fromkeys([role, *others]))

@@ -12,7 +12,7 @@ from marft.types import Action
 
 
 async def together(*calls: Awaitable[Action]) -> list[Action]:
-    """Act at the same time → the actions, in the order of the calls. When one fails, the others are called off."""
+    """Act at the same time → the actions, in the order of the calls. When one fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -9,26 +9,26 @@ import numpy as np
 
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import agent_costs, agent_returns, compare
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 
 
 class AgentGroup(Estimator):
     """``(R_i − mean) / (std + ε)`` over the trajectories of agent i at a task."""
 
-    compares: ClassVar[Literal["task", ""]] = "task"
+    grouped_by: ClassVar[Literal["task", ""]] = "task"
 
     scale: bool = True
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
         rows = [
             (number, agent, earned)
-            for number, agents in enumerate(agent_returns(evidence))
+            for number, agents in enumerate(agent_returns(inputs))
             for agent, earned in agents.items()
         ]
-        keys = [(evidence.episodes[number].task.id, agent) for number, agent, _ in rows]
-        costs = np.array([cost for of_agents in agent_costs(evidence) for cost in of_agents.values()])
+        keys = [(inputs.episodes[number].task.id, agent) for number, agent, _ in rows]
+        costs = np.array([cost for of_agents in agent_costs(inputs) for cost in of_agents.values()])
         advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale, costs=costs)
         found = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
-        by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]
-        return Credits(evidence.spread(np.array(by_action)), metrics=metrics)
+        by_action = [found[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
+        return Credits(inputs.spread(np.array(by_action)), metrics=metrics)

@@ -6,7 +6,7 @@ import numpy as np
 
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import EPSILON, compare, costs_to_come, earned_returns, to_actions
-from marft.learning.interfaces import Credits, Evidence, Floats, split_rows
+from marft.learning.interfaces import CreditInputs, Credits, Floats, split_rows
 
 
 class Batch(Estimator):
@@ -19,22 +19,22 @@ class Batch(Estimator):
 
     whiten: bool = True
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        earned = earned_returns(evidence)
-        returns = to_actions(evidence, earned)
-        if evidence.costs:
-            returns = [whole - costs for whole, costs in zip(returns, costs_to_come(evidence), strict=True)]
+        earned = earned_returns(inputs)
+        returns = to_actions(inputs, earned)
+        if inputs.costs:
+            returns = [whole - costs for whole, costs in zip(returns, costs_to_come(inputs), strict=True)]
         if not self.whiten:
             return Credits(returns)
         _, metrics = compare(earned, [""] * len(earned))
         if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # differences in KL alone are no signal
             return Credits([np.zeros_like(row) for row in returns], metrics=metrics)
-        return Credits(_whitened(returns, evidence), metrics=metrics)
+        return Credits(_whitened(returns, inputs), metrics=metrics)
 
 
-def _whitened(rows: list[Floats], evidence: Evidence) -> list[Floats]:
-    trained = [row for row, action in zip(rows, evidence.actions, strict=True) if evidence.trains(action)]
+def _whitened(rows: list[Floats], inputs: CreditInputs) -> list[Floats]:
+    trained = [row for row, action in zip(rows, inputs.actions, strict=True) if inputs.trains(action)]
     if not trained:
         return rows
     mine = np.concatenate(trained)

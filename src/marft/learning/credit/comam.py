@@ -15,24 +15,24 @@ import numpy as np
 from marft.config.settings import NotNegative
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import EQUAL, agent_costs, compare, local_rewards, members
-from marft.learning.interfaces import Credits, Evidence, Floats
+from marft.learning.interfaces import CreditInputs, Credits, Floats
 
 
 class CoMAM(Estimator):
     """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
 
-    compares: ClassVar[Literal["task", ""]] = "task"
+    grouped_by: ClassVar[Literal["task", ""]] = "task"
 
     scale: bool = True
     fallback_weight: NotNegative = 1.0  # w_i of an agent whose local reward is the same throughout its group
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
         rows: list[tuple[int, str, float, float, float]] = []  # episode, agent, local, global, cost
-        for number, (episode, costs) in enumerate(zip(evidence.episodes, agent_costs(evidence), strict=True)):
+        for number, (episode, costs) in enumerate(zip(inputs.episodes, agent_costs(inputs), strict=True)):
             local = local_rewards(episode)
             rows += [(number, agent, local.get(agent, 0.0), episode.total_reward, c) for agent, c in costs.items()]
-        keys = [(evidence.episodes[number].task.id, agent) for number, agent, *_ in rows]
+        keys = [(inputs.episodes[number].task.id, agent) for number, agent, *_ in rows]
         mine, whole, cost = (np.array([row[place] for row in rows]) for place in (2, 3, 4))
         weights, silent = np.zeros(len(rows)), 0
         for indices in members(keys):
@@ -44,8 +44,8 @@ class CoMAM(Estimator):
         metrics["global_weight"] = float(weights.mean()) if len(weights) else 0.0
         metrics["groups_without_local_signal"] = float(silent)
         found = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}
-        by_action = [found[n, a.agent] for n, episode in enumerate(evidence.episodes) for a in episode.actions]
-        return Credits(evidence.spread(np.array(by_action)), metrics=metrics)
+        by_action = [found[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
+        return Credits(inputs.spread(np.array(by_action)), metrics=metrics)
 
 
 def rank_correlation(a: Floats, b: Floats) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from marft.config.settings import Few
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import team_returns
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import Fork
 
 
@@ -27,17 +27,17 @@ class Counterfactual(Estimator):
     resamples: Few = 2
     symmetric: bool = True
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        returns = team_returns(evidence)
+        returns = team_returns(inputs)
         drawn: dict[Fork, dict[int, float]] = {}  # at each fork, the return of each episode that drew an action there
-        for number, episode in enumerate(evidence.episodes):
+        for number, episode in enumerate(inputs.episodes):
             here = [episode.fork] if episode.fork else [Fork(episode.name, action.id) for action in episode.actions]
             for fork in here:
                 drawn.setdefault(fork, {})[number] = float(returns[number])
         forked = {fork.at.split("/")[1] for fork in drawn if len(drawn[fork]) > 1}  # nobody plays frozen agents anew
         advantages, trained, lone = [], [], 0
-        for number, episode in enumerate(evidence.episodes):
+        for number, episode in enumerate(inputs.episodes):
             for action in episode.actions:
                 fork = episode.fork or Fork(episode.name, action.id)
                 mine = episode.fork is None or (self.symmetric and action.id == fork.at)
@@ -45,4 +45,4 @@ class Counterfactual(Estimator):
                 lone += mine and not others and action.agent in forked
                 advantages.append(returns[number] - float(np.mean(others)) if others else 0.0)
                 trained.append(mine)
-        return Credits(evidence.spread(np.array(advantages)), trained=trained, metrics={"groups_of_one": float(lone)})
+        return Credits(inputs.spread(np.array(advantages)), trained=trained, metrics={"groups_of_one": float(lone)})

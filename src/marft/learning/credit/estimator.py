@@ -10,7 +10,7 @@ from marft.config.plugins import Plugin
 class Estimator(Plugin):
     """Base of the built-in credits: no critic, nothing to compare with, no forks, unless a class says so."""
 
-    reads_values: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
     reads_traces: ClassVar[bool] = False
-    compares: ClassVar[Literal["task", ""]] = ""
+    grouped_by: ClassVar[Literal["task", ""]] = ""
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = ""

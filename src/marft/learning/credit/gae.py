@@ -14,19 +14,19 @@ import numpy as np
 from marft.config.settings import Fraction, NotNegative
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.links import Links, backward_sum, link
-from marft.learning.interfaces import Credits, Evidence, Floats, split_rows
+from marft.learning.interfaces import CreditInputs, Credits, Floats, split_rows
 
 
 class GAE(Estimator):
     """Advantages from a critic.
 
-    ``chain = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);
+    ``successor = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);
     ``"graph"`` follows the realised dependencies. ``lambda_critic`` makes the critic's targets.
     """
 
-    reads_values: ClassVar[bool] = True
+    needs_critic: ClassVar[bool] = True
 
-    chain: Literal["joint", "agent", "graph"] = "joint"
+    successor: Literal["joint", "agent", "graph"] = "joint"
     gamma_token: Fraction = 1.0
     gamma_agent: Fraction = 1.0
     gamma_step: Fraction = 0.99
@@ -36,23 +36,23 @@ class GAE(Estimator):
     lambda_step: Fraction = 0.95
     lambda_critic: Fraction = 1.0
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """Advantages and returns of every decision; see :class:`marft.learning.interfaces.Credit`."""
-        episodes, values = evidence.episodes, evidence.values
+        episodes, values = inputs.episodes, inputs.values
         assert values is not None, "GAE reads a critic's values"
-        links = link(episodes, self.chain, self.gamma_step)
+        links = link(episodes, self.successor, self.gamma_step)
         within = links.steps == 0
         gamma = np.where(within, self.gamma_agent, self.gamma_step ** np.maximum(links.steps, 1))
         decay = np.where(within, self.lambda_agent, self.lambda_step)
-        assert len(values.actions) == len(evidence.actions)
+        assert len(values.actions) == len(inputs.actions)
         sizes = np.array([len(value) for value in values.actions], np.int64)
         inside = np.full(len(sizes), self.lambda_token)
         if self.adaptive_lambda:
             inside = (1.0 - 1.0 / (self.adaptive_lambda * sizes)).clip(0.0, 1.0)
         rewards, successor, gamma, decay = _spread(links, sizes, gamma, decay, self.gamma_token, inside)
         units = int(sizes.sum())
-        if evidence.costs:
-            rewards[:units] -= np.concatenate(evidence.costs)
+        if inputs.costs:
+            rewards[:units] -= np.concatenate(inputs.costs)
         value = np.concatenate([*values.actions, [values.final(episode, agent) for episode, agent in links.ends]])
         delta = rewards + gamma * value[successor] - value
         delta[units:] = 0.0  # terminal rows only lend their value

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from marft.learning.interfaces import Evidence, Floats, split_rows
+from marft.learning.interfaces import CreditInputs, Floats, split_rows
 from marft.types import Episode
 
 EQUAL = 1e-8  # rewards whose range is below this count as equal
@@ -74,51 +74,51 @@ def members(keys: Sequence[Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def team_returns(evidence: Evidence) -> Floats:
+def team_returns(inputs: CreditInputs) -> Floats:
     """R of each episode: undiscounted, all that the team and its agents earned, minus the costs, [E]."""
-    return earned_returns(evidence) - team_costs(evidence)
+    return earned_returns(inputs) - team_costs(inputs)
 
 
-def earned_returns(evidence: Evidence) -> Floats:
+def earned_returns(inputs: CreditInputs) -> Floats:
     """R of each episode before its costs, [E]."""
-    earned = [episode.total_reward + sum(local_rewards(episode).values()) for episode in evidence.episodes]
+    earned = [episode.total_reward + sum(local_rewards(episode).values()) for episode in inputs.episodes]
     return np.array(earned, np.float64)
 
 
-def team_costs(evidence: Evidence) -> Floats:
+def team_costs(inputs: CreditInputs) -> Floats:
     """What is taken off the return of each episode, [E]."""
     totals, first = [], 0
-    for episode in evidence.episodes:
-        totals.append(sum(evidence.cost_of(first + k) for k in range(len(episode.actions))))
+    for episode in inputs.episodes:
+        totals.append(sum(inputs.cost_of(first + k) for k in range(len(episode.actions))))
         first += len(episode.actions)
     return np.array(totals, np.float64)
 
 
-def costs_to_come(evidence: Evidence) -> list[Floats]:
+def costs_to_come(inputs: CreditInputs) -> list[Floats]:
     """What is still taken off the return from each decision on, its own cost included: one array an action."""
     rows, first = [], 0
-    for episode in evidence.episodes:
-        mine = evidence.costs[first : first + len(episode.actions)]
+    for episode in inputs.episodes:
+        mine = inputs.costs[first : first + len(episode.actions)]
         first += len(episode.actions)
         if mine:
             rows += split_rows(np.concatenate(mine)[::-1].cumsum()[::-1], [len(costs) for costs in mine])
     return rows
 
 
-def earned_from(evidence: Evidence) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
+def earned_from(inputs: CreditInputs) -> tuple[list[dict[int, float]], list[dict[int, float]]]:
     """For each episode and each of its steps with actions: all that is earned from that step on, and all that it costs.
 
-    >>> earned_from(Evidence(episodes=(), level="action"))
+    >>> earned_from(CreditInputs(episodes=(), level="action"))
     ([], [])
     """
     earned: list[dict[int, float]] = []
     costs: list[dict[int, float]] = []
     first = 0
-    for episode in evidence.episodes:
+    for episode in inputs.episodes:
         pay = np.array([t.reward + sum(t.agent_rewards.values()) for t in episode.transitions], np.float64)
         price = np.zeros(len(pay))
         for k, action in enumerate(episode.actions, first):
-            price[action.step] += evidence.cost_of(k)
+            price[action.step] += inputs.cost_of(k)
         first += len(episode.actions)
         steps = sorted({action.step for action in episode.actions})
         for rows, of_steps in ((earned, pay), (costs, price)):
@@ -126,22 +126,22 @@ def earned_from(evidence: Evidence) -> tuple[list[dict[int, float]], list[dict[i
     return earned, costs
 
 
-def agent_costs(evidence: Evidence) -> list[dict[str, float]]:
+def agent_costs(inputs: CreditInputs) -> list[dict[str, float]]:
     """What is taken off the return of each agent that acted in each episode."""
     results, first = [], 0
-    for episode in evidence.episodes:
+    for episode in inputs.episodes:
         costs = dict.fromkeys((action.agent for action in episode.actions), 0.0)
         for k, action in enumerate(episode.actions):
-            costs[action.agent] += evidence.cost_of(first + k)
+            costs[action.agent] += inputs.cost_of(first + k)
         first += len(episode.actions)
         results.append(costs)
     return results
 
 
-def agent_returns(evidence: Evidence) -> list[dict[str, float]]:
+def agent_returns(inputs: CreditInputs) -> list[dict[str, float]]:
     """R of each agent that acted in each episode: the team's return, and its own rewards minus its own costs."""
     results = []
-    for episode, costs in zip(evidence.episodes, agent_costs(evidence), strict=True):
+    for episode, costs in zip(inputs.episodes, agent_costs(inputs), strict=True):
         local = local_rewards(episode)
         results.append({agent: episode.total_reward + local.get(agent, 0.0) - cost for agent, cost in costs.items()})
     return results
@@ -156,7 +156,7 @@ def local_rewards(episode: Episode) -> dict[str, float]:
     return earned
 
 
-def to_actions(evidence: Evidence, of_episodes: Floats) -> list[Floats]:
+def to_actions(inputs: CreditInputs, of_episodes: Floats) -> list[Floats]:
     """One number an episode → one a decision of all its actions."""
-    counts = [len(episode.actions) for episode in evidence.episodes]
-    return evidence.spread(np.repeat(of_episodes, counts))
+    counts = [len(episode.actions) for episode in inputs.episodes]
+    return inputs.spread(np.repeat(of_episodes, counts))

@@ -14,14 +14,14 @@ import numpy as np
 
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import compare, earned_from, team_costs, team_returns
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 
 
 class MAGRPO(Estimator):
     """``R_t − mean R_t`` over the task's episodes that have a turn t, R_t the joint return from environment step t on;
     ``scale = true`` divides by the deviation."""
 
-    compares: ClassVar[Literal["task", ""]] = "task"
+    grouped_by: ClassVar[Literal["task", ""]] = "task"
 
     joint_mode: Literal["aligned", "cross"] = "aligned"
     scale: bool = False
@@ -30,36 +30,36 @@ class MAGRPO(Estimator):
     def forks(self) -> Literal["cross", ""]:  # type: ignore[override]
         return "cross" if self.joint_mode == "cross" else ""
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        return self._cross(evidence) if self.joint_mode == "cross" else self._aligned(evidence)
+        return self._cross(inputs) if self.joint_mode == "cross" else self._aligned(inputs)
 
-    def _aligned(self, evidence: Evidence) -> Credits:
-        earned, costs = earned_from(evidence)
+    def _aligned(self, inputs: CreditInputs) -> Credits:
+        earned, costs = earned_from(inputs)
         turns = [(number, step) for number, of_steps in enumerate(earned) for step in of_steps]
         price = np.array([costs[number][step] for number, step in turns])
         net = np.array([earned[number][step] for number, step in turns]) - price
-        keys = [(evidence.episodes[number].task.id, step) for number, step in turns]
+        keys = [(inputs.episodes[number].task.id, step) for number, step in turns]
         advantages, metrics = compare(net, keys, scale=self.scale, costs=price)
         found = dict(zip(turns, advantages, strict=True))
-        by_action = [found[n, action.step] for n, e in enumerate(evidence.episodes) for action in e.actions]
-        return Credits(evidence.spread(np.array(by_action)), metrics=metrics)
+        by_action = [found[n, action.step] for n, e in enumerate(inputs.episodes) for action in e.actions]
+        return Credits(inputs.spread(np.array(by_action)), metrics=metrics)
 
-    def _cross(self, evidence: Evidence) -> Credits:
+    def _cross(self, inputs: CreditInputs) -> Credits:
         """Mean return of every sample over the tuples that hold it, by the sample's own key."""
         held: dict[tuple[object, ...], list[tuple[float, float]]] = {}  # net return and cost of each tuple
-        for episode, net, cost in zip(evidence.episodes, team_returns(evidence), team_costs(evidence), strict=True):
+        for episode, net, cost in zip(inputs.episodes, team_returns(inputs), team_costs(inputs), strict=True):
             for action in episode.actions:
                 held.setdefault(action.key, []).append((float(net), float(cost)))
-        keys = list(dict.fromkeys(action.key for e in evidence.episodes if e.fork is None for action in e.actions))
+        keys = list(dict.fromkeys(action.key for e in inputs.episodes if e.fork is None for action in e.actions))
         means = np.array([np.mean(held[key], axis=0) for key in keys]).reshape(len(keys), 2)
         advantages, metrics = compare(
             means[:, 0], [(key.task, key.agent, key.call) for key in keys], scale=self.scale, costs=means[:, 1]
         )
         found = dict(zip(keys, advantages, strict=True))
-        rows = [(episode, action) for episode in evidence.episodes for action in episode.actions]
+        rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         return Credits(
-            evidence.spread(np.array([found.get(action.key, 0.0) for _, action in rows])),
+            inputs.spread(np.array([found.get(action.key, 0.0) for _, action in rows])),
             trained=[episode.fork is None for episode, _ in rows],
             metrics=metrics,
         )

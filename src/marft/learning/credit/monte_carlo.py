@@ -9,25 +9,25 @@ import numpy as np
 from marft.config.settings import Fraction
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.gae import GAE
-from marft.learning.interfaces import Credits, Evidence, Values
+from marft.learning.interfaces import CreditInputs, Credits, Values
 
 
 class MonteCarlo(Estimator):
     """``G_k = r_k + γ_k G_k'`` along a chain (see :class:`marft.learning.credit.gae.GAE`). A truncated episode is
     taken as if nothing came after it: without a critic nobody knows."""
 
-    reads_values: ClassVar[bool] = False
+    needs_critic: ClassVar[bool] = False
 
-    chain: Literal["joint", "agent", "graph"] = "joint"
+    successor: Literal["joint", "agent", "graph"] = "joint"
     gamma_token: Fraction = 1.0
     gamma_agent: Fraction = 1.0
     gamma_step: Fraction = 0.99
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        zeros = Values([np.zeros(size) for size in evidence.sizes()])
+        zeros = Values([np.zeros(size) for size in inputs.sizes()])
         whole = GAE(
-            chain=self.chain, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent, gamma_step=self.gamma_step,
-            lambda_token=1.0, lambda_agent=1.0, lambda_step=1.0,
+            successor=self.successor, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent,
+            gamma_step=self.gamma_step, lambda_token=1.0, lambda_agent=1.0, lambda_step=1.0,
         )  # fmt: skip
-        return Credits(whole.assign(Evidence(evidence.episodes, evidence.level, zeros, evidence.costs)).advantages)
+        return Credits(whole.assign(CreditInputs(inputs.episodes, inputs.level, zeros, inputs.costs)).advantages)

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import agent_returns
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 
 
 class RAE(Estimator):
@@ -23,24 +23,24 @@ class RAE(Estimator):
 
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`. Moves the baselines: once a batch."""
-        returns = agent_returns(evidence)
+        returns = agent_returns(inputs)
         advantages = [
             returns[number][action.agent] - self._baselines.get(action.agent, 0.0)
-            for number, episode in enumerate(evidence.episodes)
+            for number, episode in enumerate(inputs.episodes)
             for action in episode.actions
         ]
         for agent in sorted({agent for earned in returns for agent in earned}):
             mean = float(np.mean([earned[agent] for earned in returns if agent in earned]))
             self._baselines[agent] = self.decay * self._baselines.get(agent, 0.0) + (1.0 - self.decay) * mean
         metrics = {f"agents/{agent}/baseline": baseline for agent, baseline in self._baselines.items()}
-        return Credits(evidence.spread(np.array(advantages)), metrics=metrics)
+        return Credits(inputs.spread(np.array(advantages)), metrics=metrics)
 
-    def memory(self) -> dict[str, float]:
-        """Baselines by agent; see :class:`marft.learning.interfaces.Remembering`."""
+    def state_dict(self) -> dict[str, float]:
+        """Baselines by agent; see :class:`marft.learning.interfaces.Stateful`."""
         return dict(self._baselines)
 
-    def remember(self, memory: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Take up baselines again."""
-        self._baselines = dict(memory)
+        self._baselines = dict(state)

@@ -6,16 +6,16 @@ from typing import ClassVar, Literal
 
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 
 
 class RLOO(Estimator):
     """``R_j − mean of the other episodes of the task``."""
 
-    compares: ClassVar[Literal["task", ""]] = "task"
+    grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        keys = [episode.task.id for episode in evidence.episodes]
-        advantages, metrics = compare(team_returns(evidence), keys, leave_one_out=True, costs=team_costs(evidence))
-        return Credits(to_actions(evidence, advantages), metrics=metrics)
+        keys = [episode.task.id for episode in inputs.episodes]
+        advantages, metrics = compare(team_returns(inputs), keys, leave_one_out=True, costs=team_costs(inputs))
+        return Credits(to_actions(inputs, advantages), metrics=metrics)

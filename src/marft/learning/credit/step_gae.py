@@ -16,14 +16,14 @@ import numpy as np
 
 from marft.config.settings import Fraction
 from marft.learning.credit.estimator import Estimator
-from marft.learning.interfaces import Credits, Evidence, Floats, Values
+from marft.learning.interfaces import CreditInputs, Credits, Floats, Values
 from marft.types import Episode
 
 
 class StepGAE(Estimator):
     """GAE over environment steps. ``value = "first"`` is HAPPO's and A2PO's, ``"mean"`` is MAT's."""
 
-    reads_values: ClassVar[bool] = True
+    needs_critic: ClassVar[bool] = True
     reads_traces: ClassVar[bool] = True
 
     value: Literal["first", "mean"] = "first"
@@ -31,25 +31,25 @@ class StepGAE(Estimator):
     lambda_step: Fraction = 0.95
     lambda_critic: Fraction = 1.0
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        assert evidence.values is not None, "StepGAE reads a critic's values"
+        assert inputs.values is not None, "StepGAE reads a critic's values"
         results: dict[str, list[Floats]] = {"advantages": [], "returns": [], "monte_carlo": []}
-        first, sizes = 0, evidence.sizes()
-        for number, episode in enumerate(evidence.episodes):
+        first, sizes = 0, inputs.sizes()
+        for number, episode in enumerate(inputs.episodes):
             last = first + len(episode.actions)
             decayed = {
                 "advantages": self.lambda_step, "returns": self.lambda_critic, "monte_carlo": 1.0,
             }  # fmt: skip
-            values = _step_values(episode, evidence.values.actions[first:last], self.value)
-            final = _final_value(episode, evidence.values, number, self.value)
+            values = _step_values(episode, inputs.values.actions[first:last], self.value)
+            final = _final_value(episode, inputs.values, number, self.value)
             rewards = _step_rewards(episode, self.gamma_step)
             for k, action in enumerate(episode.actions):
-                rewards[action.step] -= evidence.cost_of(first + k)
+                rewards[action.step] -= inputs.cost_of(first + k)
             traces = dict.fromkeys(values, 1.0)
-            if evidence.traces is not None:
+            if inputs.traces is not None:
                 for k in reversed(range(len(episode.actions))):  # all of a step have the same
-                    traces[episode.actions[k].step] = min(1.0, float(evidence.traces[first + k]))
+                    traces[episode.actions[k].step] = min(1.0, float(inputs.traces[first + k]))
             for name, decay in decayed.items():
                 uses_traces = traces if name == "advantages" else dict.fromkeys(traces, 1.0)
                 estimates = self._backwards(episode, values, rewards, uses_traces, decay, final)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import compare
-from marft.learning.interfaces import Credits, Evidence
+from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import Action, Episode
 
 
@@ -28,18 +28,18 @@ class Tree(Estimator):
     carry: Literal["best", "first"] = "best"
     scale: bool = True
 
-    def assign(self, evidence: Evidence) -> Credits:
+    def assign(self, inputs: CreditInputs) -> Credits:
         """See :class:`marft.learning.interfaces.Credit`."""
-        rows = [(episode, action) for episode in evidence.episodes for action in episode.actions]
+        rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
         keys = [_state(*rows[k]) for k in chosen]
-        costs = np.array([evidence.cost_of(k) for k in chosen])
+        costs = np.array([inputs.cost_of(k) for k in chosen])
         scores = np.array([step_score(*rows[k]) for k in chosen]) - costs
         advantages = np.zeros(len(rows))
         advantages[chosen], metrics = compare(scores, keys, scale=self.scale, costs=costs)
         trained = np.zeros(len(rows), bool)
         trained[chosen] = True
-        return Credits(evidence.spread(advantages), trained=trained.tolist(), metrics=metrics)
+        return Credits(inputs.spread(advantages), trained=trained.tolist(), metrics=metrics)
 
 
 def is_candidate(episode: Episode, action: Action) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from marft.config.plugins import Plugin
 from marft.config.settings import Positive
-from marft.learning.interfaces import LossInputs, LossOutput
-from marft.learning.objectives.ppo import LOG_RATIO_LIMIT
+from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
 class CISPO(Plugin):

@@ -9,9 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
 from marft.config.settings import NotNegative
-from marft.learning.interfaces import LossInputs, LossOutput
-
-LOG_RATIO_LIMIT = 20.0
+from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
 class PPO(Plugin):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings, TeammateTextSettings
-from marft.learning.objectives.ppo import LOG_RATIO_LIMIT
+from marft.learning.interfaces import LOG_RATIO_LIMIT
 
 if TYPE_CHECKING:
     from torch import Tensor

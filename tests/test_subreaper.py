@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from marft.tools.connection import LEASH
+from marft.tools.connection import SUBREAPER
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are watched on Linux alone")
 TREE = "setsid sleep 300 & sh -c 'echo $$; exec sleep 300' & echo $!; sleep 300; true"
 
 
 def start(command: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), "sh", "-c", command]
+    words = [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), "sh", "-c", command]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -85,7 +85,7 @@ def test_a_command_that_will_not_end_is_killed() -> None:
 def test_all_ends_with_a_run_that_is_killed() -> None:
     code = (
         "import os, subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-I', '-S', {str(LEASH)!r}, str(os.getpid()), 'sh', '-c', {TREE!r}])\n"
+        f"subprocess.Popen([sys.executable, '-I', '-S', {str(SUBREAPER)!r}, str(os.getpid()), 'sh', '-c', {TREE!r}])\n"
         "time.sleep(300)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, text=True)

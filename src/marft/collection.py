@@ -15,58 +15,58 @@ from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.credit.tree import step_score
 from marft.learning.rewarding import rewards_for_credit
-from marft.stage import Stage
+from marft.rollouts import LocalRollouts
 from marft.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Experience:
-    """``played`` are the step's attempts as the policies make them; ``evidence`` is what can be learned from: scored
-    episodes and forks; ``recorded`` is everything."""
+class Collection:
+    """``played`` are the step's attempts as the policies make them; ``credit_inputs`` is what can be learned from:
+    scored episodes and forks; ``recorded`` is everything."""
 
     played: list[Episode]
-    evidence: list[Episode]
+    credit_inputs: list[Episode]
     recorded: list[Episode]
     tasks_drawn: int
     metrics: dict[str, float]
 
 
-def gather(
-    stage: Stage, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None]
-) -> Experience:
+def collect(
+    rollouts: LocalRollouts, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None]
+) -> Collection:
     """Play the episodes of one training step.
 
     Args:
         drawn: tasks drawn in earlier steps: how far the endless pass over the training tasks is.
     """
-    run = stage.run
+    run = rollouts.run
     rounds = run.algorithm.dynamic_sampling
     played: list[Episode] = []
-    evidence: list[Episode] = []
+    credit_inputs: list[Episode] = []
     recorded: list[Episode] = []
     usable: list[Episode] = []
     discarded = 0.0
     for _ in range(rounds + 1):
-        wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in evidence if rounds})
+        wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in credit_inputs if rounds})
         if not wanted:
             break
         attempts = attempts_at(run, tasks, step, drawn, wanted)
         drawn += wanted
-        new, everything = _play(stage, attempts, on_done)
+        new, everything = _play(rollouts, attempts, on_done)
         played += new
         recorded += everything
         scored = [episode for episode in everything if episode.scored]
         usable = scored or usable
         kept = _told_apart(scored, run) if rounds else scored
         discarded += len({episode.task.id for episode in scored} - {episode.task.id for episode in kept})
-        evidence += kept
+        credit_inputs += kept
     metrics = {"groups_discarded": discarded} if rounds else {}
     forks = [episode for episode in recorded if episode.fork is not None]
     if forks:
         metrics["forks"] = float(len(forks))
         metrics["forks_failed"] = float(sum(not episode.scored for episode in forks))
     # where nothing tells attempts apart there is no advantage, but the step can still be counted
-    return Experience(played, evidence or usable, recorded, drawn, metrics)
+    return Collection(played, credit_inputs or usable, recorded, drawn, metrics)
 
 
 def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int) -> list[Attempt]:
@@ -75,8 +75,8 @@ def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, 
     The pass is part of the stream's name: a step that reaches into the next one may come by a task twice.
     """
     attempts, critic = [], run.algorithm.critic.kind != "none"
-    for place in range(drawn, drawn + wanted):
-        epoch, index = divmod(place, len(tasks))
+    for index in range(drawn, drawn + wanted):
+        epoch, index = divmod(index, len(tasks))
         order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
         stream = f"train/{step}/{epoch}" if epoch else f"train/{step}"
         for sample in range(run.rollout.samples_per_task):
@@ -96,25 +96,31 @@ def training_tasks(run: RunSettings) -> Sequence[Task]:
 
 
 def _play(
-    stage: Stage, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
+    rollouts: LocalRollouts, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts the way that the algorithm's credit asks for → the attempts themselves, and everything played."""
-    credit: Any = stage.run.algorithm.credit
+    credit: Any = rollouts.run.algorithm.credit
     forking_for = getattr(credit, "forks", "")
     if forking_for == "tree":
         came_to, everything = forking.tree(
-            stage.play, attempts, credit.candidates, credit.carry, lambda episode: _candidate_score(episode, stage.run)
+            rollouts.play,
+            attempts,
+            credit.candidates,
+            credit.carry,
+            lambda episode: _candidate_score(episode, rollouts.run),
         )
         played = forking.as_played(everything) or came_to
         for episode in played:
             on_done(episode)
         return played, everything
-    played = stage.play(attempts, on_done=on_done)
+    played = rollouts.play(attempts, on_done=on_done)
     forks: list[Episode] = []
     if forking_for == "counterfactual":
-        forks = forking.counterfactuals(stage.play, attempts, played, credit.resamples, stage.run.trained_policies)
+        forks = forking.counterfactuals(
+            rollouts.play, attempts, played, credit.resamples, rollouts.run.trained_policies
+        )
     elif forking_for == "cross":
-        forks = forking.crossed(stage.play, attempts, played)
+        forks = forking.crossed(rollouts.play, attempts, played)
     return played, [*played, *forks]
 
 

@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from marft.game.game import EpisodeFailedError
-from marft.game.hosting import Host, OverdueError, RaisedError, in_words
+from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
 from marft.game.reading import RefusedError, number, own_rewards
-from marft.rewards.terms import Earned, Term
+from marft.rewards.terms import Term, TermReward
 from marft.types import Episode, Transition
 
 MOST_THREADS = 64  # episodes whose terms run at once, however many are over
 
 
-class Composer:
+class RewardComposer:
     """Gives episodes the rewards that the terms say. Without terms, and where it could not be scored, an episode stays
     as it is.
 
@@ -27,39 +27,39 @@ class Composer:
 
     Args:
         roles: of the team's agents.
-        host: lends the threads on which terms run.
+        threads: on which terms run.
         timeout: seconds that a term may take, where it does not keep time itself.
     """
 
-    def __init__(self, terms: Sequence[Term], roles: Sequence[str], host: Host, timeout: float) -> None:
-        self.terms, self.roles, self.host, self.timeout = terms, roles, host, timeout
+    def __init__(self, terms: Sequence[Term], roles: Sequence[str], threads: LoopThreadPool, timeout: float) -> None:
+        self.terms, self.roles, self.threads, self.timeout = terms, roles, threads, timeout
         self._gate = asyncio.Semaphore(MOST_THREADS)
 
     async def __call__(self, episode: Episode) -> Episode:
         if not self.terms or not episode.scored:
             return episode
         try:
-            scores = await self._on_a_thread(episode, [term for term in self.terms if not term.keeps_time])
+            scores = await self._on_a_thread(episode, [term for term in self.terms if not term.own_timeout])
             for term in self.terms:
-                if term.keeps_time:
+                if term.own_timeout:
                     scores[id(term)] = await self._here(episode, term)
             return compose(episode, [(term, scores[id(term)]) for term in self.terms])
         except EpisodeFailedError as failure:
             return replace(episode, status=failure.status, error=failure.reason)
 
-    async def _here(self, episode: Episode, term: Term) -> Sequence[Earned]:
+    async def _here(self, episode: Episode, term: Term) -> Sequence[TermReward]:
         try:
             return await in_words(_score, (term, self.roles, episode), EpisodeFailedError)
         except RaisedError as error:
             raise EpisodeFailedError("failed", f"reward term {term.name!r} raised {error}") from error
 
-    async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[Earned]]:
+    async def _on_a_thread(self, episode: Episode, terms: Sequence[Term]) -> dict[int, Sequence[TermReward]]:
         """What each term gives, by its identity."""
-        scores: dict[int, Sequence[Earned]] = {}
+        scores: dict[int, Sequence[TermReward]] = {}
         if not terms:
             return scores
         async with self._gate:
-            thread, under_way = self.host.acquire(), ""
+            thread, under_way = self.threads.acquire(), ""
             try:
                 for term in terms:
                     under_way = term.name
@@ -73,27 +73,27 @@ class Composer:
             except RaisedError as error:
                 raise EpisodeFailedError("failed", f"reward term {under_way!r} raised {error}") from error
             finally:
-                await self.host.release(thread, suspect=bool(under_way))
+                await self.threads.release(thread, suspect=bool(under_way))
         return scores
 
 
-def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[Earned]]]) -> Episode:
+def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]]) -> Episode:
     """The episode with the rewards that its terms have given.
 
     Raises:
         EpisodeFailedError: a reward is not finite.
     """
     transitions = list(episode.transitions)
-    for place, transition in enumerate(transitions):
-        transitions[place] = _composed(transition, [(term, earned[place]) for term, earned in scores])
-        numbers = [transitions[place].reward, *transitions[place].agent_rewards.values()]
+    for index, transition in enumerate(transitions):
+        transitions[index] = _composed(transition, [(term, earned[index]) for term, earned in scores])
+        numbers = [transitions[index].reward, *transitions[index].agent_rewards.values()]
         if not all(map(math.isfinite, numbers)):
-            terms = transitions[place].terms
+            terms = transitions[index].terms
             raise EpisodeFailedError("failed", f"the reward terms add up to {terms}, which is not finite")
     return replace(episode, transitions=tuple(transitions))
 
 
-async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[Earned]:
+async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
     """What a term gives for each step, in plain values."""
     scored = term.score(episode)
     given: Any = await scored if inspect.isawaitable(scored) else scored
@@ -106,13 +106,13 @@ async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence
         raise EpisodeFailedError("failed", f"reward term {term.name!r} {error} ({term.written()})") from error
 
 
-def _read(given: Any, roles: Sequence[str]) -> Earned:
-    if not isinstance(given, Earned):
-        raise RefusedError(f"gave a {type(given).__name__}, not marft.rewards.terms.Earned")
-    return Earned(number(given.team, "gave the team a reward of"), own_rewards(given.agents, roles))
+def _read(given: Any, roles: Sequence[str]) -> TermReward:
+    if not isinstance(given, TermReward):
+        raise RefusedError(f"gave a {type(given).__name__}, not marft.rewards.terms.TermReward")
+    return TermReward(number(given.team, "gave the team a reward of"), own_rewards(given.agents, roles))
 
 
-def _composed(transition: Transition, earned: Sequence[tuple[Term, Earned]]) -> Transition:
+def _composed(transition: Transition, earned: Sequence[tuple[Term, TermReward]]) -> Transition:
     team, own, parts = 0.0, dict[str, float](), dict[str, float]()
     for term, here in earned:
         share = term.weighed(here.team)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LARGEST = 16 * 2**20  # bytes
 
 
-def limit(response: Response, who: str) -> None:
+def limit_response_size(response: Response, who: str) -> None:
     """See to it that no more than ``LARGEST`` bytes of a response are read, which is yet to be.
 
     Raises:

@@ -12,13 +12,13 @@ from marft.game.agents import Agent, Request
 from marft.game.engine import Engine
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer, exchange
-from marft.game.tools import ToolBelt
+from marft.game.tool_belt import ToolBelt
 from marft.texts import raised
 from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Mark, Option, Prompt, TokenIds, ToolCall, Usage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Opening:
+class ResponsePrefix:
     """A teammate's text at the beginning of a turn."""
 
     tokens: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))  # [T]
@@ -27,20 +27,20 @@ class Opening:
     text: str = ""
 
 
-def opening_of(renderer: Renderer, policy: str, begins: Action | None) -> Opening:
+def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -> ResponsePrefix:
     """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
     if begins is None:
-        return Opening()
+        return ResponsePrefix()
     if begins.choice:
         raise ValueError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
-    count = renderer.opening(policy, begins)
+    count = renderer.response_prefix(policy, begins)
     log_probs = np.zeros(len(begins.tokens), np.float32)
     log_probs[begins.sampled] = begins.log_probs
     if begins.teammate_log_probs is not None:
         log_probs[begins.by_teammate] = begins.teammate_log_probs
     written = begins.sampled | begins.by_teammate
     marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
-    return Opening(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
+    return ResponsePrefix(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
 
 
 def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option]:
@@ -53,14 +53,20 @@ def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option
     return options
 
 
-async def write(
-    engine: Engine, renderer: Renderer, belt: ToolBelt, agent: Agent, prompt: Prompt, opening: Opening, key: ActionKey
+async def generate(
+    engine: Engine,
+    renderer: Renderer,
+    belt: ToolBelt,
+    agent: Agent,
+    prompt: Prompt,
+    prefix: ResponsePrefix,
+    key: ActionKey,
 ) -> Action:
-    """Sample a text that goes on from the opening, and after every use of tools from what they answered.
+    """Sample a text that goes on from the prefix, and after every use of tools from what they answered.
 
     Where it stands in the episode is filled in by the caller.
     """
-    draft = Draft(prompt, opening)
+    draft = Draft(prompt, prefix)
     limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
     while True:
         sampling = replace(agent.sampling, max_new_tokens=left)
@@ -99,7 +105,7 @@ def _calls_in(renderer: Renderer, agent: Agent, completion: Completion) -> Seque
 
 def _appended(renderer: Renderer, agent: Agent, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
     try:
-        return renderer.answer(agent.policy, calls, turn)
+        return renderer.tool_response(agent.policy, calls, turn)
     except (ValueError, TypeError, RecursionError) as error:  # of a template that renders what others wrote
         raise EpisodeFailedError("failed", f"{agent.role}: {raised(error)}") from error
 
@@ -107,12 +113,12 @@ def _appended(renderer: Renderer, agent: Agent, calls: Sequence[ToolCall], turn:
 class Draft:
     """An action that is being written: what was sampled, and what tools answered in between."""
 
-    def __init__(self, prompt: Prompt, opening: Opening) -> None:
-        self.prompt, self.opening = prompt, opening
+    def __init__(self, prompt: Prompt, prefix: ResponsePrefix) -> None:
+        self.prompt, self.prefix = prompt, prefix
         self.chat = list(prompt.chat)
         self.calls: list[ToolCall] = []
         self._turns: list[Completion] = []
-        self._tokens, self._marks = [opening.tokens], [opening.marks]
+        self._tokens, self._marks = [prefix.tokens], [prefix.marks]
 
     @property
     def sampled(self) -> int:
@@ -151,10 +157,10 @@ class Draft:
             tokens=np.concatenate(self._tokens),
             marks=np.concatenate(self._marks),
             log_probs=np.concatenate([turn.log_probs for turn in self._turns]),
-            teammate_log_probs=self.opening.log_probs if len(self.opening.tokens) else None,
-            text=(self.opening.text if len(texts) == 1 else "") + texts[-1],
-            opening=len(self.opening.text) if len(texts) == 1 else 0,
-            asides=tuple(texts[:-1]),
+            teammate_log_probs=self.prefix.log_probs if len(self.prefix.tokens) else None,
+            text=(self.prefix.text if len(texts) == 1 else "") + texts[-1],
+            response_prefix=len(self.prefix.text) if len(texts) == 1 else 0,
+            intermediate_texts=tuple(texts[:-1]),
             calls=tuple(self.calls),
             finish=finish,
             version=min(turn.version for turn in self._turns),

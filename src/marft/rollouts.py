@@ -8,19 +8,19 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from marft.config.run import RunSettings
-from marft.endpoints.answers import as_metrics
 from marft.endpoints.client import Endpoint
-from marft.engines.lending import LentThread
-from marft.engines.local import LocalEngine, Voice
+from marft.endpoints.replies import as_metrics
+from marft.engines.caller_thread import CallerThreadExecutor
+from marft.engines.local import LocalEngine, LocalPolicy
 from marft.engines.remote import RemotePolicy, RemoteTeammates
-from marft.engines.renderer import ChatRenderer, Dialect
+from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.environment import Environment
 from marft.game.game import Attempt, Game
-from marft.game.hosting import Host
+from marft.game.loop_threads import LoopThreadPool
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.models.pool import Models
-from marft.rewards.composing import Composer
+from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Term
 from marft.sandbox.runner import end_all
 from marft.tools.toolkit import Toolkit
@@ -29,7 +29,7 @@ from marft.types import Episode, TokenIds, Usage
 T = TypeVar("T")
 
 
-class Stage:
+class LocalRollouts:
     """Loads what a recipe names and plays episodes on it. Close it, or use it as a context manager.
 
     Raises:
@@ -55,7 +55,7 @@ class Stage:
             started.callback(term.close)
         self.models = Models(run)
         _check_room(run, self.models)
-        self._thread = LentThread(end_all)
+        self._thread = CallerThreadExecutor(end_all)
         started.callback(self._thread.shutdown)
         admission = run.engine.admission
         remote = {
@@ -65,7 +65,7 @@ class Stage:
         }
         self.engine = LocalEngine(
             {
-                name: Voice(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
+                name: LocalPolicy(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
                 for name, policy in self.models.policies.items()
                 if name not in remote
             },
@@ -83,14 +83,14 @@ class Stage:
             tools=self.toolkit.sources,
             engine=self._with_teammates(remote, renderer) if remote else self.engine,
             renderer=renderer,
-            host=Host(),
+            threads=LoopThreadPool(),
             seed=run.seed,
             max_steps=run.rollout.max_steps,
             timeout=run.rollout.timeout_seconds,
         )
-        started.callback(self.game.host.close)
+        started.callback(self.game.threads.close)
         roles = [agent.role for agent in run.agents]
-        self.compose = Composer(self._terms, roles, self.game.host, run.rollout.timeout_seconds)
+        self.compose = RewardComposer(self._terms, roles, self.game.threads, run.rollout.timeout_seconds)
 
     def decode(self, policy: str, ids: TokenIds) -> str:
         """The text of token ids of a policy."""
@@ -105,8 +105,8 @@ class Stage:
         """What remote teammates and scoring have taken so far, and threads that hang, by the name of a metric."""
         used = sum((endpoint.used for endpoint in self._endpoints.values()), Usage())
         counts = as_metrics(used, "remote_") if self._endpoints else {}
-        counts["threads_given_up"] = float(self.game.host.given_up)
-        counts["sessions_not_closed"] = float(self.game.host.not_closed)
+        counts["threads_given_up"] = float(self.game.threads.given_up)
+        counts["sessions_not_closed"] = float(self.game.threads.not_closed)
         for term in self._terms:
             for name, count in term.counts().items():
                 counts[name] = counts.get(name, 0.0) + count
@@ -115,7 +115,7 @@ class Stage:
     def _team(self, renderer: ChatRenderer) -> Team:
         team = Team.of(self.run, self.toolkit.equip)
         for agent in team.agents:
-            if agent.profile.tools and not renderer.dialects[agent.policy].remote:
+            if agent.profile.tools and not renderer.formats[agent.policy].remote:
                 try:
                     renderer.tool_format(agent.policy)
                 except ValueError as error:
@@ -143,7 +143,7 @@ class Stage:
         """End whatever was started."""
         self._started.close()
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> LocalRollouts:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,8 +161,8 @@ def _check_room(run: RunSettings, models: Models) -> None:
 
 
 def _renderer(run: RunSettings, models: Models, remote: Collection[str]) -> ChatRenderer:
-    dialects = {}
+    formats = {}
     for name, policy in models.policies.items():
         options = run.models[policy.base].template_options
-        dialects[name] = Dialect(policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote)
-    return ChatRenderer(dialects)
+        formats[name] = ChatFormat(policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote)
+    return ChatRenderer(formats)

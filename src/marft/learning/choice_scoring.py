@@ -10,24 +10,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from marft.models.choices import Menus, entropies
+from marft.models.choice_distribution import ChoiceSets, entropies
 from marft.models.log_probs import TokenScores
 from marft.types import Action, TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
+class ScoredTokens:
     """A text to be scored after an action's prompt, and which of its tokens count."""
 
     tokens: TokenIds  # [T]
     scored: npt.NDArray[np.bool_]  # [T]
 
 
-def said_by(action: Action) -> list[Said]:
+def scored_tokens(action: Action) -> list[ScoredTokens]:
     """What has to be scored for an action: what it says, or every option that it was chosen from."""
     if action.choice is None:
-        return [Said(action.tokens, action.sampled)]
-    return [Said(option.tokens, np.ones(len(option.tokens), bool)) for option in action.choice.options]
+        return [ScoredTokens(action.tokens, action.sampled)]
+    return [ScoredTokens(option.tokens, np.ones(len(option.tokens), bool)) for option in action.choice.options]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Chosen:
     written: Tensor  # [T - C] scored tokens that are decisions themselves
     written_at: Tensor  # [T - C] their places among the decisions
     of_options: Tensor  # [R - (T - C)] scored tokens that belong to options
-    menus: Menus
+    choice_sets: ChoiceSets
     chosen: Tensor  # [C]
     chosen_at: Tensor  # [C] places among the decisions
 
@@ -53,7 +53,7 @@ class Chosen:
         chosen_at: list[int] = []
         scored = decisions = 0
         for action in actions:
-            size = sum(int(said.scored.sum()) for said in said_by(action))
+            size = sum(int(said.scored.sum()) for said in scored_tokens(action))
             if action.choice:
                 of_options += range(scored, scored + size)
                 chosen_at.append(decisions)
@@ -61,7 +61,7 @@ class Chosen:
                 written += range(scored, scored + size)
                 written_at += range(decisions, decisions + size)
             scored, decisions = scored + size, decisions + action.decisions
-        menus = Menus.of(
+        choice_sets = ChoiceSets.of(
             [[len(option.tokens) for option in choice.options] for choice in choices],
             [[option.normaliser for option in choice.options] for choice in choices],
             device,
@@ -71,13 +71,13 @@ class Chosen:
             return torch.tensor(values, dtype=torch.long, device=device)
 
         return Chosen(
-            indices(written), indices(written_at), indices(of_options), menus,
+            indices(written), indices(written_at), indices(of_options), choice_sets,
             indices([choice.chosen for choice in choices]), indices(chosen_at),
         )  # fmt: skip
 
     def decide(self, scores: TokenScores) -> TokenScores:
         """Log-probs and entropies of tokens [R] → of decisions [T]."""
-        table = self.menus.log_softmax(scores.log_probs[self.of_options])
+        table = self.choice_sets.log_softmax(scores.log_probs[self.of_options])
         mine = table.gather(1, self.chosen[:, None])[:, 0]
         return TokenScores(
             self._join(scores.log_probs[self.written], mine),

@@ -39,7 +39,7 @@ def fits(decoder: nn.Module) -> bool:
     )
 
 
-def lean_forward(decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+def fused_forward(decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
     """Last hidden states of packed tokens: ``ids`` and ``positions`` [N] → [N, D]."""
     x = decoder.embed_tokens(ids[None])
     cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x, positions[None]))  # [N, 1, head]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Menus:
+class ChoiceSets:
     """The lists that C choices are made from. Their options' tokens come one after another, O options in all.
 
-    >>> menus = Menus.of([[2, 1], [3]], [[1.0, 1.0], [3.0]], torch.device("cpu"))
-    >>> menus.option_of.tolist(), menus.grid.tolist()
+    >>> sets = ChoiceSets.of([[2, 1], [3]], [[1.0, 1.0], [3.0]], torch.device("cpu"))
+    >>> sets.option_of.tolist(), sets.grid.tolist()
     ([0, 0, 1, 2, 2, 2], [[0, 1], [2, 3]])
     """
 
@@ -25,18 +25,20 @@ class Menus:
     grid: Tensor  # [C, longest list] options of each choice, filled up with O
 
     @staticmethod
-    def of(lengths: Sequence[Sequence[int]], normalisers: Sequence[Sequence[float]], device: torch.device) -> Menus:
+    def of(
+        lengths: Sequence[Sequence[int]], normalisers: Sequence[Sequence[float]], device: torch.device
+    ) -> ChoiceSets:
         """From the token counts and the Z of every option of every choice."""
-        counts = [len(menu) for menu in lengths]
+        counts = [len(options) for options in lengths]
         total = sum(counts)
         grid = np.full((len(counts), max(counts)), total)
         first = 0
         for row, count in enumerate(counts):
             grid[row, :count] = np.arange(first, first + count)
             first += count
-        tokens = np.repeat(np.arange(total), [length for menu in lengths for length in menu])
-        z = np.array([z for menu in normalisers for z in menu], np.float32)
-        return Menus(*(torch.from_numpy(array).to(device) for array in (tokens, z, grid)))
+        tokens = np.repeat(np.arange(total), [length for options in lengths for length in options])
+        z = np.array([z for options in normalisers for z in options], np.float32)
+        return ChoiceSets(*(torch.from_numpy(array).to(device) for array in (tokens, z, grid)))
 
     def log_softmax(self, token_log_probs: Tensor) -> Tensor:
         """``log π(a) = log softmax over a of log P(a)/Z_a``, [C, longest list]; −∞ where a list is shorter."""

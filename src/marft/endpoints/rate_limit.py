@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-class Pace:
+class RateLimit:
     """Hands out turns that are at least ``60 / per_minute`` seconds apart. Unused time is not saved up.
 
     Turns that wait are spaced from one another, not from when somebody wakes, so that they do not drift.

@@ -1,7 +1,7 @@
 """Run a command that ends, with all that it has started, when the process that asked for it does.
 
-``python leash.py PARENT COMMAND …`` exits as the command does. Standard library alone, and little of it: every server
-waits for this to start.
+``python subreaper.py PARENT COMMAND …`` exits as the command does. Standard library alone, and little of it: every
+server waits for this to start.
 """
 
 from __future__ import annotations

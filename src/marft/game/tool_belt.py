@@ -13,7 +13,7 @@ from marft.config.settings import did_you_mean
 from marft.game.engine import Engine
 from marft.game.environment import Session
 from marft.game.game import EpisodeFailedError
-from marft.game.hosting import Host, HostThread, OverdueError, RaisedError
+from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
 from marft.game.open_tools import OpenTools
 from marft.game.tool_sources import ToolSource, ToolUse
 from marft.texts import raised, storable
@@ -23,23 +23,25 @@ from marft.types import Task, ToolCall
 class ToolBelt:
     """The tools of one episode. A source with a state has one session, opened when first used; others one a call."""
 
-    def __init__(self, sources: Mapping[str, ToolSource], host: Host, engine: Engine, task: Task, seed: int) -> None:
-        self.sources, self.host, self.engine = sources, host, engine
+    def __init__(
+        self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Engine, task: Task, seed: int
+    ) -> None:
+        self.sources, self.threads, self.engine = sources, threads, engine
         self.task, self.seed = task, seed
         self._open: dict[str, OpenTools] = {}
         self._made = 0  # calls so far
         self._repeated: dict[str, int] = {}  # by source: the place of the last recorded call that was made again
 
-    def join(self, session: Session, thread: HostThread) -> None:
+    def join(self, session: Session, thread: LoopThread) -> None:
         """Take in the tools that the environment's session brings: calls of them take turns with its steps."""
         for name, source in self.sources.items():
             joined = source.joined(session)
             if joined is not None:
-                self._open[name] = OpenTools(source, self.host, self.task, self.seed, thread, joined)
+                self._open[name] = OpenTools(source, self.threads, self.task, self.seed, thread, joined)
 
     async def use(self, limits: ToolUse, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """Make the calls, all at once but for those to a source with a state → the calls with their answers."""
-        with self.engine.outside():
+        with self.engine.external_wait():
             made = list(await asyncio.gather(*(self._use(limits, call) for call in calls[: limits.calls])))
         return made + [
             _failed(call, f"too many calls in one turn: {limits.calls} were made") for call in calls[len(made) :]
@@ -89,7 +91,7 @@ class ToolBelt:
             return _failed(call, f"the arguments are no valid JSON: {error}")
         if not isinstance(arguments, dict):
             return _failed(call, "the arguments must be a JSON object")
-        async with self.host.slots(name, self.sources[name].at_once):
+        async with self.threads.slots(name, self.sources[name].at_once):
             opened = self._opened(name)
             try:
                 return await _answered(opened, call, arguments, limits.seconds)
@@ -101,7 +103,7 @@ class ToolBelt:
         if name in self._open:
             return self._open[name]
         try:
-            opened = OpenTools(self.sources[name], self.host, self.task, self.seed)
+            opened = OpenTools(self.sources[name], self.threads, self.task, self.seed)
         except ValueError as error:
             raise EpisodeFailedError("failed", str(error)) from error
         if self.sources[name].stateful:

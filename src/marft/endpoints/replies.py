@@ -17,7 +17,7 @@ Tokens = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelReply:
     """One answer of a remote model. ``calls`` are the tools it calls; None: it was offered none, or calls none."""
 
     text: str
@@ -88,7 +88,7 @@ def usage_of(body: Body, settings: EndpointSettings, retries: int) -> Usage:
     return Usage(read, written, (prices[0] * read + prices[1] * written) / 1e6, retries)
 
 
-def answer_of(body: Body, usage: Usage) -> Answer:
+def reply_of(body: Body, usage: Usage) -> ModelReply:
     """The answer in a body.
 
     Raises:
@@ -101,18 +101,18 @@ def answer_of(body: Body, usage: Usage) -> Answer:
     if choice.message.content is None and not calls:
         raise ValueError("choices.0.message: it has neither content nor tool calls")
     finish: Finish = "length" if choice.finish_reason == "length" else "stop"
-    return Answer(choice.message.content or "", finish, calls or None, usage)
+    return ModelReply(choice.message.content or "", finish, calls or None, usage)
 
 
-def masked_answer(answer: Answer, secrets: Collection[str]) -> Answer:
+def masked_reply(reply: ModelReply, secrets: Collection[str]) -> ModelReply:
     """The answer as it may be stored and read by others: without what was sent in confidence, should it echo that."""
     if not secrets:
-        return answer
-    calls = answer.calls and tuple(
+        return reply
+    calls = reply.calls and tuple(
         replace(call, name=masked(secrets, call.name), arguments=masked(secrets, call.arguments))
-        for call in answer.calls
+        for call in reply.calls
     )
-    return replace(answer, text=masked(secrets, answer.text), calls=calls)
+    return replace(reply, text=masked(secrets, reply.text), calls=calls)
 
 
 def as_metrics(used: Usage, prefix: str) -> dict[str, float]:

@@ -16,22 +16,22 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
-from marft.game.hosting import complain
+from marft.game.loop_threads import complain
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = Callable[[], None]
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 10.0  # for episodes that are called off to close their sessions
+GRACE_SECONDS = 10.0  # for episodes that are cancelled to close their sessions
 
 
-class LentThread(Executor):
+class CallerThreadExecutor(Executor):
     """Runs coroutines on an event loop in the background; what is submitted meanwhile runs on the waiting thread.
 
     Args:
         call_off: ends what coroutines may wait for on other threads, when an interrupt calls them off.
 
-    >>> lent = LentThread()
+    >>> lent = CallerThreadExecutor()
     >>> async def twice() -> int:
     ...     return await asyncio.get_running_loop().run_in_executor(lent, lambda: 2 * 21)
     >>> lent.wait_for(twice())
@@ -42,7 +42,7 @@ class LentThread(Executor):
     def __init__(self, call_off: Callable[[], None] = lambda: None) -> None:
         self._call_off = call_off
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._called_off = False
+        self._cancelled = False
         self._over = False
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(complain)
@@ -59,7 +59,7 @@ class LentThread(Executor):
         future: Future[T] = Future()
 
         def job() -> None:
-            if self._called_off:
+            if self._cancelled:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
                 return
@@ -90,14 +90,14 @@ class LentThread(Executor):
         try:
             self._serve(ended, None)
         except BaseException:
-            self._called_off = True
+            self._cancelled = True
             outcome.cancel()
             deadline = time.monotonic() + GRACE_SECONDS
             while time.monotonic() < deadline and not self._serve(ended, POLL_SECONDS):
                 self._call_off()  # again and again: something may have been about to begin
             raise
         finally:
-            self._called_off = False
+            self._cancelled = False
         return outcome.result()
 
     def _serve(self, last: Job, patience: float | None) -> bool:

@@ -36,7 +36,7 @@ class RaisedError(Exception):
         self.said, self.place = said, place
 
 
-class HostThread:
+class LoopThread:
     """A daemon thread with an event loop. One session at a time lives on it."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class HostThread:
         while not self._stopping and not self.loop.is_closed():
             with suppress(BaseException):  # a session's own task may raise SystemExit, which asyncio lets through
                 self.loop.run_forever()
-        with suppress(RuntimeError, asyncio.CancelledError):  # closed by a session, or called off in its turn
+        with suppress(RuntimeError, asyncio.CancelledError):  # closed by a session, or cancelled in its turn
             self.loop.run_until_complete(_call_off_the_rest())
         with suppress(RuntimeError):
             self.loop.close()
@@ -97,7 +97,7 @@ class HostThread:
                 raise OverdueError(f"it took over {timeout:g} s") from error
             raise
         except asyncio.CancelledError:
-            if called_off():
+            if cancelled():
                 raise
             raise RaisedError("CancelledError: the call called itself off", "") from None
 
@@ -115,7 +115,7 @@ class HostThread:
         return not self._under_way
 
     async def responsive(self) -> bool:
-        """Whether it comes to an end with its calls: none blocks it, or goes on though it was called off."""
+        """Whether it comes to an end with its calls: none blocks it, or goes on though it was cancelled."""
         return await self._answers(self._idle())
 
     async def vacated(self) -> bool:
@@ -133,7 +133,7 @@ class HostThread:
         except TimeoutError:
             return False
         except asyncio.CancelledError:  # by what the session has left behind
-            if called_off():
+            if cancelled():
                 raise
             return False
 
@@ -151,18 +151,18 @@ class HostThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-class Host:
-    """A pool of host threads. A thread that does not come back from a call is given up and counted; one whose session
+class LoopThreadPool:
+    """A pool of loop threads. A thread that does not come back from a call is given up and counted; one whose session
     failed ends."""
 
     def __init__(self) -> None:
         allow_open_files()
-        self._idle: list[HostThread] = []
+        self._idle: list[LoopThread] = []
         self._slots: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
         self.given_up = 0
         self.not_closed = 0  # sessions whose ``close`` raised, or did not end in time
 
-    def acquire(self) -> HostThread:
+    def acquire(self) -> LoopThread:
         """A thread that nobody uses.
 
         Raises:
@@ -171,14 +171,14 @@ class Host:
         if self._idle:
             return self._idle.pop()
         try:
-            return HostThread()
+            return LoopThread()
         except (OSError, RuntimeError) as error:
             raise ValueError(
                 f"the system allows no more sessions at a time ({error}): lower rollout.max_live_episodes, or allow "
                 "more open files (ulimit -n) and threads (ulimit -u)"
             ) from error
 
-    async def release(self, thread: HostThread, suspect: bool) -> None:
+    async def release(self, thread: LoopThread, suspect: bool) -> None:
         """Take a thread back; a ``suspect`` one (its session failed) serves nobody else."""
         free = (not suspect or await thread.responsive()) and await thread.vacated()
         self.given_up += not free
@@ -218,7 +218,7 @@ async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[A
         result = function(*arguments)
         return await result if isinstance(result, Awaitable) else result
     except BaseException as error:
-        if isinstance(error, Exception) or called_off():
+        if isinstance(error, Exception) or cancelled():
             raise
         raise RuntimeError(raised(error)) from error  # it would end the thread's loop, or look like our own
 
@@ -226,7 +226,7 @@ async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[A
 async def in_words(
     function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...], passing: type[Exception] | tuple[()]
 ) -> T:
-    """``function(*arguments)``, awaited if that is awaitable; see :meth:`HostThread.call_theirs`.
+    """``function(*arguments)``, awaited if that is awaitable; see :meth:`LoopThread.call_theirs`.
 
     Raises:
         RaisedError: it raised something that is not of the kind ``passing``.
@@ -237,7 +237,7 @@ async def in_words(
     except passing:
         raise
     except BaseException as error:
-        if isinstance(error, asyncio.CancelledError | GeneratorExit) and called_off():
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and cancelled():
             raise
         raise RaisedError(raised(error), place_of(error)) from None
 
@@ -254,7 +254,7 @@ async def _call_off_the_rest() -> bool:
     return True
 
 
-def called_off() -> bool:
+def cancelled() -> bool:
     """Whether it is us who end the running task, and not somebody's code that raises ``CancelledError``."""
     try:
         task = asyncio.current_task()
