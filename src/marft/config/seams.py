@@ -55,7 +55,7 @@ SEAMS: Mapping[str, Seam] = {
     "organizations": Seam("an organization", {"act": Method(("observation", "agents"), awaited=True)}),
     "credits": Seam(
         "a credit",
-        {"assign": Method(("evidence",))},
+        {"assign": Method(("inputs",))},
         optional={
             "needs_critic": (bool,),
             "reads_traces": (bool,),
