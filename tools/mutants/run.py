@@ -41,14 +41,17 @@ from warm import Limits, Seen, look, meet_in_place, meet_on_import, warm_up
 
 
 class Selection:
-    """Which tests a mutant meets: those that run its line. First the ones that have killed its neighbours, then what is
-    fast and to the point: a test of the part before a test of the whole."""
+    """Which tests a mutant meets: those that run its line. First the ones that have killed mutants of its function, then
+    of its file, then what is fast and to the point: a test of the part before a test of the whole."""
 
     def __init__(self, seen: dict[str, Seen], killers: dict[str, Counter[str]], budget: float) -> None:
         self.seen, self.killers, self.budget = seen, killers, budget
         self.running: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.reading: defaultdict[str, set[str]] = defaultdict(set)
         self.price: dict[str, float] = {}
+        self.of_files: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for function, counts in killers.items():
+            self.of_files[function.partition(":")[0]].update(counts)
         for test, one in seen.items():
             self.price[test] = (0.01 + one.seconds) * sum(map(len, one.lines.values()))
             for file, lines in one.lines.items():
@@ -60,10 +63,10 @@ class Selection:
         lines = mutant.lines if mutant.function else ()
         tests = set().union(*(self.running.get((mutant.file, line), ()) for line in lines))
         tests = tests or self.reading.get(mutant.file, set())
-        kills = self.killers[function_of(mutant)]
+        kills, beside = self.killers[function_of(mutant)], self.of_files[mutant.file]
         chosen: list[str] = []
         total = 0.0
-        for test in sorted(tests or self.seen, key=lambda test: (-kills[test], self.price[test], test)):
+        for test in sorted(tests or self.seen, key=lambda test: (-kills[test], -beside[test], self.price[test], test)):
             total += self.seen[test].seconds
             if chosen and total > self.budget:
                 break
