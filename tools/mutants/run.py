@@ -41,8 +41,8 @@ from warm import Limits, Seen, look, meet_in_place, meet_on_import, warm_up
 
 
 class Selection:
-    """Which tests a mutant meets: those that run its line. First the ones that have killed mutants of its function, then
-    of its file, then what is fast and to the point: a test of the part before a test of the whole."""
+    """Which tests a mutant meets: those that run its line. First the ones that have killed others of its function, then
+    those of its file, then what is fast and to the point: a test of the part before a test of the whole."""
 
     def __init__(self, seen: dict[str, Seen], killers: dict[str, Counter[str]], budget: float) -> None:
         self.seen, self.killers, self.budget = seen, killers, budget
