@@ -256,8 +256,8 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("key", "value"),
         [
-            ("step", "2"), ("step", 2.0), ("step", True), ("step", -1), ("best_score", "high"), ("memory", [1.0]),
-            ("memory", {"mean": "x"}), ("tasks_drawn", None), ("log", {"length": "1", "digest": ""}), ("log", []),
+            ("step", "2"), ("step", 2.0), ("step", True), ("step", -1), ("best_score", "high"), ("parts", [1.0]),
+            ("parts", {"mean": "x"}), ("tasks_drawn", None), ("log", {"length": "1", "digest": ""}), ("log", []),
             ("files", ["recipe.toml"]), ("models", {"models.base": 1}), ("version", 1), ("more", 1),
         ],
     )  # fmt: skip
