@@ -75,8 +75,8 @@ def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, 
     The pass is part of the stream's name: a step that reaches into the next one may come by a task twice.
     """
     attempts, critic = [], run.algorithm.critic.kind != "none"
-    for index in range(drawn, drawn + wanted):
-        epoch, index = divmod(index, len(tasks))
+    for number in range(drawn, drawn + wanted):
+        epoch, index = divmod(number, len(tasks))
         order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
         stream = f"train/{step}/{epoch}" if epoch else f"train/{step}"
         for sample in range(run.rollout.samples_per_task):

@@ -87,8 +87,8 @@ class A2PO(Plugin):
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         count = len(policies)
         return [
-            UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * index / count)
-            for index, name in enumerate(semi_greedy_order(policies, progress, seed), 1)
+            UpdatePhase((name,), clip_scale=self.first_clip + (1.0 - self.first_clip) * turn / count)
+            for turn, name in enumerate(semi_greedy_order(policies, progress, seed), 1)
         ]
 
 
