@@ -120,7 +120,7 @@ class TestNotFinite:
 
         class Broken:
             def __init__(self, engine: Any) -> None:
-                self.engine, self.outside = engine, engine.external_wait
+                self.engine, self.external_wait = engine, engine.external_wait
 
             async def sample(self, *arguments: Any) -> Any:
                 completion = await self.engine.sample(*arguments)
