@@ -69,6 +69,12 @@ def evaluated(tmp_path: Path, known: int, checkpoint: str = "base") -> Evaluatio
         return evaluate(rollouts, checkpoint, "sampled", run.environment.tasks("test"))[0]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("values", [[], [0.5], [0.5] * 40])
+def test_values_that_do_not_differ_have_no_interval(values: list[float]) -> None:
+    """One of width 0 would look certain."""
+    assert mean_interval(values) is None
+
+
 def test_an_evaluation_without_any_success_has_rewards_with_an_interval_and_no_accuracy(tmp_path: Path) -> None:
     result = evaluated(tmp_path, 0)
     assert (result.tasks, result.unknown, result.accuracy, result.interval, result.outcomes) == (6, 6, None, None, {})

@@ -25,16 +25,17 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of a mean, by the normal approximation, ``mean ± 1.96 s/√n``; None of fewer than two values.
+    """95 % interval of a mean, by the normal approximation, ``mean ± 1.96 s/√n``; None where the values do not differ:
+    that none of them did says nothing of how far others would.
 
     Of a difference on the same tasks, give the differences.
 
     >>> mean_interval([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
     (0.253..., 1.079...)
     """
-    if len(values) < 2:
-        return None
     numbers = np.asarray(values, np.float64)
+    if len(numbers) < 2 or numbers.min() == numbers.max():
+        return None
     centre, half = float(numbers.mean()), Z95 * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     return centre - half, centre + half
 
