@@ -19,6 +19,7 @@ from marft.game.organizations.chain import Chain
 from marft.game.team import Team
 from marft.rollouts import LocalRollouts
 from marft.runs.folder import RunFolder
+from marft.training import train
 from marft.types import Episode, JointAction, Observation, Profile, Sampling, Step, Task
 from tests.helpers import settings
 from tests.test_unknown_success import saved
@@ -47,6 +48,18 @@ class UnevenSession:
         return Step(Observation(""), 1.0, terminated=True, success=True if self.number > 1 else None)
 
     async def close(self) -> None: ...
+
+
+def test_validating_between_steps_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
+    """Validation draws from streams of its own, and from tasks of its own."""
+    rows = {}
+    for every in ("0", "1"):
+        run = settings("tiny", tmp_path, "--name", f"every-{every}", "--evaluation.every", every)
+        train(run, folder := RunFolder.create(run))
+        rows[every] = folder.read_metrics()
+    assert all("validation_accuracy" in row for row in rows["1"])
+    for without, beside in zip(rows["0"], rows["1"], strict=True):
+        assert without == {name: beside[name] for name in without} | {n: without[n] for n in without if "second" in n}
 
 
 def test_what_cannot_be_scored_is_counted_and_in_no_rate(tmp_path: Path) -> None:
