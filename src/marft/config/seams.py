@@ -52,7 +52,11 @@ SEAMS: Mapping[str, Seam] = {
         "an environment", {"tasks": Method(("split",)), "start": Method(("task", "seed"), awaited=None)}
     ),
     "channels": Seam("a channel", {"carry": Method(("messages",))}),
-    "organizations": Seam("an organization", {"act": Method(("observation", "agents"), awaited=True)}),
+    "organizations": Seam(
+        "an organization",
+        {"act": Method(("observation", "agents"), awaited=True)},
+        together={"opened": Method(("task", "seed")), "close": Method()},
+    ),
     "credits": Seam(
         "a credit",
         {"assign": Method(("inputs",))},

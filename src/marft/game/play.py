@@ -26,10 +26,12 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     status: Status = "failed"
     error = ""
     try:
+        turns.open()
         status = await _run(attempt, turns, Outside(game, thread))
     except EpisodeFailedError as failure:
         status, error = failure.status, failure.reason
     finally:
+        turns.close()
         with game.engine.external_wait():
             try:
                 await turns.belt.close()

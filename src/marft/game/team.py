@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from marft.config.agents import AgentSettings
 from marft.config.run import RunSettings
@@ -12,7 +12,7 @@ from marft.game.agents import Agent, Agents
 from marft.game.channels.raw import Raw
 from marft.game.rendering import Channel, Cut
 from marft.game.tool_sources import ToolUse
-from marft.types import JointAction, Observation, Profile
+from marft.types import JointAction, Observation, Profile, Task
 
 Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
 
@@ -21,6 +21,20 @@ class Organization(Protocol):
     """The dependency function D_t, as ordinary asyncio code."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction: ...
+
+
+@runtime_checkable
+class EpisodicOrganization(Organization, Protocol):
+    """An organization with a state that lasts an episode: a transcript, whose turn it is, what a router has tried.
+
+    Every episode asks the team's for one of its own, which acts and is closed when the episode is over. One that is
+    played again up to a fork is opened under the same seed, and acts again on what was recorded: so its state is what
+    it was.
+    """
+
+    def opened(self, task: Task, seed: int) -> EpisodicOrganization: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from marft.game.communication import Heard, hear, listen, render, tokens_of
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.generation import choose, generate, options_of, response_prefix_of
 from marft.game.loop_threads import cancelled
+from marft.game.organizing import close_after, open_for
 from marft.game.reading import RefusedError, whole
 from marft.game.rendering import Cut
 from marft.game.tool_belt import ToolBelt
@@ -65,6 +66,22 @@ class Turns:
         origin = attempt.replay or attempt
         seed = derive_seed(game.seed, "tools", origin.stream, attempt.task.id, origin.sample)
         self.belt = ToolBelt(game.tools, game.threads, game.engine, attempt.task, seed)
+        self.organization = game.team.organization
+
+    def open(self) -> None:
+        """Open an organization for the episode, where it keeps a state.
+
+        Raises:
+            EpisodeFailedError: that went wrong.
+        """
+        origin = self.attempt.replay or self.attempt
+        seed = derive_seed(self.game.seed, "organization", origin.stream, self.attempt.task.id, origin.sample)
+        self.organization = open_for(self.game.team.organization, self.attempt.task, seed)
+
+    def close(self) -> None:
+        """Close it. What comes of that is counted; the episode's own outcome stands."""
+        if not close_after(self.game.team.organization, self.organization):
+            self.game.threads.not_closed += 1
 
     async def act(self, observation: Observation) -> JointAction:
         """Let the organization act once; fill in the actions and the default answer."""
@@ -74,7 +91,6 @@ class Turns:
         self._calls.clear()
         first = self._asked
         self._acting = step = len(self.transitions)
-        organization = self.game.team.organization
         try:
             joint = await self._organized(step, observation)
         except EpisodeFailedError:
@@ -84,7 +100,7 @@ class Turns:
                 raise
             if self._failure:
                 raise self._failure from error  # ours, however the organization has wrapped it
-            who = f"the organization {name_of(organization)}"
+            who = f"the organization {name_of(self.organization)}"
             raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
         finally:
             self._acting = None
@@ -105,7 +121,7 @@ class Turns:
                 idle, asked = self._under_way == 0, self._asked
                 await asyncio.wait([acting], timeout=self.game.timeout)
                 if not acting.done() and idle and self._under_way == 0 and self._asked == asked:
-                    who = f"the organization {name_of(self.game.team.organization)}"
+                    who = f"the organization {name_of(self.organization)}"
                     raise EpisodeFailedError("timed_out", f"{who} waited over {self.game.timeout:g} s for no agent")
         finally:
             if not acting.done():
@@ -116,13 +132,13 @@ class Turns:
     async def _acted(self, step: int, observation: Observation) -> JointAction:
         seats = Agents(self.game.team.agents, partial(self._ask, step))
         try:
-            joint: Any = await self.game.team.organization.act(observation, seats)
+            joint: Any = await self.organization.act(observation, seats)
             if not isinstance(joint, JointAction):
                 name = type(joint).__name__
                 raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
             answer = joint.answer
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the loop that all episodes share
-            who = f"the organization {name_of(self.game.team.organization)}"
+            who = f"the organization {name_of(self.organization)}"
             raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
         if answer is not None:
             self._check_own("the team", "answers with", answer)

@@ -1,0 +1,130 @@
+"""Organizations with a state: every episode has its own, forks rebuild it, and it is closed however the episode ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from marft.game.agents import Agents
+from marft.game.game import Attempt, Replay
+from marft.game.play import play
+from marft.game.rollout import play_all
+from marft.types import Episode, JointAction, Observation, Step, Task
+from tests.fakes import Script, ends, game
+
+CLOSED: list[str] = []
+
+
+class Notes:
+    """Lets the agents take turns from step to step, and shows them what was said so far."""
+
+    def __init__(self, task: str = "", seed: int = 0) -> None:
+        self.task, self.seed = task, seed
+        self.said: list[str] = []
+
+    def opened(self, task: Task, seed: int) -> Notes:
+        return Notes(task.id, seed)
+
+    def close(self) -> None:
+        CLOSED.append(self.task)
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        role = "ab"[len(self.said) % 2]
+        await asyncio.sleep(0)
+        action = await next(agent for agent in agents if agent.role == role)(
+            Observation(f"{observation.text} {self.task} {self.seed % 1000} after {self.said}")
+        )
+        self.said.append(action.text)
+        return JointAction(action)
+
+
+def steps(count: int) -> list[Any]:
+    return [lambda _: Step(Observation("on"), 0.0) for _ in range(count - 1)] + [ends()]
+
+
+def played(organization: Any, *attempts: Attempt, script: Script | None = None) -> list[Episode]:
+    CLOSED.clear()
+    g = game(script or Script(steps(3)), "a", "b", organization=organization)
+    return asyncio.run(play_all(g, attempts, max_live=8))
+
+
+def test_every_episode_has_a_state_of_its_own() -> None:
+    many = [Attempt(Task(f"t{n}", "go"), "s") for n in range(6)]
+    team = Notes()
+    for episode in played(team, *many):
+        assert episode.status == "terminated", episode.error
+        assert [action.agent for action in episode.actions] == ["a", "b", "a"]
+    assert team.said == []  # the team's own has acted in none
+    assert sorted(CLOSED) == [f"t{n}" for n in range(6)]
+
+
+def test_the_seed_is_the_episodes_and_a_forks_is_that_of_its_origin() -> None:
+    one, two = played(Notes(), Attempt(Task("t", "go"), "s", 0), Attempt(Task("t", "go"), "s", 1))
+    again = played(Notes(), Attempt(Task("t", "go"), "s", 0))[0]
+    first = [bytes(e.actions[0].prompt.astype("uint8")).decode() for e in (one, two, again)]
+    assert first[0] == first[2] != first[1]
+
+
+def test_a_fork_goes_on_with_the_state_that_its_origin_had() -> None:
+    attempt = Attempt(Task("t", "go"), "s")
+    whole = played(Notes(), attempt)[0]
+    kept = {action.id: action for action in whole.actions[:2]}
+    replay = Replay(whole.name, "s", 0, kept, at=whole.actions[2].id, prompt=whole.actions[2].prompt)
+    fork = played(Notes(), replace(attempt, stream="s/fork", replay=replay))[0]
+    assert fork.status == "terminated", fork.error
+    assert fork.fork is not None
+    assert fork.fork.at == whole.actions[2].id
+    assert (fork.actions[2].prompt == whole.actions[2].prompt).all()  # it has seen what was said before
+
+
+class Broken(Notes):
+    def __init__(self, where: str, task: str = "") -> None:
+        super().__init__(task)
+        self.where = where
+
+    def opened(self, task: Task, seed: int) -> Any:
+        if self.where == "opened":
+            raise RuntimeError("no state today")
+        if self.where == "nothing":
+            return None
+        return Broken(self.where, task.id)
+
+    def close(self) -> None:
+        super().close()
+        if self.where == "close":
+            raise RuntimeError("not closed")
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        if self.where == "act":
+            raise RuntimeError("no act today")
+        return await super().act(observation, agents)
+
+
+@pytest.mark.parametrize(
+    ("where", "told", "closed"),
+    [
+        ("opened", "opened() raised RuntimeError: no state today", []),
+        ("nothing", "opened() gave a NoneType, which lacks act() or close()", []),
+        ("act", "raised RuntimeError: no act today", ["t"]),
+    ],
+)
+def test_what_goes_wrong_loses_the_episode_and_what_was_opened_is_closed(
+    where: str, told: str, closed: list[str]
+) -> None:
+    episode = played(Broken(where), Attempt(Task("t", "go"), "s"))[0]
+    assert episode.status == "failed"
+    assert "organization" in episode.error
+    assert told in episode.error
+    assert closed == CLOSED
+
+
+def test_one_that_cannot_be_closed_is_counted_and_its_episode_stands() -> None:
+    CLOSED.clear()
+    g = game(Script(steps(3)), "a", "b", organization=Broken("close"))
+    episode = asyncio.run(play(g, Attempt(Task("t", "go"), "s")))
+    assert episode.status == "terminated", episode.error
+    assert CLOSED == ["t"]
+    assert g.threads.not_closed == 1
