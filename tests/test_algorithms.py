@@ -21,6 +21,7 @@ from marft.game.rollout import play_all
 from marft.learning.credit.counterfactual import Counterfactual
 from marft.learning.interfaces import CreditInputs, Progress
 from marft.learning.schedules import AgentByAgent
+from marft.metrics import find
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
@@ -48,6 +49,7 @@ def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:
     last = folder.read_metrics()[-1]
     assert math.isfinite(last["policy_loss"])
     assert last["skipped_updates"] == 0
+    assert {name for name in last if name != "step" and find(name) is None} == set()  # all in the catalogue
     for policy in ("reasoner", "actor"):
         file = folder.checkpoints / f"step_{warmup + 2:06d}" / "policies" / policy / "adapter_model.safetensors"
         assert any(t.abs().max() > 0 for key, t in load_file(file).items() if "lora_B" in key), policy

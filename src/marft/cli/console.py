@@ -18,45 +18,20 @@ from rich.text import Text
 from marft.algorithms import ABOUT
 from marft.config.algorithm import AlgorithmSettings
 from marft.evaluation.compare import between, number, percent
+from marft.metrics import known
 from marft.texts import one_line, visible
 from marft.types import Episode
 
 TEAM = (
-    ("reward", "reward", ".2f"),
-    ("reward_std", "±", ".2f"),
-    ("accuracy", "accuracy", ".2f"),
-    ("success_unknown", "success unknown", ".0f"),
-    ("validation_accuracy", "validation", ".2f"),
-    ("validation_reward", "validation reward", ".2f"),
-    ("policy_loss", "policy loss", "+.3f"),
-    ("critic/loss", "value loss", ".3f"),
-    ("critic/explained_variance", "explained", ".2f"),
-    ("zero_advantage_fraction", "zero advantages", ".0%"),
-    ("kl_stops", "KL stops", ".0f"),
-    ("episodes_dropped", "dropped", ".0f"),
-    ("truncated_tokens", "tokens cut", ".0f"),
-    ("skipped_updates", "skipped updates", ".2f"),
-    ("undone_steps", "undone", ".0f"),
-    ("remote_cost", "cost", ".4f"),
-    ("judge/cost", "judge's cost", ".4f"),
-    ("episodes_per_second", "episodes/s", ".0f"),
-    ("seconds", "s", ".1f"),
-)
+    "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
+    "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
+    "truncated_tokens", "skipped_updates", "undone_steps", "remote_cost", "judge/cost", "episodes_per_second",
+    "seconds",
+)  # fmt: skip
 AGENT = (
-    ("action_length", "length", ".1f"),
-    ("truncation_rate", "truncated", ".0%"),
-    ("entropy", "entropy", ".3f"),
-    ("kl", "KL", ".4f"),
-    ("kl_to_base", "KL to base", ".3f"),
-    ("clip_fraction", "clipped", ".1%"),
-    ("gradient_share", "gradient share", ".0%"),
-    ("log_prob_difference_max", "engine−learner", ".1e"),
-    ("policy_lag", "lag", ".0f"),
-)
-SHOW_ONLY_IF_NOT_ZERO = {
-    "kl_stops", "episodes_dropped", "truncated_tokens", "skipped_updates", "undone_steps", "truncation_rate",
-    "policy_lag", "zero_advantage_fraction", "remote_cost", "judge/cost", "success_unknown",
-}  # fmt: skip
+    "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "gradient_share",
+    "log_prob_difference_max", "policy_lag",
+)  # fmt: skip
 
 
 class Guard(RenderHook):
@@ -128,9 +103,8 @@ class Terminal:
         self.progress.update(self._task, completed=step)
         self.console.print(Text.assemble((f"step {step:4d}", "bold"), f"  {line(metrics, TEAM)}"), soft_wrap=True)
         for role in self.roles:
-            prefix = f"agents/{role}/"
-            mine = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-            self.console.print(Text(f"  {role:>12}  {line(mine, AGENT)}", style="dim"), soft_wrap=True)
+            said = line(metrics, AGENT, f"agents/{role}/")
+            self.console.print(Text(f"  {role:>12}  {said}", style="dim"), soft_wrap=True)
 
     def note(self, text: str) -> None:
         self.console.print(Text(text, style="yellow"), soft_wrap=True)
@@ -159,20 +133,19 @@ def algorithm_table() -> Table:
     return table
 
 
-def line(metrics: Mapping[str, float], columns: Sequence[tuple[str, str, str]]) -> str:
-    """``reward 0.64  accuracy 0.64 …``: what is there and says something."""
+def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> str:
+    """``reward 0.64  accuracy 0.64 …``: what is there and says something.
+
+    Args:
+        prefix: of the metrics' names: ``agents/<role>/``.
+    """
     words = []
-    for name, label, form in columns:
-        value = metrics.get(name, math.nan)
-        if math.isnan(value) or (value == 0 and name in SHOW_ONLY_IF_NOT_ZERO):
+    for name in names:
+        metric, value = known(f"{prefix}{name}"), metrics.get(f"{prefix}{name}", math.nan)
+        if math.isnan(value) or (value == 0 and metric.unless_zero):
             continue
-        words.append(
-            f"{label} {value:{form}}"
-            if label not in ("±", "s")
-            else f"{value:{form}} s"
-            if label == "s"
-            else f"±{value:{form}}"
-        )
+        shown = metric.shown(value)
+        words.append({"±": f"±{shown}", "s": f"{shown} s"}.get(metric.label, f"{metric.label} {shown}"))
     return "  ".join(words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,18 +14,15 @@ from marft.endpoints.keys import masked_recipe
 from marft.evaluation.compare import cells_of, gains_of, measures_of
 from marft.evaluation.pages import page, plain_labels
 from marft.evaluation.showing import shown
+from marft.metrics import Metric, find, named
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 
 CURVES = (
-    ("accuracy", "accuracy", "of the sampled episodes"),
-    ("reward", "reward", "mean team reward"),
-    ("policy_loss", "policy loss", "surrogate, mean over minibatches"),
-    ("critic/loss", "value loss", "mean over minibatches"),
-    ("kl", "KL", "old to new policy, nats a token"),
-    ("entropy", "entropy", "nats a token"),
-)
-BY_AGENT = ("kl", "entropy")
+    "accuracy", "reward", "validation_accuracy", "validation_reward", "rewards/*", "own_reward", "policy_loss",
+    "critic/loss", "kl", "entropy", "action_length", "episodes_per_second",
+)  # fmt: skip
+COLUMNS = 3
 EXAMPLES = 3
 
 
@@ -54,35 +52,55 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
 
 @plain_labels()
 def _curves(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The six training curves as SVG."""
-    if not rows:
+    """Training curves as SVG: one panel a metric, one line an agent where agents have it, else the team's."""
+    panels = [(metric, lines) for metric in map(named, CURVES) if (lines := _lines(rows, metric))]
+    if not panels:
         return ""
     from matplotlib.figure import Figure
 
-    shown = [
-        curve for curve in CURVES if curve[0] != "accuracy" or any(row.get("accuracy") is not None for row in rows)
-    ]
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
-    roles = sorted({name.split("/")[1] for row in rows for name in row if name.startswith("agents/")})
-    panels = list(figure.subplots(2, 3).flat)
-    for spare in panels[len(shown) :]:
-        spare.remove()
-    for axes, (metric, title, meaning) in zip(panels, shown, strict=False):
-        names = [(f"agents/{role}/{metric}", role) for role in roles] if metric in BY_AGENT else [(metric, "team")]
-        for name, label in names:
-            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
-        if len(axes.lines) > 1:
+    deep = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(11, 2.8 * deep), layout="constrained")
+    for index, (metric, lines) in enumerate(panels, 1):
+        axes = figure.add_subplot(deep, COLUMNS, index)
+        for label, points in lines.items():
+            alone = "o" if len(points) == 1 else ""
+            axes.plot(*zip(*points, strict=True), label=label, linewidth=1.4, marker=alone, markersize=3)
+        if len(lines) > 1:
             axes.legend(frameon=False, fontsize=8)
-        axes.set_title(title, fontsize=10, loc="left")
-        axes.set_xlabel(f"step ({meaning})", fontsize=8)
+        axes.set_title(metric.label, fontsize=10, loc="left")
+        axes.set_xlabel("\n".join(textwrap.wrap(f"step ({metric.meaning}{_unit(metric)})", 52)), fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, list[tuple[int, float]]]:
+    """The points of a metric's curves, by agent or term; those of agents stand for the team's."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {"team": {}, "agent": {}}
+    for row in rows:
+        for name, value in row.items():
+            if value is None or name == "step" or find(name) is not metric:
+                continue
+            scope = "agent" if name.startswith("agents/") else "team"
+            found[scope].setdefault(_label(name, metric), []).append((row["step"], value))
+    if metric.unless_zero and not any(y for lines in found.values() for points in lines.values() for _, y in points):
+        return {}
+    return found["agent"] if found["agent"] and metric.name != "rewards/*" else {**found["team"], **found["agent"]}
+
+
+def _label(name: str, metric: Metric) -> str:
+    """Whose line it is: ``actor``, the term ``format``, or ``actor, format``."""
+    first, _, rest = name.partition("/")
+    role = rest.partition("/")[0] if first == "agents" else ""
+    term = name.rpartition("/")[2] if metric.name.endswith("*") else ""
+    return ", ".join(part for part in (role, term) if part) or "team"
+
+
+def _unit(metric: Metric) -> str:
+    return f", {metric.unit}" if metric.unit else ""
 
 
 def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:

@@ -1,0 +1,239 @@
+"""Every metric that a run writes, once: its label, unit, format and scope, what is better, what it means, what to do.
+
+The console, the report, comparisons and docs/metrics.md read it here. ``python -m marft.metrics`` prints the page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Scope = Literal["team", "agent", "policy"]
+PREFIX: dict[str, Scope] = {"agents": "agent", "policies": "policy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    >>> known("agents/actor/kl").label, known("agents/actor/kl").shown(0.01234)
+    ('KL', '0.0123')
+
+    Args:
+        name: in ``metrics.jsonl``, without ``agents/<role>/`` or ``policies/<name>/``; ``*`` stands for any name.
+        label: in a step's line, in tables and above curves.
+        meaning: what is counted, over what.
+        unit: "" where it is a share, a count of what the label names, or a reward.
+        format: of a number, as Python has it.
+        scopes: for whom it is written: the team, each agent, each policy.
+        better: which way is good, where there is one.
+        advice: what to do where it looks wrong.
+        unless_zero: not shown in a step's line while it is 0.
+    """
+
+    name: str
+    label: str
+    meaning: str
+    format: str = ".2f"
+    unit: str = ""
+    scopes: tuple[Scope, ...] = ("team",)
+    better: Literal["higher", "lower", ""] = ""
+    advice: str = ""
+    unless_zero: bool = False
+
+    def shown(self, value: float) -> str:
+        """A value in the metric's format."""
+        return format(value, self.format)
+
+
+BOTH: tuple[Scope, ...] = ("team", "agent")
+CATALOGUE: dict[str, list[Metric]] = {
+    "What was earned": [
+        Metric("reward", "reward", "mean team reward of scored episodes", better="higher"),
+        Metric("reward_std", "±", "deviation of the team reward between episodes",
+               advice="near 0 there is nothing to learn from: other tasks, or a reward with more shades"),
+        Metric("accuracy", "accuracy", "share of scored episodes solved, of those whose success is known",
+               better="higher"),
+        Metric("success_unknown", "success unknown", "scored episodes of which the environment does not say whether "
+               "they were solved", ".0f", unless_zero=True),
+        Metric("validation_accuracy", "validation", "accuracy on the validation split", better="higher"),
+        Metric("validation_reward", "validation reward", "mean team reward on the validation split", better="higher"),
+        Metric("rewards/*", "reward term", "what a reward term gave in an episode, on average", "+.3f", scopes=BOTH),
+        Metric("own_reward", "own reward", "mean reward of this agent alone, in an episode", scopes=("agent",),
+               better="higher", unless_zero=True),
+    ],
+    "What was played": [
+        Metric("episodes", "episodes", "attempts at tasks", ".0f"),
+        Metric("episodes_dropped", "dropped", "episodes that could not be scored, and so left the batch", ".0f",
+               better="lower", unless_zero=True, advice="`marft show RUN --failed` says why, by reason"),
+        Metric("episodes_failed", "failed", "dropped, as something raised or gave what cannot be used", ".0f",
+               better="lower"),
+        Metric("episodes_timed_out", "timed out", "dropped, as something took too long", ".0f", better="lower",
+               advice="raise rollout.timeout_seconds, or make the environment faster"),
+        Metric("environment_steps", "environment steps", "steps of scored episodes", ".0f"),
+        Metric("sampled_actions", "sampled actions", "actions sampled, forks included, what they replay once", ".0f"),
+        Metric("actions", "actions", "actions of scored episodes", ".0f", scopes=BOTH),
+        Metric("action_length", "length", "tokens that an action sampled, mean", ".1f", "tokens", BOTH,
+               advice="one that only grows, or falls to a few tokens, is being gamed: look at what it says"),
+        Metric("truncation_rate", "truncated", "share of actions that ran into max_new_tokens", ".0%", scopes=BOTH,
+               better="lower", unless_zero=True, advice="raise sampling.max_new_tokens, or price length"),
+        Metric("prompt_tokens", "prompt", "tokens that an action was sampled from, mean", ".1f", "tokens", BOTH),
+        Metric("truncated_tokens", "tokens cut", "tokens of prompts that did not fit, in all", ".0f", "tokens", BOTH,
+               better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
+        Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
+               "this agent", ".1f", "tokens", BOTH),
+        Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=BOTH),
+        Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=BOTH),
+        Metric("tool_errors", "failed calls", "calls that could not be read, or failed", ".0f", scopes=BOTH,
+               better="lower", advice="`marft show` has the answers that agents got"),
+        Metric("tool_tokens", "tools' tokens", "tokens of tools' answers", ".0f", "tokens", BOTH),
+        Metric("tool_seconds", "seconds a call", "mean time of a call", ".2f", "s", BOTH, better="lower"),
+        Metric("forks", "forks", "episodes played again from one action on", ".0f"),
+        Metric("forks_failed", "forks failed", "forks that could not be scored", ".0f", better="lower",
+               advice="environment or organization do not do the same again under the same seed"),
+        Metric("groups_discarded", "groups discarded", "groups in which everybody earned the same, drawn again", ".0f"),
+        Metric("threads_given_up", "threads given up", "threads of sessions, tools or terms that hang", ".0f",
+               better="lower"),
+        Metric("sessions_not_closed", "not closed", "sessions and organizations whose close() went wrong", ".0f",
+               better="lower"),
+    ],
+    "Credit": [
+        Metric("zero_advantage_fraction", "zero advantages", "share of decisions whose advantage is exactly 0: they "
+               "teach nothing", ".0%", scopes=BOTH, better="lower", unless_zero=True,
+               advice="tasks that are always or never solved; easier or harder ones, or dynamic_sampling"),
+        Metric("groups", "groups", "groups of attempts that were compared", ".0f"),
+        Metric("group_size", "group size", "attempts in a group, mean", ".1f"),
+        Metric("group_size_min", "smallest group", "attempts in the smallest group", ".0f"),
+        Metric("groups_of_one", "groups of one", "groups with one scored attempt: no baseline", ".0f", better="lower"),
+        Metric("groups_all_equal", "equal groups", "groups in which everybody earned the same", ".0f", better="lower"),
+        Metric("groups_without_local_signal", "no local signal", "groups in which an agent's own rewards are all equal "
+               "(CoMAM)", ".0f"),
+        Metric("global_weight", "global weight", "weight of the team's reward beside the agent's own (CoMAM)"),
+        Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
+        Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
+               ".0f"),
+        Metric("likelihood/judged_by_reward", "judged by reward", "of those, how many are successes by reward alone",
+               ".0f"),
+    ],
+    "The policies' update": [
+        Metric("policy_loss", "policy loss", "surrogate and extra terms, mean over minibatches", "+.3f"),
+        Metric("entropy", "entropy", "mean over sampled tokens", ".3f", "nats", BOTH,
+               advice="near 0 nothing is explored any more; a surge comes before a collapse"),
+        Metric("kl", "KL", "from the policy that the step began with, k3, mean over sampled tokens", ".4f", "nats",
+               BOTH, advice="above 0.05 the step is large: a lower learning rate, fewer epochs, or kl_stop"),
+        Metric("kl_to_base", "KL to base", "from the untuned base, k3, mean over sampled tokens", ".3f", "nats", BOTH),
+        Metric("clip_fraction", "clipped", "share of units whose gradient the clip removes", ".1%", scopes=BOTH,
+               advice="above 30 % most of the batch teaches nothing: a lower learning rate or fewer epochs"),
+        Metric("gradient_share", "gradient share", "share of the policies' gradient that comes from this agent's "
+               "tokens", ".0%", scopes=("agent",), advice="an agent near 0 does not learn"),
+        Metric("sampler_weight", "sampler weight", "mean weight of the sampler correction", scopes=BOTH),
+        Metric("log_prob_difference", "engine to learner", "mean |log π − log μ| over sampled tokens", ".1e", "nats",
+               BOTH, better="lower", advice="above 0.05 set algorithm.sampler_correction"),
+        Metric("log_prob_difference_max", "engine−learner", "the largest |log π − log μ| of a sampled token", ".1e",
+               "nats", BOTH, better="lower"),
+        Metric("packing_difference", "packing", "how far a score depends on what it is packed with", ".1e", "nats",
+               better="lower", advice="not 0 on a device with inexact kernels: epochs = 1 where clips are narrow"),
+        Metric("policy_lag", "lag", "updates by which the policy is newer than the one that acted", ".0f",
+               scopes=BOTH, better="lower", unless_zero=True),
+        Metric("kl_stops", "KL stops", "phases that the KL stop has ended", ".0f", unless_zero=True,
+               advice="at every step: a lower learning rate"),
+        Metric("skipped_updates", "skipped updates", "share of optimizer steps skipped, as the gradient was not finite",
+               scopes=("team", "policy"), better="lower", unless_zero=True),
+        Metric("undone_steps", "undone", "1 where the step left something not finite and was undone", ".0f",
+               better="lower", unless_zero=True, advice="a lower learning rate; the note says whose"),
+        Metric("gradient_norm", "gradient norm", "before clipping, mean over optimizer steps", ".3f",
+               scopes=("team", "policy")),
+        Metric("learning_rate", "rate", "of this step", ".1e", scopes=("policy",)),
+        Metric("idle_phases", "idle phases", "share of phases whose policies had no actions"),
+        Metric("accepted_fraction", "accepted", "how much of an update was kept (HATRPO)", better="higher"),
+        Metric("rollbacks", "rolled back", "share of updates that were undone whole (HATRPO)", better="lower"),
+    ],
+    "The critic": [
+        Metric("critic/loss", "value loss", "mean over minibatches", ".3f", better="lower"),
+        Metric("critic/explained_variance", "explained", "1 − Var(returns − values) / Var(returns)", better="higher",
+               advice="0 or less: the critic knows nothing; a longer warm-up or a higher rate"),
+        Metric("critic/value", "value", "mean value of the batch's decisions", ".3f"),
+        Metric("critic/gradient_norm", "value gradient", "before clipping, mean over optimizer steps", ".3f"),
+        Metric("critic/skipped_updates", "skipped value updates", "share of the critic's steps skipped, as the "
+               "gradient was not finite", better="lower"),
+    ],
+    "What it took": [
+        Metric("seconds", "s", "the whole step", ".1f", "s", better="lower"),
+        Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, recording", ".2f", "s",
+               better="lower"),
+        Metric("episodes_per_second", "episodes/s", "of the whole step", ".0f", better="higher"),
+        Metric("tokens_per_second/*", "tokens/s", "sampled, or read while learning", ".0f", better="higher"),
+        Metric("remote_*", "remote", "what teammates behind endpoints took: prompt_tokens, completion_tokens, retries",
+               ".0f", scopes=BOTH),
+        Metric("remote_cost", "cost", "of teammates behind endpoints, in the currency of the recipe's prices", ".4f",
+               scopes=BOTH, better="lower", unless_zero=True),
+        Metric("judge/*", "judge", "what judges took: questions, requests, cache_hits, not_kept, tokens, retries",
+               ".0f"),
+        Metric("judge/cost", "judge's cost", "in the currency of the recipe's prices", ".4f", better="lower",
+               unless_zero=True),
+    ],
+}  # fmt: skip
+
+
+def everything() -> Iterable[Metric]:
+    """All metrics, in the catalogue's order."""
+    return (metric for group in CATALOGUE.values() for metric in group)
+
+
+@cache
+def find(name: str) -> Metric | None:
+    """The metric behind a name of ``metrics.jsonl``; None where the catalogue has none: a plugin's own."""
+    first, _, rest = name.partition("/")
+    scope = PREFIX.get(first, "team")
+    plain = rest.partition("/")[2] if scope != "team" else name
+    fitting = [metric for metric in everything() if scope in metric.scopes and _fits(metric.name, plain)]
+    return min(fitting, key=lambda metric: "*" in metric.name, default=None)
+
+
+def named(name: str) -> Metric:
+    """The metric that the catalogue has under this name."""
+    return next(metric for metric in everything() if metric.name == name)
+
+
+def known(name: str) -> Metric:
+    """The metric of a name that is in the catalogue."""
+    metric = find(name)
+    assert metric is not None, f"{name} is not in the catalogue"
+    return metric
+
+
+def page() -> str:
+    """docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "What stands in `metrics.jsonl`, one object a step; TensorBoard has the same names. A metric of an agent is",
+        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good.",
+        "(This page is written by `python -m marft.metrics`.)",
+    ]
+    for title, metrics in CATALOGUE.items():
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| metric | for | meaning | where it looks wrong |",
+            "| --- | --- | --- | --- |",
+        ]
+        for metric in metrics:
+            arrow = {"higher": " ↑", "lower": " ↓", "": ""}[metric.better]
+            unit = f" ({metric.unit})" if metric.unit else ""
+            scopes = ", ".join(metric.scopes)
+            lines.append(f"| `{metric.name}`{arrow} | {scopes} | {metric.meaning}{unit} | {metric.advice} |")
+    return "\n".join(lines) + "\n"
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".+"), name) is not None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
