@@ -120,8 +120,8 @@ def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     order = list(range(len(episodes)))
     random.Random(seed).shuffle(order)
     donors: list[Episode] = list(episodes)
-    for index, index in enumerate(order):
-        donors[index] = episodes[order[(index + 1) % len(order)]]
+    for place, index in enumerate(order):
+        donors[index] = episodes[order[(place + 1) % len(order)]]
     return donors
 
 
