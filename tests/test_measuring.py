@@ -141,6 +141,11 @@ class TestAdvantages:
             "agents/coder/zero_advantage_fraction": 1.0, "agents/judge/zero_advantage_fraction": 0.0,
         })  # fmt: skip
 
+    def test_agents_are_reported_in_the_order_of_their_names(self) -> None:
+        samples = [sample(agent, 0.0) for agent in "hgfedcba"]
+        _, *names = advantage_metrics(samples, [s.advantages for s in samples])
+        assert names == [f"agents/{agent}/zero_advantage_fraction" for agent in "abcdefgh"]
+
     def test_none_are_no_fraction(self) -> None:
         (name,) = (found := advantage_metrics((), ()))
         assert name == "zero_advantage_fraction"

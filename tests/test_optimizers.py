@@ -16,8 +16,9 @@ Named = dict[str, torch.nn.Parameter]
 
 
 def parameters() -> Named:
-    """One's name begins like another's."""
-    return {"a": torch.nn.Parameter(torch.tensor([1.0, -2.0])), "a.b": torch.nn.Parameter(torch.tensor([3.0]))}
+    """One's name begins like another's, and one's is as long."""
+    numbers = {"c": [5.0, 6.0], "a": [1.0, -2.0], "a.b": [3.0]}
+    return {name: torch.nn.Parameter(torch.tensor(row)) for name, row in numbers.items()}
 
 
 def optimizer(
@@ -93,7 +94,7 @@ class TestASnapshot:
         step(mine, 1.0, 2.0)
         kept, then = mine.snapshot(), values(mine)
         moments = {name: tensor.tolist() for name, tensor in kept.moments.items()}
-        assert set(moments) == {f"{p}.{key}" for p in ("a", "a.b") for key in ("step", "exp_avg", "exp_avg_sq")}
+        assert set(moments) == {f"{p}.{key}" for p in ("a", "a.b", "c") for key in ("step", "exp_avg", "exp_avg_sq")}
         assert not any(tensor.requires_grad for tensor in (*kept.parameters, *kept.moments.values()))
         for _ in range(2):  # what was put back the first time has been moved since
             step(mine, -3.0, 1.0)
@@ -122,7 +123,9 @@ class TestASnapshot:
 
 def test_moments_go_to_the_parameter_of_that_very_name_and_nothing_else_does() -> None:
     mine, other = optimizer(), optimizer()
-    step(mine, 1.0, 2.0)
+    for number, parameter in enumerate(mine.parameters.values(), 1):
+        parameter.grad = torch.full_like(parameter, number)
+    mine.step()
     saved = optimizer_tensors(mine.optimizer, mine.parameters)
     restore_optimizer(other.optimizer, other.parameters, {**saved, "a.max_exp_avg_sq": torch.ones(2)})
     for parameter in other.parameters.values():
@@ -131,6 +134,17 @@ def test_moments_go_to_the_parameter_of_that_very_name_and_nothing_else_does() -
     assert restored.keys() == saved.keys()
     assert all(torch.equal(restored[name], tensor) for name, tensor in saved.items())
     assert not {t.data_ptr() for t in restored.values()} & {t.data_ptr() for t in saved.values()}
+
+
+def test_the_count_of_steps_stays_in_the_hosts_memory_and_moments_go_where_the_parameter_is() -> None:
+    mine = optimizer({"p": torch.nn.Parameter(torch.ones(2))})
+    step(mine, 1.0, 2.0)
+    saved = optimizer_tensors(mine.optimizer, mine.parameters)
+    elsewhere = {"p": torch.nn.Parameter(torch.ones(2, device="meta"))}
+    other = torch.optim.AdamW(elsewhere.values())
+    restore_optimizer(other, elsewhere, saved)
+    places = {key: tensor.device.type for key, tensor in other.state[elsewhere["p"]].items()}
+    assert places == {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
 
 
 def test_a_gradient_is_gone_before_the_next_one_is_added_up() -> None:

@@ -158,7 +158,7 @@ class Critic:
         losses, norms, skipped = [], [], 0.0
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
-                self.optimizer.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad()
                 losses.append(self._backward(part, old, goals))
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
                 if torch.isfinite(norm):
