@@ -145,11 +145,11 @@ class TestUndoing:
 
 
 class Small:
-    """A learner of two scalars, one a policy and one the critic; each step makes of them what it is told."""
+    """A learner of a few numbers, a policy and a critic; each step makes of them what it is told."""
 
     def __init__(self) -> None:
         self.optimizers = {
-            "actor": PolicyOptimizer({"p": torch.nn.Parameter(torch.zeros(1))}, OptimizerSettings(), 0.25, 9)
+            "actor": PolicyOptimizer({"p": torch.nn.Parameter(torch.zeros(2))}, OptimizerSettings(), 0.25, 9)
         }
         value = torch.nn.Parameter(torch.zeros(1))
         self.critic = SimpleNamespace(parameters=lambda: {"v": value}, optimizer=torch.optim.Adam([value]))
@@ -165,7 +165,7 @@ class Small:
 
     @property
     def values(self) -> list[float]:
-        return [self.optimizers["actor"].parameters["p"].item(), self.critic.parameters()["v"].item()]
+        return [self.optimizers["actor"].parameters["p"][0].item(), self.critic.parameters()["v"].item()]
 
 
 class TestCareful:
@@ -173,7 +173,7 @@ class TestCareful:
 
     def test_a_step_that_stays_finite_is_kept_and_is_nothing_to_note(self) -> None:
         small, notes = Small(), list[str]()
-        small.then = {"actor": 3e38, "v": -3e38}  # whose squares and sums are not finite
+        small.then = {"actor": 3e38, "v": -3e38}  # whose squares are not finite
         assert self.careful(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "undone_steps": 0.0}
         assert small.values == pytest.approx([3e38, -3e38])
         assert not notes
