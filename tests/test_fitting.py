@@ -180,3 +180,11 @@ def test_positions_that_several_readings_want_are_read_for_each(backbone: Backbo
     wanted = ([3], [0, 2], [2, 3])
     found = read_features(backbone, [Reading(ids, np.array(some)) for some in wanted], 99, None)
     torch.testing.assert_close(found, torch.cat([whole[some] for some in wanted]))
+
+
+def test_returns_that_hardly_differ_are_explained_and_equal_ones_are_not() -> None:
+    near = np.array([1e-4, -1e-4])
+    assert explained_variance(near, near) == 1.0
+    assert explained_variance(near / 2, near) == pytest.approx(0.75)
+    assert math.isnan(explained_variance(near, np.array([1e-7, -1e-7])))
+    assert math.isnan(explained_variance(np.empty(0), np.empty(0)))
