@@ -12,6 +12,7 @@ import torch
 from marft import seeds
 from marft.config.algorithm import CriticSettings
 from marft.learning.critic import LORA_TARGETS, Critic, Reading, explained_variance, read_features
+from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.critic import ValueHead
 from tests.episodes import make_action
@@ -182,9 +183,37 @@ def test_positions_that_several_readings_want_are_read_for_each(backbone: Backbo
     torch.testing.assert_close(found, torch.cat([whole[some] for some in wanted]))
 
 
+def test_a_head_of_somebody_who_did_not_act_keeps_no_other_from_reading(backbone: Backbone) -> None:
+    mine = critic(backbone, heads="agent")
+    batch = [episode(make_action("b", prompt=(5, n))) for n in (3, 4)]
+    assert all(value[0] != 0.0 for value in mine.evaluate(batch).actions)
+    assert [decisions.head for decisions in mine._decisions] == ["base/b"]
+
+
 def test_returns_that_hardly_differ_are_explained_and_equal_ones_are_not() -> None:
     near = np.array([1e-4, -1e-4])
     assert explained_variance(near, near) == 1.0
     assert explained_variance(near / 2, near) == pytest.approx(0.75)
     assert math.isnan(explained_variance(near, np.array([1e-7, -1e-7])))
     assert math.isnan(explained_variance(np.empty(0), np.empty(0)))
+
+
+class TestRunningStatistics:
+    def test_of_targets_that_are_all_equal_the_deviation_is_a_tenth(self) -> None:
+        normaliser = ValueNormaliser(0.5)
+        normaliser.update(np.array([3.0, 3.0]))
+        assert normaliser.normalise(np.array([3.1, 2.8])).tolist() == pytest.approx([1.0, -2.0])
+
+    def test_before_the_first_batch_and_after_an_empty_one_values_are_what_the_head_says(self) -> None:
+        normaliser = ValueNormaliser(0.5)
+        normaliser.update(np.empty(0))
+        assert normaliser.sums.tolist() == [0.0, 0.0, 0.0]
+        assert normaliser.normalise(np.array([3.5, -2.0])).tolist() == [3.5, -2.0]
+        assert normaliser.denormalise(np.array([3.5, -2.0])).tolist() == [3.5, -2.0]
+
+    def test_are_exact_and_have_no_gradient(self) -> None:
+        """Of a million, the deviation of 1 is still there."""
+        normaliser = ValueNormaliser(0.0)
+        normaliser.update(np.array([1e6 - 1.0, 1e6 + 1.0]))
+        assert normaliser.normalise(np.array([1e6 + 2.0])).tolist() == pytest.approx([2.0], rel=1e-3)
+        assert (normaliser.sums.dtype, normaliser.sums.requires_grad) == (torch.float64, False)
