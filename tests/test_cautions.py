@@ -6,6 +6,7 @@ import pytest
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.learning.cautions import ENGINE_TOLERANCE, PACKING_TOLERANCE, Cautions
+from marft.learning.update import PACKING_CHECKS
 
 
 def said(*steps: dict[str, float], **algorithm: object) -> list[str]:
@@ -57,3 +58,8 @@ def test_where_the_sampler_is_corrected_only_packing_is() -> None:
     both = {"packing_difference": 1.0, **engine(actor=1.0)}
     (note,) = said(both, both, sampler_correction={"level": "geometric"})
     assert "company" in note
+
+
+@pytest.mark.parametrize("policies", range(1, 17))
+def test_policies_that_take_turns_each_have_their_packing_checked(policies: int) -> None:
+    assert {check * PACKING_CHECKS % policies for check in range(policies)} == set(range(policies))
