@@ -19,6 +19,7 @@ from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.measuring import score_actions
+from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.schedules import Simultaneous
 from marft.learning.update import Update
 from marft.models.pool import Models
@@ -184,6 +185,32 @@ class TestKLAsACost:
 
 
 class TestALearningStep:
+    def test_rates_and_checks_are_counted_from_the_end_of_the_critics_warm_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the schedule is told how large each policy's advantages are."""
+        warm = ("--algorithm.critic.warmup_steps", "2", "--training.steps", "12")
+        mine, batch = learner_of(of(tmp_path, "marft", *warm)), episodes(2)
+        begun_at: list[int] = []
+        checked: list[bool] = []
+        told: list[Progress] = []
+
+        class Told(Simultaneous):
+            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+                told.append(progress)
+                return super().plan(progress, policies, seed)
+
+        mine.schedule = Told()
+        monkeypatch.setattr(learner_module, "PACKING_CHECKS", 3)
+        monkeypatch.setattr(PolicyOptimizer, "begin_step", lambda self, step: begun_at.append(step) or 0.5)
+        monkeypatch.setattr(Update, "run", lambda self, phase, samples, step: checked.append(self.check_packing))
+        for step in range(2, 9):
+            metrics = mine.learn(batch, Progress(step, 0))
+            assert [metrics[f"policies/{name}/learning_rate"] for name in ("reasoner", "actor")] == [0.5, 0.5]
+        assert begun_at == [n for n in range(7) for _ in mine.optimizers]
+        assert checked == [n % 3 == 0 for n in range(7)]
+        assert all(progress.advantages.keys() == {"reasoner", "actor"} for progress in told)
+
     def test_without_anything_to_train_fits_the_critic_all_the_same(self, tmp_path: Path) -> None:
         mine = learner_of(of(tmp_path, "marft", *FROZEN))
         batch = [replace(e, actions=tuple(a for a in e.actions if a.agent == "reasoner")) for e in episodes(4)]
