@@ -207,6 +207,7 @@ class TestALearningStep:
         for step in range(2, 9):
             metrics = mine.learn(batch, Progress(step, 0))
             assert [metrics[f"policies/{name}/learning_rate"] for name in ("reasoner", "actor")] == [0.5, 0.5]
+            assert {"agents/reasoner/gradient_share", "agents/actor/gradient_share"} <= metrics.keys()
         assert begun_at == [n for n in range(7) for _ in mine.optimizers]
         assert checked == [n % 3 == 0 for n in range(7)]
         assert all(progress.advantages.keys() == {"reasoner", "actor"} for progress in told)

@@ -104,9 +104,10 @@ class TestAPhase:
 
     def test_without_actions_of_its_policies_is_counted_and_does_nothing(self, tmp_path: Path) -> None:
         update, samples = update_of(tmp_path), samples_of(episodes(2))
-        before = weights(update)
+        before, packing = weights(update), update.packing
         update.run(UpdatePhase(("actor",)), [s for s in samples if s.action.agent == "reasoner"], step=0)
         assert update.meter.means() == {"idle_phases": 1.0}
+        assert update.packing is packing  # what was scored before stays comparable
         assert all(all(map(torch.equal, now, before[name])) for name, now in weights(update).items())
         update.run(UpdatePhase(("actor",)), samples, step=0)
         assert update.meter.means()["idle_phases"] == 0.5
