@@ -208,18 +208,20 @@ class TestWhetherAnUpdateIsGood:
         assert not update(kl * 0.9999, -0.5)
 
     def test_some_advantages_of_0_do_not_keep_an_update_from_being_looked_at(self, tmp_path: Path) -> None:
-        update = update_of(tmp_path, "--algorithm.optimizer.learning_rate", "1e-4", name="hatrpo")
-        samples = [replace(s, advantages=np.array([float(n % 2)])) for n, s in enumerate(samples_of(episodes(4))[::2])]
+        overrides = ("--algorithm.optimizer.learning_rate", "1e-4", "--algorithm.level", "token")
+        update = update_of(tmp_path, *overrides, name="hatrpo")
+        long = [sample for sample in samples_of(episodes(8))[::2] if sample.action.decisions > 1]
+        samples = [replace(s, advantages=np.eye(1, s.action.decisions)[0] * (n % 2)) for n, s in enumerate(long)]
         update.run(UpdatePhase(("reasoner",), kl_limit=1e9), samples, step=0)
         assert "accepted_fraction" in update.meter.means()
 
     def test_the_fraction_that_is_kept_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         update, samples = update_of(tmp_path), samples_of(episodes(2))
-        for fraction in (0.25, 0.0):
+        for fraction in (0.25, 0.5, 0.0):
             monkeypatch.setattr(update_module, "accept", lambda *_, fraction=fraction: fraction)
             update.run(UpdatePhase(ROLES, kl_limit=1.0), samples, step=0)
         means = update.meter.means()
-        assert (means["accepted_fraction"], means["rollbacks"]) == (0.125, 0.5)
+        assert (means["accepted_fraction"], means["rollbacks"]) == pytest.approx((0.25, 1 / 3))
 
 
 def test_only_the_widths_that_an_objective_has_are_scaled() -> None:
