@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from marft.config.algorithm import OptimizerSettings
 from marft.errors import RunError
+from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.learning.optimizers import optimizer_tensors
-from marft.learning.undoing import MOST_IN_A_ROW, Before, not_finite
+from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors
+from marft.learning.undoing import MOST_IN_A_ROW, Before, Careful, not_finite
 from marft.models.pool import Models
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, State
@@ -139,3 +142,82 @@ class TestUndoing:
             with pytest.raises(AssertionError, match="not finite"):
                 Checkpoints(folder, run.checkpoints).save(State(1), run, rollouts.models, learner, Mark.of(b""))
         assert not folder.checkpoints.exists()
+
+
+class Small:
+    """A learner of a few numbers, a policy and a critic; each step makes of them what it is told."""
+
+    def __init__(self) -> None:
+        self.optimizers = {
+            "actor": PolicyOptimizer({"p": torch.nn.Parameter(torch.zeros(2))}, OptimizerSettings(), 0.25, 9)
+        }
+        value = torch.nn.Parameter(torch.zeros(1))
+        self.critic = SimpleNamespace(parameters=lambda: {"v": value}, optimizer=torch.optim.Adam([value]))
+        self.settings = SimpleNamespace(critic=SimpleNamespace(learning_rate=0.5))
+        self.then: dict[str, float] = {}
+
+    def learn(self, episodes: object, progress: Progress) -> dict[str, float]:
+        with torch.no_grad():
+            for name, value in self.then.items():
+                parameter = self.critic.parameters()["v"] if name == "v" else self.optimizers[name].parameters["p"]
+                parameter.fill_(value)
+        return {"reward": float(progress.step)}
+
+    @property
+    def values(self) -> list[float]:
+        return [self.optimizers["actor"].parameters["p"][0].item(), self.critic.parameters()["v"].item()]
+
+
+class TestCareful:
+    NAN, INF = float("nan"), float("inf")
+
+    def test_a_step_that_stays_finite_is_kept_and_is_nothing_to_note(self) -> None:
+        small, notes = Small(), list[str]()
+        small.then = {"actor": 3e38, "v": -3e38}  # whose squares are not finite
+        assert self.careful(small, notes).learn((), Progress(0, 0)) == {"reward": 0.0, "undone_steps": 0.0}
+        assert small.values == pytest.approx([3e38, -3e38])
+        assert not notes
+
+    def test_all_that_is_broken_is_named_with_what_to_change(self) -> None:
+        small, notes = Small(), list[str]()
+        careful = self.careful(small, notes)
+        small.then = {"actor": 2.0, "v": 3.0}
+        careful.learn((), Progress(0, 0))
+        small.then = {"actor": self.NAN, "v": -self.INF}
+        assert careful.learn((), Progress(1, 0)) == {"reward": 1.0, "undone_steps": 1.0}
+        assert small.values == [2.0, 3.0]
+        assert notes == [
+            "step 2: policies.actor, critic did not stay finite, so the step was undone; lower policies.actor.learning_rate "
+            "or algorithm.optimizer.learning_rate (now 0.25), algorithm.optimizer.max_gradient_norm (now 1) or weight_decay; "
+            "lower algorithm.critic.learning_rate (now 0.5)"
+        ]
+
+    def test_the_fifth_in_a_row_stops_and_a_good_one_between_begins_anew(self) -> None:
+        small, notes = Small(), list[str]()
+        careful = self.careful(small, notes)
+        for step in range(10):
+            small.then = {"actor": 1.0 if step == 4 else self.NAN}
+            if step < 9:
+                assert careful.learn((), Progress(step, 0))["undone_steps"] == float(step != 4)
+                continue
+            with pytest.raises(
+                RunError, match=r"step 10: policies.actor did .* the 5th in a row. What was saved is whole"
+            ):
+                careful.learn((), Progress(step, 0))
+        assert small.values == [1.0, 0.0]
+        assert [note.split(":")[0] for note in notes] == [f"step {n}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+
+    def test_what_has_no_elements_is_finite(self) -> None:
+        """A head of nothing, a layer that somebody cut away: their largest element is no number."""
+        small = Small()
+        small.optimizers["actor"] = PolicyOptimizer(
+            {"none": torch.nn.Parameter(torch.zeros(0)), "p": torch.nn.Parameter(torch.zeros(1))},
+            OptimizerSettings(),
+            0.1,
+            9,
+        )
+        assert not_finite(cast(Learner, small)) == []
+
+    @staticmethod
+    def careful(small: Small, notes: list[str]) -> Careful:
+        return Careful(cast(Learner, small), notes.append)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
 from marft.learning.batching import Denominators, KnownLogProbs, Packing, make_samples, minibatches
 from marft.learning.interfaces import Credits, LossInputs, Progress, UpdatePhase
-from marft.learning.measuring import score
+from marft.learning.measuring import score, score_all
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
 from marft.learning.optimizers import PolicyOptimizer
@@ -250,6 +250,13 @@ def test_log_probs_are_taken_at_each_agents_sampling_temperature(double: Backbon
     logits = hidden @ double.head.weight.T / 0.7
     expected = logits.log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
     torch.testing.assert_close(score(batch).log_probs, expected)
+
+
+def test_entropies_have_a_gradient_only_where_one_is_asked_for(double: Backbone) -> None:
+    samples = random_samples(double, "action", count=2)
+    batch = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))[0]
+    assert not score(batch).entropies.requires_grad
+    assert score_all(batch, entropy_gradient=True)[0].entropies.requires_grad
 
 
 def test_scored_tokens_are_the_sampled_tokens_end_of_turn_included(double: Backbone) -> None:

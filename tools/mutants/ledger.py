@@ -85,7 +85,8 @@ def as_entries(mutants: Iterable[Mutant]) -> str:
     """Mutants in the format of the list, for somebody to kill or to give reasons."""
     lines: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for mutant in mutants:
-        lines[mutant.file, mutant.function, mutant.line].append(mutant.name.split(" | ", 3)[3])
+        line = mutant.file, mutant.function, mutant.line
+        lines[line].append(mutant.name.removeprefix(" | ".join(line) + " | "))  # a line may hold bars of its own
     entries = [
         {"file": file, "function": function, "line": line, "changes": changes, "kind": "", "reason": ""}
         for (file, function, line), changes in lines.items()

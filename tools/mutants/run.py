@@ -41,8 +41,9 @@ from warm import Limits, Seen, look, meet_in_place, meet_on_import, warm_up
 
 
 class Selection:
-    """Which tests a mutant meets: those that run its line. First the ones that have killed others of its function, then
-    those of its file, then what is fast and to the point: a test of the part before a test of the whole."""
+    """Which tests a mutant meets: those that run its line. First the ones that have killed others of its function; then
+    by turns those that have killed others of its file, and what is fast and to the point: a test of the part before a
+    test of the whole."""
 
     def __init__(self, seen: dict[str, Seen], killers: dict[str, Counter[str]], budget: float) -> None:
         self.seen, self.killers, self.budget = seen, killers, budget
@@ -64,9 +65,14 @@ class Selection:
         tests = set().union(*(self.running.get((mutant.file, line), ()) for line in lines))
         tests = tests or self.reading.get(mutant.file, set())
         kills, beside = self.killers[function_of(mutant)], self.of_files[mutant.file]
+        by_price = sorted(tests or self.seen, key=lambda test: (self.price[test], test))
+        turn = {test: turn for turn, test in enumerate(by_price)}
+        for rank, test in enumerate(sorted(by_price, key=lambda test: -beside[test])):
+            if beside[test]:
+                turn[test] = min(turn[test], rank)
         chosen: list[str] = []
         total = 0.0
-        for test in sorted(tests or self.seen, key=lambda test: (-kills[test], -beside[test], self.price[test], test)):
+        for test in sorted(by_price, key=lambda test: (-kills[test], turn[test])):
             total += self.seen[test].seconds
             if chosen and total > self.budget:
                 break

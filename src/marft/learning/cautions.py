@@ -52,8 +52,6 @@ class Cautions:
 def _furthest(metrics: Mapping[str, float]) -> tuple[str, float]:
     """The agent whose log-probs differ most from the engine's, and by how much on average."""
     differences = {
-        name.split("/")[1]: value
-        for name, value in metrics.items()
-        if name.startswith("agents/") and name.endswith("/log_prob_difference")
+        name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/log_prob_difference")
     }
     return max(differences.items(), key=lambda item: item[1], default=("", 0.0))

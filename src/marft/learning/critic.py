@@ -131,9 +131,9 @@ class Critic:
         self._decisions = []
         for name, head in self.heads.items():
             mine = [i for i, owner in enumerate(owners) if owner == name]
-            mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
-            if not mine and not mine_ends:
+            if not mine:  # who meets the end of an episode has acted in it
                 continue
+            mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
             base = self.base_of[name]
             readings = [*(reads[i] for i in mine), *(read for *_, read in mine_ends)]
             with torch.no_grad():
@@ -141,9 +141,7 @@ class Critic:
                 values = head(features).double().cpu().numpy()
                 if name in self.normalisers:
                     values = self.normalisers[name].denormalise(values)
-            rows = (
-                np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine]) if mine else np.empty(0, np.int64)
-            )
+            rows = np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine])
             flat[rows] = values[: len(rows)]
             for (i, agent, _), value in zip(mine_ends, values[len(rows) :], strict=True):
                 finals[i][agent] = float(value)
@@ -158,7 +156,7 @@ class Critic:
         losses, norms, skipped = [], [], 0.0
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
-                self.optimizer.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad()
                 losses.append(self._backward(part, old, goals))
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
                 if torch.isfinite(norm):

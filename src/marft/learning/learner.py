@@ -71,7 +71,7 @@ class Learner:
             agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in run.trained_policies
         }
         self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
-        steps = max(1, run.training.steps - self.warmup)  # those in which policies learn
+        steps = run.training.steps - self.warmup  # those in which policies learn: a recipe has one at least
         self.optimizers = {
             name: PolicyOptimizer(
                 models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), steps
@@ -203,7 +203,6 @@ class Learner:
             for name, optimizer in self.optimizers.items()
         }
         meter = Meter()
-        meter.add("kl_stops", 0.0, 1.0)
         update = Update(
             self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed,
             check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,

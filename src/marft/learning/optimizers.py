@@ -84,7 +84,7 @@ class PolicyOptimizer:
         restore_optimizer(self.optimizer, self.parameters, snapshot.moments)
 
     def zero_grad(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
 
     def step(self) -> float:
         """Clip, step → the gradient norm before clipping. A gradient that is not finite moves nothing."""
@@ -97,7 +97,7 @@ class PolicyOptimizer:
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """An Adam optimizer's state, flat: ``<parameter>.exp_avg``, ``.exp_avg_sq``, ``.step``."""
     return {
-        f"{name}.{key}": value.detach()
+        f"{name}.{key}": value
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }

@@ -43,6 +43,7 @@ class Before:
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
+    @torch.no_grad()
     def take(self) -> None:
         """Copy everything as it is now."""
         self._kept = [
@@ -63,8 +64,8 @@ class Before:
         """``tensors`` in buffers of their own; Adam's are ``<parameter>.exp_avg`` and so on, and no parameter's."""
         for name, tensor in tensors.items():
             if (who, name) not in self._buffers:
-                self._buffers[who, name] = torch.empty_like(tensor, device="cpu", requires_grad=False)
-            self._buffers[who, name].copy_(tensor.detach())
+                self._buffers[who, name] = torch.empty_like(tensor, device="cpu")
+            self._buffers[who, name].copy_(tensor)
         return {name: self._buffers[who, name] for name in tensors}
 
 
@@ -120,7 +121,8 @@ def _learning(learner: Learner) -> Iterator[tuple[str, dict[str, nn.Parameter], 
         yield CRITIC, learner.critic.parameters(), learner.critic.optimizer
 
 
+@torch.no_grad()
 def _finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
     moments = optimizer_tensors(optimizer, parameters).values()
-    tensors = [tensor.detach() for tensor in (*parameters.values(), *moments) if tensor.numel()]
+    tensors = [tensor for tensor in (*parameters.values(), *moments) if tensor.numel()]
     return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))

@@ -1,0 +1,290 @@
+"""The learner puts the parts of an algorithm together: what each is given, and what is asked of none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import PrivateAttr
+
+from marft.config import RunSettings
+from marft.learning import learner as learner_module
+from marft.learning.batching import KnownLogProbs, Packing
+from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
+from marft.learning.learner import Learner
+from marft.learning.measuring import score_actions
+from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.schedules import Simultaneous
+from marft.learning.update import Update
+from marft.models.pool import Models
+from marft.types import Sample
+from tests.episodes import make_action
+from tests.test_first_ratio import begun, episodes, samples_of
+from tests.test_first_ratio import recipe as of
+
+FROZEN = ("--policies.reasoner.train", "frozen")
+START = Progress(0, 0)
+
+
+class OneByOne(Simultaneous):
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [UpdatePhase((name,)) for name in policies]
+
+
+class ActorAlone(Simultaneous):
+    def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+        return [UpdatePhase(("actor",))]
+
+
+def learner_of(run: RunSettings) -> Learner:
+    return Learner(run, Models(run))
+
+
+class TestTheParts:
+    def test_a_recipe_that_trains_nothing_has_no_learner(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="nothing to train"):
+            learner_of(of(tmp_path, "grpo", *FROZEN, "--policies.actor.train", "frozen"))
+
+    def test_what_is_carried_from_step_to_step_is_the_learners_own(self, tmp_path: Path) -> None:
+        """The recipe's credit and schedule stay as they were read: a second learner of it begins from nothing."""
+
+        class Counting(Simultaneous):
+            _seen: list[int] = PrivateAttr(default_factory=list)
+
+            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+                self._seen.append(progress.step)
+                return super().plan(progress, policies, seed)
+
+        run = of(tmp_path, "rae")
+        run = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"schedule": Counting()})})
+        first = learner_of(run)
+        first.learn(episodes(4), START)
+        assert first.state_dict().keys() == {"credit/reasoner", "credit/actor"}
+        assert first.schedule._seen == [0]  # type: ignore[attr-defined]
+        second = learner_of(run)
+        assert second.state_dict() == {}
+        assert second.schedule._seen == []  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        ("name", "warmup", "steps", "learning"),
+        [("marft", 2, 8, 6), ("marft", 0, 8, 8), ("marft", 7, 8, 1), ("grpo", 3, 8, 8)],
+    )  # fmt: skip
+    def test_policies_learn_in_the_steps_after_the_critics_warm_up(
+        self, name: str, warmup: int, steps: int, learning: int, tmp_path: Path
+    ) -> None:
+        """Where there is no critic nothing warms up, whatever it says."""
+        made = of(tmp_path, name, "--algorithm.critic.warmup_steps", str(warmup), "--training.steps", str(steps))
+        mine = learner_of(made)
+        assert mine.warmup == (warmup if name == "marft" else 0)
+        assert [optimizer.steps for optimizer in mine.optimizers.values()] == [learning, learning]
+
+    def test_a_constant_length_is_the_recipes_or_the_longest_that_is_trained(self, tmp_path: Path) -> None:
+        longer = ("--agents.reasoner.sampling.max_new_tokens", "64")
+        assert learner_of(of(tmp_path, "dr-grpo", *longer)).packing.constant_length == 64
+        assert learner_of(of(tmp_path, "dr-grpo", *longer, *FROZEN)).packing.constant_length == 8
+        given = of(tmp_path, "dr-grpo", *longer, "--algorithm.constant_length", "5")
+        assert learner_of(given).packing.constant_length == 5
+
+    @pytest.mark.parametrize("coefficient", [0.0, 0.5])
+    def test_text_of_teammates_is_scored_where_it_is_trained_and_never_under_the_base(
+        self, coefficient: float, tmp_path: Path
+    ) -> None:
+        mine = learner_of(of(tmp_path, "grpo", "--algorithm.teammate_text.coefficient", str(coefficient)))
+        assert mine.packing.teammate_text == (coefficient > 0)
+        assert not mine.base_packing.teammate_text
+        assert mine.packing.tokens_per_batch == mine.base_packing.tokens_per_batch == 400
+
+
+class TestWhatIsCarriedOn:
+    def test_goes_to_the_part_it_is_of_and_one_that_nothing_is_said_of_keeps_its_own(self, tmp_path: Path) -> None:
+        mine = learner_of(of(tmp_path, "rae", "--algorithm.schedule", "{ name = 'agent-by-agent', interval = 9 }"))
+        both = {"credit/actor": 0.5, "schedule/turn": 3, "schedule/since": 70}
+        mine.load_state_dict(both)
+        assert mine.state_dict() == both
+        mine.load_state_dict({"credit/actor": 0.25})
+        assert mine.state_dict() == {**both, "credit/actor": 0.25}
+
+    def test_is_nothing_where_no_part_carries_anything(self, tmp_path: Path) -> None:
+        assert learner_of(of(tmp_path, "grpo")).state_dict() == {}
+
+
+class TestScoresBeforeTheStep:
+    """Only what the algorithm asks for is scored, and only of what is trained."""
+
+    @staticmethod
+    def scored(tmp_path: Path, place: str, coefficient: float, for_credit_alone: bool, *more: str) -> Any:
+        kl = (
+            f"{{ coefficient = {coefficient}, place = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
+        )
+        mine, batch = begun(of(tmp_path, "marft", "--algorithm.kl", kl, *more)), episodes(2)
+        return mine, batch, mine.score_before_update(batch, for_credit_alone=for_credit_alone)
+
+    @pytest.mark.parametrize(
+        ("place", "coefficient", "for_credit_alone"),
+        [("loss", 0.0, False), ("reward", 0.0, False), ("reward", 0.0, True), ("loss", 0.5, True)],
+    )
+    def test_nothing_is_where_nothing_reads_it(
+        self, place: str, coefficient: float, for_credit_alone: bool, tmp_path: Path
+    ) -> None:
+        _, _, known = self.scored(tmp_path, place, coefficient, for_credit_alone)
+        assert (known.old, known.base) == ({}, {})
+
+    @pytest.mark.parametrize(("place", "for_credit_alone"), [("loss", False), ("reward", False), ("reward", True)])
+    def test_the_base_is_and_the_policy_itself_for_the_reward(
+        self, place: str, for_credit_alone: bool, tmp_path: Path
+    ) -> None:
+        mine, batch, known = self.scored(tmp_path, place, 0.5, for_credit_alone)
+        samples = samples_of(batch)
+        right = {"base": score_actions(mine.base_packing, samples), "old": score_actions(mine.packing, samples)}
+        assert known.old.keys() == (right["old"].keys() if place == "reward" else set())
+        assert known.base.keys() == right["base"].keys()
+        assert all(np.array_equal(row, right["base"][key]) for key, row in known.base.items())
+        assert all(np.array_equal(row, right["old"][key]) for key, row in known.old.items())
+        assert any(np.abs(right["old"][key] - row).max() > 1e-3 for key, row in known.base.items())
+
+    def test_a_frozen_policys_actions_are_not(self, tmp_path: Path) -> None:
+        _, batch, known = self.scored(tmp_path, "reward", 0.5, False, *FROZEN)
+        actors = {id(action) for episode in batch for action in episode.actions if action.agent == "actor"}
+        assert known.old.keys() == known.base.keys() == actors
+
+    def test_steps_of_the_critic_alone_ask_for_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        kl = ("--algorithm.kl", "{ coefficient = 0.5 }", "--algorithm.critic.warmup_steps", "1")
+        mine = learner_of(of(tmp_path, "marft", *kl))
+        monkeypatch.setattr(learner_module, "score_actions", None)
+        metrics = mine.learn(episodes(2), START)
+        assert not {"kl_stops", "policy_loss", "kl_to_base"} & metrics.keys()
+        assert math.isfinite(metrics["critic/loss"])
+
+
+class TestKLAsACost:
+    @staticmethod
+    def costs(tmp_path: Path, level: str, place: str = "reward", *, known: bool = True) -> list[Floats]:
+        """Of an action that the learner has scored, 30 nats above and 30 below the base and 0.5 above, and of one that it
+        has not."""
+        kl = f"{{ coefficient = 0.25, place = '{place}', estimator = '{'k1' if place == 'reward' else 'k3'}' }}"
+        mine = learner_of(of(tmp_path, "marft", "--algorithm.level", level, "--algorithm.kl", kl))
+        (batch,) = episodes(1)
+        one, other = make_action("actor", tokens=(5, 6, 7)), make_action("reasoner", index=1, tokens=(8, 9))
+        old, base = np.array([-1.0, -31.0, -2.0]), np.array([-31.0, -1.0, -2.5])
+        scored = KnownLogProbs({id(one): old}, {id(one): base}) if known else KnownLogProbs()
+        return mine._costs([replace(batch, actions=(one, other))], scored)
+
+    def test_is_cut_at_20_nats_a_token_and_summed_over_an_action(self, tmp_path: Path) -> None:
+        assert [row.tolist() for row in self.costs(tmp_path, "token")] == [[5.0, -5.0, 0.125], [0.0, 0.0]]
+        assert [row.tolist() for row in self.costs(tmp_path, "action")] == [[0.125], [0.0]]
+
+    def test_there_is_none_outside_of_the_reward_or_before_anything_is_scored(self, tmp_path: Path) -> None:
+        assert self.costs(tmp_path, "action", "loss") == []
+        assert self.costs(tmp_path, "action", known=False) == []
+
+
+class TestALearningStep:
+    def test_rates_and_checks_are_counted_from_the_end_of_the_critics_warm_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And the schedule is told how large each policy's advantages are."""
+        warm = ("--algorithm.critic.warmup_steps", "2", "--training.steps", "12")
+        mine, batch = learner_of(of(tmp_path, "marft", *warm)), episodes(2)
+        begun_at: list[int] = []
+        checked: list[bool] = []
+        told: list[Progress] = []
+
+        class Told(Simultaneous):
+            def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
+                told.append(progress)
+                return super().plan(progress, policies, seed)
+
+        mine.schedule = Told()
+        monkeypatch.setattr(learner_module, "PACKING_CHECKS", 3)
+        monkeypatch.setattr(PolicyOptimizer, "begin_step", lambda self, step: begun_at.append(step) or 0.5)
+        monkeypatch.setattr(Update, "run", lambda self, phase, samples, step: checked.append(self.check_packing))
+        for step in range(2, 9):
+            metrics = mine.learn(batch, Progress(step, 0))
+            assert [metrics[f"policies/{name}/learning_rate"] for name in ("reasoner", "actor")] == [0.5, 0.5]
+            assert {"agents/reasoner/gradient_share", "agents/actor/gradient_share"} <= metrics.keys()
+        assert begun_at == [n for n in range(7) for _ in mine.optimizers]
+        assert checked == [n % 3 == 0 for n in range(7)]
+        assert all(progress.advantages.keys() == {"reasoner", "actor"} for progress in told)
+
+    def test_without_anything_to_train_fits_the_critic_all_the_same(self, tmp_path: Path) -> None:
+        mine = learner_of(of(tmp_path, "marft", *FROZEN))
+        batch = [replace(e, actions=tuple(a for a in e.actions if a.agent == "reasoner")) for e in episodes(4)]
+        metrics = mine.learn(batch, START)
+        assert not {"kl_stops", "policy_loss"} & metrics.keys()
+        assert metrics["critic/loss"] > 0
+
+    def test_a_credit_that_is_not_finite_in_one_decision_is_named(self, tmp_path: Path) -> None:
+        mine, batch = learner_of(of(tmp_path, "grpo")), episodes(1)
+
+        class Wrong:
+            def assign(self, inputs: CreditInputs) -> Credits:
+                return Credits([np.zeros(1), np.array([0.0, np.inf])])
+
+        mine.credit = Wrong()  # type: ignore[assignment]
+        wrong = batch[0].actions[1]
+        with pytest.raises(Exception, match=f"credit 'grpo' gave {wrong.id} of 't' an advantage of .*inf"):
+            mine.assign_credit(batch, KnownLogProbs())
+
+    @pytest.mark.parametrize(
+        ("schedule", "told"), [("simultaneous", []), ("sequential", ["first"]), ("a2po", ["first"])]
+    )
+    def test_what_a_phase_has_moved_is_scored_only_for_a_phase_that_is_told_of_it(
+        self, schedule: str, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = "a2po" if schedule == "a2po" else "happo"
+        mine = learner_of(of(tmp_path, name, "--algorithm.schedule", f"{{ name = '{schedule}' }}"))
+        order: list[tuple[str, ...]] = []
+        scored: list[set[str]] = []
+        run, score_now = Update.run, Update.score_now
+
+        def running(self: Update, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
+            order.append(phase.policies)
+            run(self, phase, samples, step)
+
+        def scoring(self: Update, samples: Sequence[Sample]) -> dict[int, Floats]:
+            if len(samples) > 4:  # not those that are only checked
+                scored.append({sample.action.policy for sample in samples})
+            return score_now(self, samples)
+
+        monkeypatch.setattr(Update, "run", running)
+        monkeypatch.setattr(Update, "score_now", scoring)
+        mine.learn(episodes(), START)
+        assert scored == [set(order[0]) for _ in told]
+
+    def test_two_phases_without_a_correction_are_told_of_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mine = learner_of(of(tmp_path, "marft", "--algorithm.epochs", "1"))
+        mine.schedule = OneByOne()
+        monkeypatch.setattr(Update, "score_now", None)
+        assert mine.learn(episodes(), START)["kl_stops"] == 0.0
+
+    def test_kl_to_the_base_is_that_from_before_the_step(self, tmp_path: Path) -> None:
+        """Of four actions of each agent, or of all where they have been scored; also of policies that stood still."""
+        for kl, share in (("0", 4), ("0.5", 12)):
+            mine, batch = begun(of(tmp_path, "marft", "--algorithm.kl.coefficient", kl)), episodes()
+            mine.schedule = ActorAlone()
+            expected: dict[str, list[float]] = {"reasoner": [], "actor": []}
+            chosen = samples_of(batch[:share])
+            old, base = score_actions(mine.packing, chosen), score_actions(mine.base_packing, chosen)
+            for sample in chosen:
+                rows = base[id(sample.action)] - old[id(sample.action)]
+                expected[sample.action.agent] += [math.exp(d) - 1 - d for d in rows.tolist()]
+            metrics = mine.learn(batch, START)
+            for agent, rows in expected.items():
+                assert metrics[f"agents/{agent}/kl_to_base"] == pytest.approx(sum(rows) / len(rows), rel=1e-4)
+
+
+def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:
+    mine = begun(of(tmp_path, "marft", dtype="bfloat16"))
+    before: Packing = mine.packing
+    mine.learn(episodes(), START)
+    assert mine.packing is before
+    assert not before.sizes
+    assert torch.is_grad_enabled()

@@ -1,0 +1,182 @@
+"""What a training step reports: means and maxima of the team and of each agent, in numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from marft.learning.batching import MicroBatch
+from marft.learning.measuring import (
+    BASE_KL_ACTIONS,
+    advantage_metrics,
+    advantage_sizes,
+    first_of_each_agent,
+    gradient_shares,
+    k3,
+    measure_base_kl,
+    measure_difference,
+    measure_gradient_share,
+    measure_tokens,
+    measure_units,
+)
+from marft.learning.metering import Meter
+from marft.types import Sample
+from tests.episodes import make_action
+
+NAN = math.nan
+
+
+def batch(engine: tuple[float, ...] = (-1.0, -2.0, -3.0, -4.0)) -> MicroBatch:
+    """Four tokens, of a planner, a coder, the planner again, and the coder; a judge said nothing."""
+    return cast(
+        MicroBatch,
+        SimpleNamespace(
+            engine_log_probs=torch.tensor(engine, dtype=torch.float64),
+            agents=np.array([0, 1, 0, 1]),
+            agent_names=("planner", "coder"),
+            unit_agents=lambda: np.array([0, 1, 1]),
+        ),
+    )
+
+
+def sample(agent: str, *advantages: float, policy: str = "") -> Sample:
+    return Sample(make_action(agent, policy=policy), 1.0, np.array(advantages))
+
+
+class TestTheMeter:
+    def test_one_observation_is_what_counts_unless_told_otherwise(self) -> None:
+        meter = Meter()
+        meter.add("rollbacks", 1.0)
+        meter.add("rollbacks", 0.0)
+        assert meter.means() == {"rollbacks": 0.5}
+        assert meter.total("rollbacks") == 1.0
+
+    def test_sums_without_a_count_have_no_mean(self) -> None:
+        meter = Meter()
+        meter.add("gradient_share", 3.0, 0.0)
+        assert meter.means() == {}
+        assert meter.total("gradient_share") == 3.0
+
+    @pytest.mark.parametrize("values", [(-3.0, NAN, -1.0), (-3.0, -1.0, NAN), (NAN, -3.0, -1.0)])
+    def test_the_largest_is_kept_and_what_is_not_a_number_shows(self, values: tuple[float, ...]) -> None:
+        meter, plain = Meter(), Meter()
+        for value in values:
+            meter.peak("difference", value)
+            if not math.isnan(value):
+                plain.peak("difference", value)
+        assert math.isnan(meter.means()["difference"])
+        assert plain.means() == {"difference": -1.0}
+
+    def test_what_another_has_added_up_joins_with_its_counts(self) -> None:
+        meter, other = Meter(), Meter()
+        meter.add("kl", 1.0, 1)
+        meter.peak("most", 2.0)
+        other.add("kl", 5.0, 3)
+        other.peak("most", 1.0)
+        other.peak("more", 7.0)
+        meter.absorb(other)
+        assert meter.means() == {"kl": 1.5, "most": 2.0, "more": 7.0}
+
+
+def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
+    meter = Meter()
+    measure_tokens(meter, batch(), entropy=torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True))
+    measure_units(meter, batch(), clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    assert meter.means() == pytest.approx({
+        "entropy": 15 / 4, "agents/planner/entropy": 5 / 2, "agents/coder/entropy": 10 / 2,
+        "clip_fraction": 2 / 3, "agents/planner/clip_fraction": 1.0, "agents/coder/clip_fraction": 1 / 2,
+    })  # fmt: skip
+    assert meter.total("entropy") == 15.0
+    assert meter.total("agents/planner/entropy") == 5.0
+
+
+def test_an_agent_without_a_unit_has_no_mean() -> None:
+    meter, alone = Meter(), batch()
+    alone.unit_agents = lambda: np.array([0, 0, 0])  # type: ignore[method-assign, misc]
+    measure_units(meter, alone, clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    assert meter.means() == pytest.approx({"clip_fraction": 2 / 3, "agents/planner/clip_fraction": 2 / 3})
+
+
+def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> None:
+    """Of sizes: what is above and what is below do not cancel."""
+    meter = Meter()
+    measure_difference(meter, batch(), torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
+    assert meter.means() == pytest.approx({
+        "log_prob_difference": 1.9 / 4, "log_prob_difference_max": 1.0,
+        "agents/planner/log_prob_difference": 1.5 / 2, "agents/planner/log_prob_difference_max": 1.0,
+        "agents/coder/log_prob_difference": 0.4 / 2, "agents/coder/log_prob_difference_max": 0.3,
+    })  # fmt: skip
+
+
+def test_shares_of_the_gradient_are_of_sizes_and_add_up() -> None:
+    meter = Meter()
+    measure_gradient_share(meter, batch(), torch.tensor([1.0, -2.0, -3.0, 2.0]))
+    assert meter.means() == {}  # a sum, and no mean of anything
+    shares = gradient_shares(meter, ("planner", "coder", "judge"))
+    names = ("planner", "coder", "judge")
+    assert [shares[f"agents/{name}/gradient_share"] for name in names] == [0.5, 0.5, 0.0]
+
+
+def test_nobody_has_a_share_of_no_gradient() -> None:
+    assert math.isnan(gradient_shares(Meter(), ("planner",))["agents/planner/gradient_share"])
+
+
+class TestAdvantages:
+    SAMPLES = (
+        sample("planner", 0.0, 1.0, policy="shared"),
+        sample("coder", 0.0, policy="shared"),
+        sample("judge", -3.0, 2.0, policy="other"),
+        sample("planner", -1.0, 2.0, policy="shared"),
+    )
+    RAW = tuple(s.advantages for s in SAMPLES)
+
+    def test_those_of_exactly_0_are_counted_by_decisions(self) -> None:
+        assert advantage_metrics(self.SAMPLES, self.RAW) == pytest.approx({
+            "zero_advantage_fraction": 2 / 7, "agents/planner/zero_advantage_fraction": 1 / 4,
+            "agents/coder/zero_advantage_fraction": 1.0, "agents/judge/zero_advantage_fraction": 0.0,
+        })  # fmt: skip
+
+    def test_agents_are_reported_in_the_order_of_their_names(self) -> None:
+        samples = [sample(agent, 0.0) for agent in "hgfedcba"]
+        _, *names = advantage_metrics(samples, [s.advantages for s in samples])
+        assert names == [f"agents/{agent}/zero_advantage_fraction" for agent in "abcdefgh"]
+
+    def test_none_are_no_fraction(self) -> None:
+        (name,) = (found := advantage_metrics((), ()))
+        assert name == "zero_advantage_fraction"
+        assert math.isnan(found[name])
+
+    def test_their_size_is_a_mean_over_the_decisions_of_a_policy(self) -> None:
+        assert advantage_sizes(self.SAMPLES, self.RAW) == pytest.approx({"shared": 4 / 5, "other": 5 / 2})
+
+
+def test_of_each_agent_the_first_few_are_taken() -> None:
+    samples = [sample(agent, float(n)) for n, agent in enumerate("abaaba")]
+    assert [float(s.advantages[0]) for s in first_of_each_agent(samples, 2)] == [0.0, 1.0, 2.0, 4.0]
+    assert BASE_KL_ACTIONS == 4
+
+
+def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:
+    one, two, other = sample("a", 0.0), sample("a", 0.0), sample("b", 0.0)
+    old = {id(one.action): np.array([-1.0, -2.0]), id(two.action): np.array([-1.0]), id(other.action): np.array([-3.0])}
+    base = {
+        id(one.action): np.array([-1.5, -1.0]),
+        id(two.action): np.array([-1.0]),
+        id(other.action): np.array([-5.0]),
+    }
+    meter = Meter()
+    measure_base_kl(meter, [one, two, other], old, base)
+    a, b = (sum(math.exp(d) - 1 - d for d in rows) for rows in ((-0.5, 1.0, 0.0), (-2.0,)))
+    assert meter.means() == pytest.approx(
+        {"kl_to_base": (a + b) / 4, "agents/a/kl_to_base": a / 3, "agents/b/kl_to_base": b}
+    )
+
+
+def test_k3_is_cut_at_20_nats_on_both_sides() -> None:
+    far = torch.tensor([-50.0, 50.0], dtype=torch.float64)
+    assert k3(far).tolist() == pytest.approx([19.0 + math.exp(-20.0), math.exp(20.0) - 21.0])
