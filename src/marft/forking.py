@@ -139,7 +139,7 @@ def crossed(play: PlayMany, attempts: Sequence[Attempt], episodes: Sequence[Epis
             )
         for choice in product(range(len(group)), repeat=len(first.actions)):
             if len(set(choice)) > 1:
-                actions = [group[index][1].actions[index] for index, index in enumerate(choice)]
+                actions = [group[sample][1].actions[index] for index, sample in enumerate(choice)]
                 name = "-".join(map(str, choice))
                 wanted.append(
                     replace(attempt, stream=f"{attempt.stream}/cross/{name}", replay=_replay(attempt, first, actions))

@@ -76,7 +76,7 @@ def evaluate(
     """Play every task once.
 
     Args:
-        checkpoint: what the weights are called, for the record; they are in index already.
+        checkpoint: what the weights are called, for the record; they are in place already.
         messages_from: episodes of other tasks (see :func:`shuffle`), whose messages agents see instead of their own
             team's: what that costs is what the messages were worth.
     """
@@ -120,8 +120,8 @@ def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     order = list(range(len(episodes)))
     random.Random(seed).shuffle(order)
     donors: list[Episode] = list(episodes)
-    for index, index in enumerate(order):
-        donors[index] = episodes[order[(index + 1) % len(order)]]
+    for turn, index in enumerate(order):
+        donors[index] = episodes[order[(turn + 1) % len(order)]]
     return donors
 
 

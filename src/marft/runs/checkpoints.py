@@ -63,7 +63,7 @@ class _Written(BaseModel):
     best_score: float
     tasks_drawn: NonNegativeInt
     tasks: str
-    memory: dict[str, float]
+    parts: dict[str, float]
     files: dict[str, str]
     log: _WrittenMark
     models: dict[str, str]
