@@ -10,10 +10,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from marft.learning.batching import Denominators, Packing, make_samples, minibatches, normalise, of_all_lengths
+from marft.learning.batching import (
+    Denominators,
+    Packing,
+    make_samples,
+    minibatches,
+    normalise,
+    normaliser,
+    of_all_lengths,
+)
 from marft.learning.interfaces import Credits
 from marft.models.backbone import Backbone
-from marft.types import Episode, Mark, Observation, Sample, Task, Transition
+from marft.types import Choice, Episode, Mark, Observation, Option, Sample, Task, Transition
 from tests.episodes import make_action
 
 
@@ -52,6 +60,14 @@ class TestSamples:
     def test_where_nobody_is_trained_there_is_nothing(self) -> None:
         assert make_samples([self.BATCH], Credits(self.ADVANTAGES), [], "none", True) == ([], [])
 
+    def test_z_is_at_least_1_and_that_of_a_choice_is_1(self) -> None:
+        options = (Option(np.ones(3, np.int32)), Option(np.ones(2, np.int32)))
+        choice = Choice(options, 0, np.log(np.array([0.5, 0.5], np.float32)))
+        one, none = make_action(tokens=(1,), text="word"), make_action(tokens=(1,), marks=(int(Mark.TOOL),), text=" ")
+        for kind in ("tokens", "words"):
+            assert [normaliser(action, kind) for action in (one, none)] == [1.0, 1.0]  # type: ignore[arg-type]
+            assert normaliser(replace(make_action(tokens=(1, 2, 3)), choice=choice), kind) == 1.0  # type: ignore[arg-type]
+
     def test_advantages_that_are_all_equal_become_0_and_nothing_large(self) -> None:
         assert [row.tolist() for row in normalise([np.array([0.3]), np.array([0.3, 0.3])])] == [[0.0], [0.0, 0.0]]
 
@@ -72,6 +88,9 @@ class TestMinibatches:
     def test_the_order_is_the_same_in_every_version(self) -> None:
         """A run that goes on under a newer version learns as it would have."""
         assert self.drawn(seed=3, step=2, epoch=1)["a"] == [0, 4, 3, 5, 1, 2]
+
+    def test_of_fewer_samples_than_minibatches_none_is_empty(self) -> None:
+        assert [len(part) for part in minibatches(self.SAMPLES[:1], 3, 0, 0, 0)] == [1]
 
     def test_policies_come_in_the_order_of_their_names(self) -> None:
         samples = [sample(n, policy=policy) for n, policy in enumerate("edcba")]

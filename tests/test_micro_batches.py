@@ -51,8 +51,9 @@ def samples_of(level: str) -> list[Sample]:
     return [
         written(0, "writer", "q", (1, 2, 3), (S, S, S), 3 if token else 1),
         chosen(1, 1),
-        written(2, "writer", "p", (4, 5, 6, 7, 8), (M, M, S, T, S), 2 if token else 1),
+        written(2, "writer", "p", range(40, 50), (M, M, S, T, S, T, T, T, T, T), 2 if token else 1),
         written(3, "reader", "q", (9,), (S,), 1),
+        written(4, "reader", "p", (6,), (S,), 1),
     ]
 
 
@@ -99,15 +100,16 @@ def test_every_number_is_where_plain_loops_put_it(level: str) -> None:
                     theirs["weights"].append(1 / 2)
             ids += [*action.prompt.tolist(), *tokens[:-1]]
         decisions = 1 if options else sum(mark == S for mark in action.marks)
-        weight = 1 / (2 * decisions)  # of one of the policy's two actions
+        actions = {"p": 3, "q": 2}[action.policy]
+        weight = 1 / (actions * decisions)
         expected["engine_log_probs"] += action.log_probs.tolist()
         expected["action_of"] += [number] * decisions
         expected["advantages"] += sample.advantages.tolist()
         expected["token_weights"] += [weight] * decisions
-        tokens_of_successes = {"p": 2, "q": 3}[action.policy]
+        tokens_of_successes = {"p": 3, "q": 3}[action.policy]
         expected["nll_weights"] += [1 / tokens_of_successes if sample.successful else 0.0] * decisions
         units = 1 if level == "action" else decisions
-        expected["unit_weights"] += [1 / 2 if level == "action" else weight] * units
+        expected["unit_weights"] += [1 / actions if level == "action" else weight] * units
         expected["log_factors"] += [sample.log_factor] * units
         agents += [action.agent] * decisions
     assert batch.rows.ids.tolist() == ids
@@ -122,13 +124,13 @@ def test_every_number_is_where_plain_loops_put_it(level: str) -> None:
     units_by = agents if level == "token" else [sample.action.agent for sample in batch.samples]
     assert [batch.agent_names[agent] for agent in batch.unit_agents()] == units_by
     assert (batch.level, batch.backbone, batch.base_log_probs) == (level, BACKBONE, None)
-    assert counts.actions == {"p": 2, "q": 2}
+    assert counts.actions == {"p": 3, "q": 2}
 
 
 def test_units_are_sums_over_z_at_action_level_and_tokens_else() -> None:
     by_action, _ = micro_batch("action")
     scores = torch.arange(1.0, len(by_action.action_of) + 1, dtype=torch.float64)
-    slow = [0.0] * 4
+    slow = [0.0] * 5
     for number, score in zip(by_action.action_of.tolist(), scores.tolist(), strict=True):
         slow[number] += score / by_action.samples[number].normaliser
     np.testing.assert_allclose(by_action.units(scores).tolist(), slow, rtol=1e-12)
@@ -144,7 +146,7 @@ def test_numbers_by_action_come_back_as_they_went_in() -> None:
     back = batch.by_action(flat.requires_grad_())
     assert given.keys() == back.keys()
     assert all(np.array_equal(given[key], back[key]) for key in given)
-    firsts = [batch.action_of.tolist().index(number) for number in range(4)]
+    firsts = [batch.action_of.tolist().index(number) for number in range(5)]
     assert batch.first_tokens().tolist() == firsts
 
 
@@ -205,6 +207,15 @@ def test_decisions_are_read_off_scores_where_actions_were_chosen() -> None:
 
 
 def test_where_nothing_was_chosen_scores_are_decisions() -> None:
-    samples = samples_of("token")[2:]
+    samples = samples_of("token")[3:4]
     (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False))
     assert batch.chosen is None
+
+
+def test_where_everything_was_chosen_so_are_all_decisions() -> None:
+    samples = [chosen(1, 1), chosen(2, 1)]
+    (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False))
+    assert batch.chosen is not None
+    even = batch.chosen.decide(TokenScores(torch.full((12,), -1.0), torch.zeros(12)))
+    sums = torch.tensor([-1.0, -1.0, -3.0]).log_softmax(0)
+    np.testing.assert_allclose(even.log_probs.tolist(), [float(sums[2])] * 2, rtol=1e-6)
