@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,20 @@ class TestOrganizations:
         failed(doing(act, timeout=0.05), "timed_out", "the organization Doing waited over 0.05 s for no agent")
         assert ended == ["whole"]
 
+    def test_an_episode_that_is_called_off_is_no_failure_of_its_organization(self) -> None:
+        async def act(observation: Observation, agents: Agents) -> JointAction:
+            await asyncio.sleep(60)
+            return JointAction()
+
+        async def called_off() -> None:
+            playing = asyncio.ensure_future(play(doing(act), Attempt(TASK, "train/0")))
+            await asyncio.sleep(0.05)
+            playing.cancel()
+            await playing
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(called_off())
+
     def test_one_that_will_not_end_is_left_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(turns, "GRACE_SECONDS", 0.02)
 
@@ -125,6 +140,24 @@ class TestOrganizations:
         assert episode.status == "terminated"
         assert "a acts after act() has ended; await all that it starts" in str(left[0].exception())
         assert said == ["b acts after act() has ended; await all that it starts"]
+
+    def test_what_is_said_while_the_environment_steps_is_not_recorded(self) -> None:
+        class Slow(FakeEngine):
+            async def sample(self, *arguments: Any) -> Any:
+                await asyncio.sleep(0.02)
+                return await super().sample(*arguments)
+
+        left: list[asyncio.Task[Any]] = []
+
+        async def act(observation: Observation, agents: Agents) -> JointAction:
+            left.append(asyncio.ensure_future(agents.a(observation)))
+            await asyncio.sleep(0)
+            return JointAction()
+
+        script = Script([lambda joint: (time.sleep(0.06), ends()(joint))[1]])
+        episode = run(replace(doing(act, engine=Slow()), environment=script))
+        assert (episode.status, episode.actions) == ("terminated", ())
+        assert "acts after act() has ended" in str(left[0].exception())
 
     def test_what_an_agent_is_shown_has_to_be_whole(self) -> None:
         async def act(observation: Observation, agents: Agents) -> JointAction:

@@ -27,10 +27,11 @@ def paid(reward: float, **own: float) -> Transition:
 
 @dataclass
 class Rollouts:
-    """Plays every attempt as one action that earns what ``pay`` says; None is a failure."""
+    """Plays every attempt as one action of each role, which earn what ``pay`` says; None is a failure."""
 
     run: RunSettings
     pay: Pay
+    roles: tuple[str, ...] = ("actor",)
     asked: list[list[str]] = field(default_factory=list)  # tasks of each round
 
     def play(self, attempts: Sequence[Attempt], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
@@ -42,20 +43,23 @@ class Rollouts:
         return played
 
     def _episode(self, attempt: Attempt) -> Episode:
-        action = make_action("actor", task=attempt.task.id, sample=attempt.sample)
+        actions = tuple(
+            make_action(role, index=k, task=attempt.task.id, sample=attempt.sample) for k, role in enumerate(self.roles)
+        )
         earned = self.pay(attempt)
         return Episode(
-            attempt.task, attempt.stream, attempt.sample, (action,), "terminated" if earned else "failed",
-            (earned,) if earned else (), fork=Fork("root", action.id) if attempt.replay else None,
+            attempt.task, attempt.stream, attempt.sample, actions, "terminated" if earned else "failed",
+            (earned,) if earned else (), fork=Fork("root", actions[0].id) if attempt.replay else None,
         )  # fmt: skip
 
     def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> Collection:
         return collect(cast(LocalRollouts, self), TASKS, 0, drawn, on_done)
 
 
-def of(preset: str, *overrides: str, **algorithm: Any) -> RunSettings:
+def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunSettings:
     rollout = {"tasks_per_step": 2, "samples_per_task": 2}
-    return settings("tiny", "runs", *overrides, rollout=rollout, algorithm={"name": preset, **algorithm})
+    changes = {"rollout": rollout, "algorithm": {"name": preset, **algorithm}, **({"team": team} if team else {})}
+    return settings("tiny", "runs", *overrides, **changes)
 
 
 def order(run: RunSettings) -> list[str]:
@@ -149,16 +153,22 @@ class TestAttempts:
 
 class TestForks:
     def test_forks_are_recorded_beside_the_attempts_and_counted_with_those_that_failed(self) -> None:
-        """Every action of each of four attempts is sampled twice more, and the second time fails."""
+        """Every action of each of four attempts is sampled twice more; one time of each task's first fails."""
         run = of("coma")
-        rollouts = Rollouts(run, lambda a: None if a.replay and a.stream.endswith("1") else paid(1.0))
+        rollouts = Rollouts(run, lambda a: None if a.replay and a.stream.endswith("1") and not a.sample else paid(1.0))
         done: list[Episode] = []
         found = rollouts.collect(on_done=done.append)
         assert done == found.played
         assert len(found.played) == 4
         assert found.recorded[:4] == found.played
-        assert found.metrics == {"forks": 8.0, "forks_failed": 4.0}
-        assert len(found.credit_inputs) == 8
+        assert found.metrics == {"forks": 8.0, "forks_failed": 2.0}
+        assert len(found.credit_inputs) == 10
+
+    def test_crossed_samples_are_played_beside_those_that_were_made_together(self) -> None:
+        run = of("magrpo", "--algorithm.credit.joint_mode", "cross", team={"organization": "tests.plugins:Apart"})
+        found = Rollouts(run, lambda _: paid(1.0), ("reasoner", "actor")).collect()
+        assert len(found.played) == 4
+        assert found.metrics == {"forks": 4.0, "forks_failed": 0.0}  # of two samples of two agents, at two tasks
 
     def test_candidates_are_judged_by_what_the_algorithm_makes_of_rewards(
         self, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +178,7 @@ class TestForks:
         come_to: list[Episode] = []
 
         def tree(play: Any, attempts: Any, candidates: int, carry: str, score: Any) -> Any:
+            assert (candidates, carry) == (4, "best")
             episode = Rollouts(run, lambda _: paid(4.0, actor=1.0)).play(attempts)[0]
             candidate = replace(episode, fork=Fork("root", episode.actions[0].id))
             scores.extend([score(candidate), score(replace(candidate, fork=Fork("root", "9/actor/0")))])

@@ -118,6 +118,14 @@ class TestCounted:
         assert numbers(credits) == [1.0, 0.0, 0.0, 0.0, -1.0, 0.0]
         assert credits.trained == [True, True, True, True, True, False]
 
+    def test_what_a_teammate_said_after_a_fork_has_nothing_to_be_compared_with_and_is_not_counted(self) -> None:
+        """Both agents are re-sampled, a twice; b's answers to the new messages are nobody's re-samples."""
+        first = pair(0, 1.0)
+        forks = [pair(0, reward, Fork(first.name, f"0/{at}/0")) for at, reward in (("a", 0.0), ("a", 0.5), ("b", 0.75))]
+        credits = Counterfactual().assign(CreditInputs([first, *forks], "action"))
+        assert credits.metrics["groups_of_one"] == 0.0
+        assert numbers(credits) == [1.0 - 0.25, 1.0 - 0.75, 0.0 - 0.75, 0.0, 0.5 - 0.5, 0.0, 0.0, 0.75 - 1.0]
+
 
 class TestSmallGroups:
     @pytest.mark.parametrize("credit", [GRPO(), AgentGroup(), Tree()])
