@@ -15,7 +15,7 @@ from marft.game.agents import Agents, Excerpt
 from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.play import play
 from marft.types import Action, Episode, JointAction, Observation, Prompt, Sampling
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, Script, ends
 from tests.test_turns import TASK, doing, failed, run
 
 
