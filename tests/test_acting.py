@@ -64,8 +64,14 @@ class TestOrganizations:
                 ended.append("whole")
             return JointAction()
 
-        failed(doing(act, timeout=0.05), "timed_out", "the organization Doing waited over 0.05 s for no agent")
-        assert ended == ["whole"]
+        async def played() -> Episode:
+            episode = await play(doing(act, timeout=0.05), Attempt(TASK, "train/0"))
+            assert ended == ["whole"]
+            return episode
+
+        episode = asyncio.run(played())
+        assert episode.status == "timed_out"
+        assert episode.error == "the organization Doing waited over 0.05 s for no agent"
 
     def test_an_episode_that_is_called_off_is_no_failure_of_its_organization(self) -> None:
         async def act(observation: Observation, agents: Agents) -> JointAction:
