@@ -39,12 +39,15 @@ class TestOrganizations:
             try:
                 await agents.a(observation)
             except RuntimeError as error:
+                caught.append(str(error))
                 if wraps:
                     raise ValueError("something went wrong") from error
             return JointAction()
 
+        caught: list[str] = []
         with pytest.raises(RuntimeError, match="out of memory"):
             run(doing(act, engine=Broken()))
+        assert caught == ["out of memory"]
 
     def test_one_that_returns_something_else_is_told_what_it_should(self) -> None:
         async def act(observation: Observation, agents: Agents) -> Any:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from marft.config.algorithm import KLSettings, SamplerCorrectionSettings, TeammateTextSettings
@@ -63,6 +64,22 @@ class TestBounds:
         weights = sampler_weights(SamplerCorrectionSettings(level="token", **band), NEAR, NEAR, torch.tensor([0, 1]))  # type: ignore[arg-type]
         assert weights.tolist() == [1.0, 1.0]
 
+    def test_a_teammates_text_weighs_at_most_the_cap_and_its_weight_has_no_gradient(self) -> None:
+        log_probs = column(-1.0, -2.0).requires_grad_()
+        terms = teammate_terms(
+            TeammateTextSettings(coefficient=1.0, cap=2.0), log_probs, column(-3.0, -1.5), column(0.5, -0.25)
+        )
+        terms.sum().backward()  # type: ignore[no-untyped-call]
+        weights = [2.0, math.exp(-0.5)]
+        assert terms.tolist() == pytest.approx([-weights[0] * 0.5 * -1.0, -weights[1] * -0.25 * -2.0], rel=1e-12)
+        assert log_probs.grad is not None
+        assert log_probs.grad.tolist() == pytest.approx([-weights[0] * 0.5, weights[1] * 0.25], rel=1e-12)
+
+    @pytest.mark.parametrize("dual_clip", [1e-6, 0.5, 1.0])
+    def test_a_dual_clip_that_would_leave_no_gradient_is_refused(self, dual_clip: float) -> None:
+        with pytest.raises(ValidationError, match="must be above 1, else no bad action is unlearned; 0 is off"):
+            PPO(dual_clip=dual_clip)
+
     def test_a_dual_clip_just_above_1_leaves_a_gradient(self) -> None:
         terms = PPO(dual_clip=1.5)(LossInputs(column(1.0, 0.1), NEAR, column(-1.0, -1.0))).terms
         assert terms.tolist() == pytest.approx([1.5, math.exp(0.1)])
@@ -71,3 +88,5 @@ class TestBounds:
         """An advantage of 0 is bound by nothing."""
         units = LossInputs(column(2.0, 0.1, 2.0, 0.0), column(0.0, 0.0, 0.0, 0.0), column(-1.0, -1.0, 0.0, 1.0))
         assert PPO(dual_clip=3.0)(units).metrics["clip_fraction"].tolist() == [1.0, 0.0, 0.0, 0.0]
+        cut = LossInputs(column(2.0, -2.0, 0.5), NEAR.new_zeros(3), column(1.0, -1.0, -1.0))
+        assert PPO(dual_clip=3.0)(cut).metrics["clip_fraction"].tolist() == [1.0, 1.0, 0.0]
