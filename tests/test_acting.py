@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -168,6 +169,23 @@ class TestOrganizations:
         assert (episode.status, episode.actions) == ("terminated", ())
         assert "acts after act() has ended" in str(left[0].exception())
 
+    def test_nobody_hears_of_late_words_that_nobody_waits_for(self) -> None:
+        """asyncio would complain to the terminal of an error that is never looked at."""
+
+        async def act(observation: Observation, agents: Agents) -> JointAction:
+            asyncio.ensure_future(agents.a(observation))  # noqa: RUF006
+            return JointAction()
+
+        async def played() -> list[dict[str, Any]]:
+            complaints: list[dict[str, Any]] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            await play(doing(act), Attempt(TASK, "train/0"))
+            await asyncio.sleep(0.01)
+            gc.collect()
+            return complaints
+
+        assert asyncio.run(played()) == []
+
     def test_what_an_agent_is_shown_has_to_be_whole(self) -> None:
         async def act(observation: Observation, agents: Agents) -> JointAction:
             return JointAction(await agents.a(replace(observation, text="half \ud83d")))
@@ -192,8 +210,15 @@ class TestOrganizations:
                 await (agents.b(observation, [given]) if does == "sees" else agents.b(observation, begins=given))
             return JointAction(mine)
 
-        who = "the team" if does == "answers with" else "b"
-        failed(doing(act), "failed", f"{who} {does} {others[kind]}", "no action of this episode", remedies[kind])
+        who, engine = "the team" if does == "answers with" else "b", FakeEngine()
+        failed(
+            doing(act, engine=engine),
+            "failed",
+            f"{who} {does} {others[kind]}",
+            "no action of this episode",
+            remedies[kind],
+        )
+        assert len(engine.asked) == 2  # nobody acts on it
 
     def test_what_was_said_in_an_earlier_step_may_be_passed_on(self) -> None:
         said: list[Action] = []

@@ -67,6 +67,9 @@ class TestCosts:
         credit = RAE(decay=0.5)
         assert numbers(credit.assign(inputs((1.0,)))) == pytest.approx([0.9, 0.8])
         assert credit.state_dict() == pytest.approx({"a": 0.45, "b": 0.4})
+        again = credit.assign(inputs((1.0,)))
+        assert numbers(again) == pytest.approx([0.9 - 0.45, 0.8 - 0.4])
+        assert again.metrics == pytest.approx({"agents/a/baseline": 0.675, "agents/b/baseline": 0.6})
 
     def test_steps_pay_for_their_own_actions(self) -> None:
         """Two episodes of two steps, in the second of which both agents act; without values and discounts the

@@ -15,6 +15,7 @@ from marft.game.agents import Agents
 from marft.game.game import Replay
 from marft.game.organizations.chain import Chain
 from marft.game.rendering import Message
+from marft.game.tool_sources import ToolUse
 from marft.seeds import derive_seed
 from marft.types import Action, Episode, JointAction, Observation, ToolCall
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
@@ -108,7 +109,7 @@ class TestServedAgain:
         seed = derive_seed(3, "tools", "train/0", "t0", 2)
         assert Belt.made == [(g.tools, g.threads, g.engine, TASK, seed)] * 2
 
-    @pytest.mark.parametrize("answer", ["as before", "otherwise"])
+    @pytest.mark.parametrize("answer", ["as before", "as before, and more than is read", "otherwise"])
     def test_recorded_calls_are_made_again_and_have_to_answer_the_same(
         self, answer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -117,8 +118,11 @@ class TestServedAgain:
         first = self.recorded()
         calls = (ToolCall("look", output="as before"), ToolCall("go", output="second"))
         used = replace(first.actions[0], calls=calls)
-        episode = self.again(self.replay(first, 1, actions={"0/a/0": used}))
-        if answer == "as before":
+        g = game(Script([goes_on(), ends()]), "a", "b")
+        agents = tuple(replace(agent, tool_use=ToolUse(output_tokens=len("as before"))) for agent in g.team.agents)
+        replay = self.replay(first, 1, actions={"0/a/0": used})
+        episode = run(replace(g, team=replace(g.team, agents=agents)), stream="train/0/fork", replay=replay)
+        if answer.startswith("as before"):
             assert episode.status == "terminated"
         else:
             assert episode.error.startswith("replaying 0/a/0: look answers something else than recorded")
