@@ -94,6 +94,18 @@ class TestCosts:
         )
 
 
+def test_whole_returns_are_what_was_earned_whatever_the_critic_thinks() -> None:
+    """With λ = 1 and nothing discounted values telescope: what an advantage takes off, its return puts back."""
+    actions = tuple(make_action("a", step=step, index=step) for step in range(2))
+    paid = (Transition(Observation("o"), 1.0), Transition(Observation("o"), 10.0))
+    episode = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", paid)
+    values = Values([np.array([0.25]), np.array([4.0])])
+    credits = StepGAE(gamma_step=1.0, lambda_step=0.0).assign(CreditInputs([episode], "action", values))
+    assert [float(row[0]) for row in credits.returns] == pytest.approx([11.0, 10.0])
+    assert [float(row[0]) for row in credits.monte_carlo] == pytest.approx([11.0, 10.0])
+    assert numbers(credits) == pytest.approx([1.0 + 4.0 - 0.25, 10.0 - 4.0])
+
+
 class TestCounted:
     def test_groups_are_counted_with_their_sizes(self) -> None:
         batch = [pair(0, 1.0), pair(1, 0.0), pair(2, 1.0), replace(pair(3, 1.0), task=Task("alone", "o"))]
