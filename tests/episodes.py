@@ -28,7 +28,7 @@ def make_action(
 
 @st.composite
 def episodes(draw: st.DrawFn, chain: bool = False, sees_nothing: bool = False, max_steps: int = 4) -> Episode:
-    """One scored episode.
+    """One scored episode. Actions see any of those before them, of their own step and of earlier ones.
 
     Args:
         chain: every agent acts once a step, seeing all before it.
@@ -51,6 +51,7 @@ def episodes(draw: st.DrawFn, chain: bool = False, sees_nothing: bool = False, m
                 sees = []
             else:
                 sees = [a.id for a in here if draw(st.booleans())]
+                sees += [a.id for a in actions if a.step < step and draw(st.booleans())]
             length = draw(st.integers(1, 4))
             action = make_action(
                 agent,

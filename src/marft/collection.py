@@ -47,7 +47,7 @@ def collect(
     usable: list[Episode] = []
     discarded = 0.0
     for _ in range(rounds + 1):
-        wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in credit_inputs if rounds})
+        wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in credit_inputs})
         if not wanted:
             break
         attempts = attempts_at(run, tasks, step, drawn, wanted)

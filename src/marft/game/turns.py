@@ -120,7 +120,7 @@ class Turns:
             while not acting.done():
                 idle, asked = self._under_way == 0, self._asked
                 await asyncio.wait([acting], timeout=self.game.timeout)
-                if not acting.done() and idle and self._under_way == 0 and self._asked == asked:
+                if not acting.done() and idle and self._asked == asked:
                     who = f"the organization {name_of(self.organization)}"
                     raise EpisodeFailedError("timed_out", f"{who} waited over {self.game.timeout:g} s for no agent")
         finally:

@@ -25,8 +25,7 @@ def rewards_for_credit(
     rewarded = list(episodes)
     if settings.shaping != "none":
         rewarded = shape(rewarded, settings.shaping, settings.shaping_weight)
-    if (settings.team, settings.own) != (1.0, 1.0):
-        rewarded = mix(rewarded, settings.team, settings.own)
+    rewarded = mix(rewarded, settings.team, settings.own)
     if settings.overlong_buffer:
         rewarded = price_overlong(rewarded, limits, settings.overlong_buffer)
     return rewarded

@@ -77,7 +77,7 @@ def backward_sum(terms: Floats, weights: Floats, successor: Integers) -> Floats:
     >>> backward_sum(np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.0]), np.array([1, 2, 2])).tolist()
     [1.75, 1.5, 1.0]
     """
-    total, weight, pointer = terms.copy(), weights.copy(), successor.copy()
+    total, weight, pointer = terms.copy(), weights.copy(), successor
     ends = pointer == np.arange(len(pointer))
     weight[ends] = 0.0
     while weight.any():
@@ -102,7 +102,7 @@ def _successors(actions: Sequence[Action], chain: Chain) -> list[int | None]:
 
 def _graph_successor(actions: Sequence[Action], k: int, own: int | None) -> int | None:
     for j in _same_step(actions, k):
-        if j > k and actions[k].id in actions[j].sees:
+        if actions[k].id in actions[j].sees:
             return j
     if own is None or actions[own].step == actions[k].step:
         return own
@@ -117,14 +117,15 @@ def _leads_on(actions: Sequence[Action], k: int, chain: Chain) -> str:
 
 
 def _root(actions: Sequence[Action], k: int) -> int:
-    """The earliest decision of k's step that k depends on, directly or not, and that itself depends on none."""
+    """The earliest decision of k's step that k depends on, directly or not, or k itself. It depends on none: what it
+    saw would be earlier still."""
     by_id = {actions[j].id: j for j in _same_step(actions, k)}
     reached, frontier = {k}, [k]
     while frontier:
         new = {by_id[seen] for seen in actions[frontier.pop()].sees if seen in by_id} - reached
         reached |= new
         frontier += new
-    return min(j for j in reached if not any(seen in by_id for seen in actions[j].sees))
+    return min(reached)
 
 
 def _same_step(actions: Sequence[Action], k: int) -> range:

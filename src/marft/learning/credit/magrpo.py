@@ -15,6 +15,7 @@ import numpy as np
 from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import compare, earned_from, team_costs, team_returns
 from marft.learning.interfaces import CreditInputs, Credits
+from marft.types import ActionKey
 
 
 class MAGRPO(Estimator):
@@ -47,19 +48,17 @@ class MAGRPO(Estimator):
 
     def _cross(self, inputs: CreditInputs) -> Credits:
         """Mean return of every sample over the tuples that hold it, by the sample's own key."""
-        held: dict[tuple[object, ...], list[tuple[float, float]]] = {}  # net return and cost of each tuple
+        held: dict[ActionKey, list[tuple[float, float]]] = {}  # net return and cost of each tuple
         for episode, net, cost in zip(inputs.episodes, team_returns(inputs), team_costs(inputs), strict=True):
             for action in episode.actions:
                 held.setdefault(action.key, []).append((float(net), float(cost)))
-        keys = list(dict.fromkeys(action.key for e in inputs.episodes if e.fork is None for action in e.actions))
-        means = np.array([np.mean(held[key], axis=0) for key in keys]).reshape(len(keys), 2)
-        advantages, metrics = compare(
-            means[:, 0], [(key.task, key.agent, key.call) for key in keys], scale=self.scale, costs=means[:, 1]
-        )
-        found = dict(zip(keys, advantages, strict=True))
+        means = np.array([np.mean(tuples, axis=0) for tuples in held.values()]).reshape(len(held), 2)
+        agents = [(key.task, key.agent, key.call) for key in held]
+        advantages, metrics = compare(means[:, 0], agents, scale=self.scale, costs=means[:, 1])
+        found = dict(zip(held, advantages, strict=True))
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         return Credits(
-            inputs.spread(np.array([found.get(action.key, 0.0) for _, action in rows])),
+            inputs.spread(np.array([found[action.key] for _, action in rows])),
             trained=[episode.fork is None for episode, _ in rows],
             metrics=metrics,
         )

@@ -42,4 +42,4 @@ class PPO(Plugin):
             too_low = (advantages < 0) & (surrogate < floor)
             surrogate = floor.where(too_low, surrogate)
             binds = binds | too_low
-        return LossOutput(-surrogate, {"clip_fraction": binds.detach().to(ratio.dtype)})
+        return LossOutput(-surrogate, {"clip_fraction": binds.to(ratio.dtype)})

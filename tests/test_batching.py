@@ -1,0 +1,188 @@
+"""From credited actions to minibatches and micro-batches: what is trained, what it weighs, and how it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from marft.learning.batching import (
+    Denominators,
+    Packing,
+    make_samples,
+    minibatches,
+    normalise,
+    normaliser,
+    of_all_lengths,
+)
+from marft.learning.interfaces import Credits
+from marft.models.backbone import Backbone
+from marft.types import Choice, Episode, Mark, Observation, Option, Sample, Task, Transition
+from tests.episodes import make_action
+
+
+def sample(number: int = 0, length: int = 2, policy: str = "a", *, successful: bool = False, said: int = 0) -> Sample:
+    """One whose row has ``length`` tokens besides its prompt's one; a teammate wrote the first ``said`` of them."""
+    marks = (int(Mark.TEAMMATE),) * said + (int(Mark.SAMPLED),) * (length - said)
+    action = make_action(policy, sample=number, prompt=(5,), tokens=tuple(range(length)), marks=marks)
+    return Sample(action, 1.0, np.zeros(1), successful)
+
+
+def lengths(samples: Sequence[Sample]) -> list[int]:
+    return [len(one.action.tokens) for one in samples]
+
+
+class TestSamples:
+    BATCH = Episode(
+        Task("t", "o"), "train/0", 0, tuple(make_action("ab"[n % 2], index=n, tokens=(1, 2, 3)) for n in range(4)),
+        "terminated", (Transition(Observation("o"), 1.0),),
+    )  # fmt: skip
+    ADVANTAGES = [np.full(1, float(n)) for n in range(4)]
+
+    def test_an_action_that_only_judged_others_is_not_trained_whoever_made_it(self) -> None:
+        credits = Credits(self.ADVANTAGES, trained=[False, True, True, False])
+        samples, raw = make_samples([self.BATCH], credits, ["a", "b"], "tokens", False)
+        assert [(s.action.index, s.advantages.tolist(), s.normaliser) for s in samples] == [
+            (1, [1.0], 3.0), (2, [2.0], 3.0)
+        ]  # fmt: skip
+        assert [row.tolist() for row in raw] == [[1.0], [2.0]]
+        assert all(s.successful for s in samples)
+
+    def test_without_normalisation_of_actions_or_advantages_both_stay_as_they_are(self) -> None:
+        samples, raw = make_samples([self.BATCH], Credits(self.ADVANTAGES), ["b"], "none", False)
+        assert [(s.normaliser, s.advantages.tolist()) for s in samples] == [(1.0, [1.0]), (1.0, [3.0])]
+        assert all(s.advantages is row for s, row in zip(samples, raw, strict=True))
+
+    def test_where_nobody_is_trained_there_is_nothing(self) -> None:
+        assert make_samples([self.BATCH], Credits(self.ADVANTAGES), [], "none", True) == ([], [])
+
+    def test_z_is_at_least_1_and_that_of_a_choice_is_1(self) -> None:
+        options = (Option(np.ones(3, np.int32)), Option(np.ones(2, np.int32)))
+        choice = Choice(options, 0, np.log(np.array([0.5, 0.5], np.float32)))
+        one, none = make_action(tokens=(1,), text="word"), make_action(tokens=(1,), marks=(int(Mark.TOOL),), text=" ")
+        for kind in ("tokens", "words"):
+            assert [normaliser(action, kind) for action in (one, none)] == [1.0, 1.0]  # type: ignore[arg-type]
+            assert normaliser(replace(make_action(tokens=(1, 2, 3)), choice=choice), kind) == 1.0  # type: ignore[arg-type]
+
+    def test_advantages_that_are_all_equal_become_0_and_nothing_large(self) -> None:
+        assert [row.tolist() for row in normalise([np.array([0.3]), np.array([0.3, 0.3])])] == [[0.0], [0.0, 0.0]]
+
+
+class TestMinibatches:
+    SAMPLES = [sample(n, policy="ab"[n % 2]) for n in range(12)]
+
+    def drawn(self, seed: int = 0, step: int = 0, epoch: int = 0) -> dict[str, list[int]]:
+        parts = minibatches(self.SAMPLES, 2, seed, step, epoch)
+        return {p: [s.action.key.sample // 2 for part in parts for s in part if s.action.policy == p] for p in "ab"}
+
+    def test_every_policy_has_an_order_of_its_own_at_every_step_and_epoch(self) -> None:
+        first = self.drawn()
+        orders = [first["a"], first["b"], self.drawn(1)["a"], self.drawn(step=1)["a"], self.drawn(epoch=1)["a"]]
+        assert len(set(map(tuple, orders))) == 5
+        assert first == self.drawn()
+
+    def test_the_order_is_the_same_in_every_version(self) -> None:
+        """A run that goes on under a newer version learns as it would have."""
+        assert self.drawn(seed=3, step=2, epoch=1)["a"] == [0, 4, 3, 5, 1, 2]
+
+    def test_of_fewer_samples_than_minibatches_none_is_empty(self) -> None:
+        assert [len(part) for part in minibatches(self.SAMPLES[:1], 3, 0, 0, 0)] == [1]
+
+    def test_policies_come_in_the_order_of_their_names(self) -> None:
+        samples = [sample(n, policy=policy) for n, policy in enumerate("edcba")]
+        assert [s.action.policy for s in minibatches(samples, 1, 0, 0, 0)[0]] == list("abcde")
+
+
+class TestLengths:
+    def test_the_longest_the_shortest_and_some_between_are_taken(self) -> None:
+        samples = [sample(n, length) for n, length in enumerate((3, 9, 1, 5, 7, 2, 8, 4, 6))]
+        assert lengths(of_all_lengths(samples, 3)) == [9, 5, 1]
+        assert lengths(of_all_lengths(samples, 2)) == [9, 1]
+
+    @pytest.mark.parametrize(("given", "taken"), [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (20, 5)])
+    def test_at_most_half_of_them_are_taken_but_one_at_least(self, given: int, taken: int) -> None:
+        chosen = of_all_lengths([sample(n, n + 1) for n in range(given)], 5)
+        assert len(chosen) == taken
+        assert lengths(chosen)[0] == given
+
+    def test_of_none_none_are_taken(self) -> None:
+        assert of_all_lengths([], 4) == []
+
+
+class TestDenominators:
+    SAMPLES = [
+        sample(0, 2, successful=True), sample(1, 4), sample(2, 5, "b", successful=True, said=2), sample(3, 1, "b"),
+        sample(4, 3, "b", successful=True, said=1),
+    ]  # fmt: skip
+
+    def test_each_policy_is_divided_by_its_own_counts(self) -> None:
+        counts = Denominators.of(self.SAMPLES, pooled=False)
+        assert (dict(counts.actions), dict(counts.tokens)) == ({"a": 2, "b": 3}, {"a": 6, "b": 6})
+        assert dict(counts.successful_tokens) == {"a": 2, "b": 5}
+        assert dict(counts.teammate_tokens) == {"a": 0, "b": 3}
+
+    def test_pooled_all_are_divided_by_the_counts_of_all(self) -> None:
+        counts = Denominators.of(self.SAMPLES, pooled=True)
+        assert counts.actions == {"a": 5, "b": 5}
+        assert counts.tokens == {"a": 12, "b": 12}
+        assert counts.successful_tokens == {"a": 7, "b": 7}
+        assert counts.teammate_tokens == {"a": 3, "b": 3}
+
+    @pytest.mark.parametrize(
+        ("aggregation", "expected"),
+        [
+            ("token-mean", [1 / 6] * 5),
+            ("action-mean", [1 / 4, 1 / 8, 1 / 9, 1 / 3, 1 / 6]),
+            ("action-mean-of-sums", [1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 3]),
+            ("constant-length", [1 / 20, 1 / 20, 1 / 30, 1 / 30, 1 / 30]),
+        ],
+    )
+    def test_what_a_token_weighs(self, aggregation: Any, expected: list[float]) -> None:
+        counts = Denominators.of(self.SAMPLES, pooled=False)
+        assert [counts.token_weight(one, aggregation, 10) for one in self.SAMPLES] == pytest.approx(expected, rel=1e-12)
+
+    def test_tokens_of_successes_weigh_in_the_likelihood_and_no_others(self) -> None:
+        counts = Denominators.of(self.SAMPLES, pooled=False)
+        assert [counts.nll_weight(one) for one in self.SAMPLES] == [1 / 2, 0.0, 1 / 5, 0.0, 1 / 5]
+
+
+class TestSizes:
+    """A packing in one size has the size of the largest batch that its parts are cut into, in steps of 64 tokens."""
+
+    @staticmethod
+    def size(parts: Sequence[Sequence[int]], limit: int, *, full: bool = True) -> int | None:
+        backbone = cast(Backbone, SimpleNamespace(wants_full_batches=full))
+        packing = Packing({"a": backbone}, {}, {}, "action-mean", "action", limit)
+        samples = [[sample(n, length) for n, length in enumerate(part)] for part in parts]
+        return packing.in_one_size(samples).sizes.get(id(backbone))
+
+    def test_it_is_that_of_the_largest_batch_over_all_parts(self) -> None:
+        assert self.size([[64] * 3, [64] * 2], 10_000) == 3 * 64
+        assert self.size([[64] * 2, [64] * 3], 10_000) == 3 * 64
+
+    def test_it_is_rounded_up_and_not_beyond(self) -> None:
+        assert [self.size([[n]], 10_000) for n in (1, 63, 64, 65, 128, 129)] == [64, 64, 64, 128, 128, 192]
+
+    def test_batches_hold_at_most_their_limit_and_are_about_equally_large(self) -> None:
+        """Under a limit of five rows six are cut into three and three, not five and one; seven into four and three."""
+        assert self.size([[64] * 6], 5 * 64) == 3 * 64
+        assert self.size([[64] * 7], 5 * 64) == 4 * 64
+        assert self.size([[64] * 10], 5 * 64) == 5 * 64
+        assert self.size([[64] * 4], 2 * 64) == 2 * 64
+
+    def test_an_action_that_is_longer_than_the_limit_goes_alone(self) -> None:
+        assert self.size([[64, 640]], 128) == 640
+
+    def test_where_batches_may_have_any_size_none_is_set(self) -> None:
+        assert self.size([[64]], 128, full=False) is None
+
+
+def test_a_row_is_as_long_as_what_is_read_to_score_it() -> None:
+    """The last token is predicted and not read."""
+    one = replace(sample(0, 3), action=make_action("a", prompt=(1, 2, 3, 4), tokens=(5, 6, 7)))
+    other = replace(sample(1, 5), action=make_action("a", prompt=(1,), tokens=(1, 2, 3, 4, 5)))
+    assert of_all_lengths([other, one, other, other], 1) == [one]

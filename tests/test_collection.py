@@ -1,0 +1,195 @@
+"""What a training step learns from: which tasks are drawn, what is kept of what was played, and what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from marft import forking
+from marft.collection import Collection, attempts_at, collect
+from marft.config import RunSettings
+from marft.game.game import Attempt
+from marft.rollouts import LocalRollouts
+from marft.types import Episode, Fork, Observation, Task, Transition
+from tests.episodes import make_action
+from tests.helpers import settings
+
+TASKS = [Task(f"t{n}", "o") for n in range(7)]
+Pay = Callable[[Attempt], Transition | None]
+
+
+def paid(reward: float, **own: float) -> Transition:
+    return Transition(Observation("o"), reward, own)
+
+
+@dataclass
+class Rollouts:
+    """Plays every attempt as one action of each role, which earn what ``pay`` says; None is a failure."""
+
+    run: RunSettings
+    pay: Pay
+    roles: tuple[str, ...] = ("actor",)
+    asked: list[list[str]] = field(default_factory=list)  # tasks of each round
+
+    def play(self, attempts: Sequence[Attempt], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
+        self.asked.append([attempt.task.id for attempt in attempts])
+        played = [self._episode(attempt) for attempt in attempts]
+        for episode in played:
+            if on_done:
+                on_done(episode)
+        return played
+
+    def _episode(self, attempt: Attempt) -> Episode:
+        actions = tuple(
+            make_action(role, index=k, task=attempt.task.id, sample=attempt.sample) for k, role in enumerate(self.roles)
+        )
+        earned = self.pay(attempt)
+        return Episode(
+            attempt.task, attempt.stream, attempt.sample, actions, "terminated" if earned else "failed",
+            (earned,) if earned else (), fork=Fork("root", actions[0].id) if attempt.replay else None,
+        )  # fmt: skip
+
+    def collect(self, drawn: int = 0, on_done: Callable[[Episode], None] = lambda _: None) -> Collection:
+        return collect(cast(LocalRollouts, self), TASKS, 0, drawn, on_done)
+
+
+def of(preset: str, *overrides: str, team: Any = None, **algorithm: Any) -> RunSettings:
+    rollout = {"tasks_per_step": 2, "samples_per_task": 2}
+    changes = {"rollout": rollout, "algorithm": {"name": preset, **algorithm}, **({"team": team} if team else {})}
+    return settings("tiny", "runs", *overrides, **changes)
+
+
+def order(run: RunSettings) -> list[str]:
+    """Tasks in the order in which the first pass over them comes by."""
+    return [attempt.task.id for attempt in attempts_at(run, TASKS, 0, 0, 7) if attempt.sample == 0]
+
+
+def telling(*tasks: str) -> Pay:
+    return lambda attempt: paid(float(attempt.task.id in tasks and attempt.sample == 0))
+
+
+def tasks_of(episodes: Sequence[Episode]) -> list[str]:
+    return list(dict.fromkeys(episode.task.id for episode in episodes))
+
+
+class TestDynamicSampling:
+    def test_only_as_many_tasks_are_drawn_again_as_told_nobody_apart(self) -> None:
+        run = of("dapo", dynamic_sampling=3)
+        line = order(run)
+        rollouts = Rollouts(run, telling(line[1], line[3]))
+        done: list[Episode] = []
+        found = rollouts.collect(on_done=done.append)
+        assert [list(dict.fromkeys(names)) for names in rollouts.asked] == [line[:2], line[2:3], line[3:4]]
+        assert tasks_of(found.credit_inputs) == [line[1], line[3]]
+        assert len(found.credit_inputs) == 4
+        assert tasks_of(found.played) == tasks_of(found.recorded) == line[:4]
+        assert done == found.played
+        assert found.tasks_drawn == 4
+        assert found.metrics == {"groups_discarded": 2.0}
+
+    def test_drawing_ends_after_the_rounds_that_the_recipe_allows(self) -> None:
+        run = of("dapo", dynamic_sampling=1)
+        rollouts = Rollouts(run, telling())
+        found = rollouts.collect()
+        assert len(rollouts.asked) == 2
+        assert found.tasks_drawn == 4
+        assert found.metrics == {"groups_discarded": 4.0}
+
+    def test_where_nothing_tells_apart_the_last_attempts_that_were_scored_are_counted(self) -> None:
+        run = of("dapo", dynamic_sampling=2)
+        line = order(run)
+        pay: Pay = lambda attempt: paid(1.0) if attempt.task.id in line[2:4] else None  # noqa: E731
+        found = Rollouts(run, pay).collect()
+        assert tasks_of(found.credit_inputs) == line[2:4]
+        assert tasks_of(found.recorded) == line[:6]
+
+    def test_an_agents_own_reward_that_is_named_in_some_attempts_alone_is_0_in_the_others(self) -> None:
+        """All earn the team 1 and nobody anything of its own, whether it says so or not."""
+        run = of("dapo", dynamic_sampling=1)
+        found = Rollouts(run, lambda a: paid(1.0, **({"actor": 0.0} if a.sample else {}))).collect()
+        assert found.metrics == {"groups_discarded": 4.0}
+
+    def test_own_rewards_that_cancel_tell_attempts_apart(self) -> None:
+        run = of("dapo", dynamic_sampling=1)
+        pay: Pay = lambda a: paid(0.0, actor=2.0 * a.sample - 1.0, reasoner=1.0 - 2.0 * a.sample)  # noqa: E731
+        found = Rollouts(run, pay).collect()
+        assert found.metrics == {"groups_discarded": 0.0}
+        assert len(found.credit_inputs) == 4
+
+
+def test_without_dynamic_sampling_one_round_is_played_and_all_that_was_scored_is_learned_from() -> None:
+    run = of("grpo")
+    line = order(run)
+    rollouts = Rollouts(run, lambda a: None if (a.task.id, a.sample) == (line[0], 1) else paid(1.0))
+    found = rollouts.collect()
+    assert len(rollouts.asked) == 1
+    assert [(e.task.id, e.sample) for e in found.credit_inputs] == [(line[0], 0), (line[1], 0), (line[1], 1)]
+    assert len(found.recorded) == 4
+    assert found.metrics == {}
+
+
+class TestAttempts:
+    def test_a_step_goes_on_where_the_last_one_ended_and_every_pass_has_an_order_of_its_own(self) -> None:
+        run = of("grpo")
+        passes = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 21) if a.sample == 0]
+        assert all(sorted(passes[k : k + 7]) == [task.id for task in TASKS] for k in (0, 7, 14))
+        assert passes[:7] != passes[7:14] != passes[14:]
+        later = attempts_at(run, TASKS, 4, 6, 2)
+        assert [(a.task.id, a.stream, a.sample) for a in later] == [
+            (passes[6], "train/4", 0), (passes[6], "train/4", 1), (passes[7], "train/4/1", 0), (passes[7], "train/4/1", 1)
+        ]  # fmt: skip
+
+    def test_the_order_of_tasks_is_the_same_in_every_version(self) -> None:
+        """A run that goes on under a newer version has to come by the tasks that are left."""
+        assert order(of("grpo")) == ["t4", "t1", "t0", "t5", "t2", "t6", "t3"]
+
+    @pytest.mark.parametrize(("preset", "kept"), [("marft", True), ("grpo", False)])
+    def test_what_a_critic_reads_is_kept_where_there_is_one(self, preset: str, kept: bool) -> None:
+        assert {attempt.critic_states for attempt in attempts_at(of(preset), TASKS, 0, 0, 2)} == {kept}
+
+
+class TestForks:
+    def test_forks_are_recorded_beside_the_attempts_and_counted_with_those_that_failed(self) -> None:
+        """Every action of each of four attempts is sampled twice more; one time of each task's first fails."""
+        run = of("coma")
+        rollouts = Rollouts(run, lambda a: None if a.replay and a.stream.endswith("1") and not a.sample else paid(1.0))
+        done: list[Episode] = []
+        found = rollouts.collect(on_done=done.append)
+        assert done == found.played
+        assert len(found.played) == 4
+        assert found.recorded[:4] == found.played
+        assert found.metrics == {"forks": 8.0, "forks_failed": 2.0}
+        assert len(found.credit_inputs) == 10
+
+    def test_crossed_samples_are_played_beside_those_that_were_made_together(self) -> None:
+        run = of("magrpo", "--algorithm.credit.joint_mode", "cross", team={"organization": "tests.plugins:Apart"})
+        found = Rollouts(run, lambda _: paid(1.0), ("reasoner", "actor")).collect()
+        assert len(found.played) == 4
+        assert found.metrics == {"forks": 4.0, "forks_failed": 0.0}  # of two samples of two agents, at two tasks
+
+    def test_candidates_are_judged_by_what_the_algorithm_makes_of_rewards(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = of("at-grpo", reward={"team": 0.5, "own": 2.0})
+        scores: list[float] = []
+        come_to: list[Episode] = []
+
+        def tree(play: Any, attempts: Any, candidates: int, carry: str, score: Any) -> Any:
+            assert (candidates, carry) == (4, "best")
+            episode = Rollouts(run, lambda _: paid(4.0, actor=1.0)).play(attempts)[0]
+            candidate = replace(episode, fork=Fork("root", episode.actions[0].id))
+            scores.extend([score(candidate), score(replace(candidate, fork=Fork("root", "9/actor/0")))])
+            come_to.append(replace(candidate, fork=Fork("root", "9/actor/0")))
+            return come_to, [candidate, come_to[0]] if as_played else come_to
+
+        monkeypatch.setattr(forking, "tree", tree)
+        for as_played in (True, False):
+            come_to.clear()
+            scores.clear()
+            done: list[Episode] = []
+            found = Rollouts(run, lambda _: paid(0.0)).collect(on_done=done.append)
+            assert scores == [0.5 * 4.0 + 2.0 * 1.0, 0.0]  # the second one failed before its candidate was made
+            assert found.played == done == ([found.recorded[0]] if as_played else come_to)
