@@ -15,7 +15,7 @@ from marft.game import turns
 from marft.game.agents import Agents, Excerpt
 from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.play import play
-from marft.types import Action, Episode, JointAction, Observation, Prompt, Sampling
+from marft.types import Action, ActionKey, Completion, Episode, JointAction, Observation, Prompt, Sampling
 from tests.fakes import FakeEngine, Script, ends
 from tests.test_turns import TASK, doing, failed, run
 
@@ -172,15 +172,21 @@ class TestOrganizations:
     def test_nobody_hears_of_late_words_that_nobody_waits_for(self) -> None:
         """asyncio would complain to the terminal of an error that is never looked at."""
 
+        class Slow(FakeEngine):
+            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+                await asyncio.sleep(0.05)
+                return await super().sample(policy, prompt, sampling, key)
+
         async def act(observation: Observation, agents: Agents) -> JointAction:
             asyncio.ensure_future(agents.a(observation))  # noqa: RUF006
+            await asyncio.sleep(0.01)
             return JointAction()
 
         async def played() -> list[dict[str, Any]]:
             complaints: list[dict[str, Any]] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-            await play(doing(act), Attempt(TASK, "train/0"))
-            await asyncio.sleep(0.01)
+            await play(replace(doing(act), engine=Slow()), Attempt(TASK, "train/0"))
+            await asyncio.sleep(0.2)
             gc.collect()
             return complaints
 

@@ -176,6 +176,14 @@ def test_a_number_next_to_one_draws_no_token_of_weight_zero(below: int, light: f
     assert weights[0, inverse(weights, torch.tensor([1 - below * 2.0**-24])).item()] > 0
 
 
+def test_a_remainder_that_rounding_makes_negative_draws_no_token_of_weight_zero() -> None:
+    """In float32 1.5 + 2²⁴ − 2²⁴ is 2: what is left of 1.75 in the second block is less than nothing."""
+    weights = torch.zeros(1, 2 * BLOCK)
+    weights[0, 0], weights[0, BLOCK + 1] = 1.5, 2.0**24
+    drawn = inverse(weights, torch.tensor([1.75 / float(weights.sum())]))
+    assert drawn.tolist() == [BLOCK + 1]
+
+
 def test_logits_that_are_no_numbers_draw_a_token_that_there_is() -> None:
     """Their log-prob says so, and the episode is dropped for it."""
     ids, log_probs = draw(torch.full((2, BLOCK + 1), float("nan")), torch.tensor([0.0, 0.5]), None, None)
