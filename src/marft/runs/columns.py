@@ -1,0 +1,109 @@
+"""How a value of our types is stored in Arrow: derived from the type, so that a field is added in one place, its class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+
+from marft.texts import storable
+
+
+class Codec(NamedTuple):
+    """The Arrow type of a Python type, and the ways there and back.
+
+    >>> codec_of(tuple[int, ...]).arrow
+    ListType(list<item: int64>)
+    """
+
+    arrow: pa.DataType
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+def codec_of(hint: Any) -> Codec:
+    """The codec of a type: a number, text, truth value or literal, an array, ``X | None``, ``tuple[X, ...]``, a mapping
+    from texts, or a dataclass or named tuple of such.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    if origin is Literal:
+        return _SCALARS[str]
+    if origin in (Union, UnionType) and NoneType in arguments and len(arguments) == 2:
+        return _optional(codec_of(next(argument for argument in arguments if argument is not NoneType)))
+    if origin is np.ndarray:
+        return _array(get_args(arguments[1])[0])
+    if origin is tuple and arguments[1:] == (...,):
+        return _sequence(codec_of(arguments[0]))
+    if origin is Mapping and arguments[0] is str:
+        return _mapping(codec_of(arguments[1]))
+    if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
+        return _record(hint)
+    raise TypeError(f"{hint} has no column")
+
+
+def codecs_of(cls: type) -> dict[str, Codec]:
+    """The codecs of the fields of a dataclass or named tuple, in their order.
+
+    Raises:
+        TypeError: a field's type has no column.
+    """
+    hints = get_type_hints(cls)
+    names = [field.name for field in fields(cls)] if is_dataclass(cls) else list(getattr(cls, "_fields", ()))
+    return {name: codec_of(hints[name]) for name in names}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_SCALARS: dict[Any, Codec] = {
+    str: Codec(pa.string(), storable, _same),
+    int: Codec(pa.int64(), _same, _same),
+    float: Codec(pa.float64(), _same, _same),
+    bool: Codec(pa.bool_(), _same, _same),
+}
+
+
+def _optional(inner: Codec) -> Codec:
+    def maybe(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda value: None if value is None else change(value)
+
+    return Codec(inner.arrow, maybe(inner.write), maybe(inner.read))
+
+
+def _array(dtype: type[np.generic]) -> Codec:
+    return Codec(pa.list_(pa.from_numpy_dtype(dtype)), _same, lambda values: np.array(values, dtype))
+
+
+def _sequence(inner: Codec) -> Codec:
+    return Codec(
+        pa.list_(inner.arrow),
+        lambda values: [inner.write(value) for value in values],
+        lambda values: tuple(inner.read(value) for value in values),
+    )
+
+
+def _mapping(inner: Codec) -> Codec:
+    return Codec(
+        pa.map_(pa.string(), inner.arrow),
+        lambda table: [(storable(key), inner.write(value)) for key, value in table.items()],
+        lambda pairs: {key: inner.read(value) for key, value in pairs},
+    )
+
+
+def _record(cls: type) -> Codec:
+    parts = codecs_of(cls)
+    return Codec(
+        pa.struct([(name, part.arrow) for name, part in parts.items()]),
+        lambda value: {name: part.write(getattr(value, name)) for name, part in parts.items()},
+        lambda row: cls(**{name: part.read(row[name]) for name, part in parts.items()}),
+    )

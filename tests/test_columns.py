@@ -1,0 +1,75 @@
+"""Columns of episodes: derived from types, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from marft.runs.columns import codec_of, codecs_of
+from marft.runs.episodes import SCHEMA
+from marft.types import Action
+
+
+class Pair(NamedTuple):
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Inner:
+    ids: npt.NDArray[np.int32]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    name: str
+    kind: Literal["a", "b"]
+    share: float
+    right: bool
+    pair: Pair
+    some: tuple[Inner, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    maybe: Inner | None = None
+
+
+def through_arrow(hint: Any, value: Any) -> Any:
+    codec = codec_of(hint)
+    table = pa.Table.from_pylist([{"x": codec.write(value)}], schema=pa.schema([("x", codec.arrow)]))
+    return codec.read(table.to_pylist()[0]["x"])
+
+
+def test_whatever_a_type_holds_comes_back_as_it_was() -> None:
+    inner = Inner(np.array([3, 1], np.int32), "seen")
+    whole = Whole("n", "b", 0.1, True, Pair(2, 5), (inner, Inner(np.empty(0, np.int32))), {"a": 1.5}, None)
+    back = through_arrow(Whole, whole)
+    assert (back.name, back.kind, back.share, back.right) == ("n", "b", 0.1, True)
+    assert (back.pair, back.pair.high, dict(back.rewards), back.maybe) == (Pair(2, 5), 5, {"a": 1.5}, None)
+    assert [one.note for one in back.some] == ["seen", None]
+    assert [one.ids.tolist() for one in back.some] == [[3, 1], []]
+    assert {one.ids.dtype for one in back.some} == {np.dtype(np.int32)}
+
+
+def test_a_text_that_no_file_can_hold_is_stored_readably() -> None:
+    assert through_arrow(str, "a\ud800b").encode() == through_arrow(str, "a\ud800b").encode()
+
+
+def test_every_field_of_an_action_is_a_column_and_is_added_in_one_place() -> None:
+    assert {one.name for one in fields(Action)} <= set(SCHEMA.names)
+
+    @dataclass(frozen=True, slots=True)
+    class Longer(Action):
+        mood: tuple[str, ...] = ()
+
+    assert codecs_of(Longer)["mood"].arrow == pa.list_(pa.string())
+
+
+def test_a_type_that_has_no_column_is_named() -> None:
+    with pytest.raises(TypeError, match=r"dict\[str, object\] has no column"):
+        codec_of(dict[str, object])
