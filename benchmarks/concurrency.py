@@ -184,7 +184,7 @@ def _turn(chain: LocalRollouts, learner: Learner, parallel: LocalRollouts, numbe
     seconds, episodes = play(chain, EPISODES, str(number))
     began = time.perf_counter()
     learner.learn(episodes, Progress(number, 0))
-    chain.engine.publish(number + 1)
+    chain.publish(number + 1)
     learned = time.perf_counter() - began
     at_once, others = play(parallel, AT_ONCE // size, str(number))
     lengths = {(len(action.prompt), len(action.tokens)) for action in all_actions([*episodes, *others])}

@@ -165,7 +165,7 @@ def iterate(
     episodes = rollouts.play(attempts_at(rollouts.run, tasks, step, step * EPISODES, EPISODES))
     played = time.perf_counter()
     learner.learn(episodes, Progress(step, 0))
-    rollouts.engine.publish(step + 1)
+    rollouts.publish(step + 1)
     learned = time.perf_counter()
     for episode in episodes:
         assert episode.scored, episode.error

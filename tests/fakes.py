@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from marft.engines.tool_format import Syntax
 from marft.game.agents import Agent
+from marft.game.engine import Weights
 from marft.game.game import Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
@@ -32,6 +33,7 @@ from marft.types import (
     TokenIds,
     Tool,
     ToolCall,
+    Versions,
 )
 
 
@@ -67,7 +69,26 @@ class FakeRenderer:
         return len(other.tokens)
 
 
-class FakeEngine:
+class Unchanging:
+    """The part of an engine that has to do with its policies: they never change, and nothing was started."""
+
+    async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
+        """Nothing changes."""
+
+    async def settle(self) -> None:
+        """Nothing is computed in the background."""
+
+    def version(self, policy: str) -> int:
+        return 0
+
+    def usage(self) -> dict[str, float]:
+        return {}
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+class FakeEngine(Unchanging):
     """Says ``<agent><number of calls so far>``; keeps what it was asked."""
 
     def __init__(
@@ -86,14 +107,14 @@ class FakeEngine:
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, int]:
+    ) -> tuple[Choice, Versions]:
         """Chooses the option that ``say`` names."""
         text = bytes(prompt.ids.astype(np.uint8)).decode()
         self.asked.append((key, text))
         await asyncio.sleep(0)
         named = np.frombuffer(self.say(key, text).encode(), np.uint8).astype(np.int32)
         place = next(n for n, option in enumerate(options) if np.array_equal(option.tokens, named))
-        return Choice(tuple(options), place, np.full(len(options), -1.0, np.float32)), 0
+        return Choice(tuple(options), place, np.full(len(options), -1.0, np.float32)), Versions()
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:

@@ -14,7 +14,8 @@ import numpy as np
 from marft.config import RunSettings, parse_recipe
 from marft.config.endpoint import EndpointSettings
 from marft.endpoints.client import Endpoint
-from marft.engines.remote import RemotePolicy, RemoteTeammates
+from marft.engines.remote import RemoteEngine, RemotePolicy
+from marft.engines.router import Router
 from marft.game.game import Attempt, Game
 from marft.game.rollout import play_all
 from marft.types import ActionKey, Episode, Prompt, Sampling, Task
@@ -43,24 +44,23 @@ def asking(server: Server, **changes: Any) -> Iterator[Endpoint]:
         endpoint.close()
 
 
-def teammates(endpoint: Endpoint, *policies: str, inner: FakeEngine | None = None) -> RemoteTeammates:
+def teammates(endpoint: Endpoint, *policies: str, local: Sequence[str] = (), inner: FakeEngine | None = None) -> Router:
+    """The policies named are behind the endpoint, ``local`` ones are faked."""
     remote = {policy: RemotePolicy(endpoint, 4000) for policy in policies or ("a",)}
-    return RemoteTeammates(
-        inner or FakeEngine(), ChatRenderer(), remote, seed=3, version=lambda: 5,
-        decode=lambda _, ids: bytes(ids.astype(np.uint8)).decode(),
-    )  # fmt: skip
+    behind = RemoteEngine(ChatRenderer(), remote, seed=3, decode=lambda _, ids: bytes(ids.astype(np.uint8)).decode())
+    return Router(dict.fromkeys(local, inner or FakeEngine()) | dict.fromkeys(remote, behind))
 
 
 def remote_game(endpoint: Endpoint, *roles: str, remote: Sequence[str] = (), **changes: Any) -> Game:
     made = game(Script([ends()]), *roles, **changes)
-    return replace(made, engine=teammates(endpoint, *remote), renderer=ChatRenderer())  # type: ignore[arg-type]
+    return replace(made, engine=teammates(endpoint, *remote, local=roles or ("a",)), renderer=ChatRenderer())  # type: ignore[arg-type]
 
 
 def play_many(g: Game, count: int) -> list[Episode]:
     return asyncio.run(play_all(g, [Attempt(Task(f"t{n}", f"task {n}"), "s") for n in range(count)], 64))
 
 
-def ask(engine: RemoteTeammates, prompt: Prompt | None = None, sampling: Sampling | None = None) -> Any:
+def ask(engine: Router, prompt: Prompt | None = None, sampling: Sampling | None = None) -> Any:
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3 ="})
     return asyncio.run(
         engine.sample(

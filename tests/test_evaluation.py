@@ -52,7 +52,7 @@ class UnevenSession:
 def test_what_cannot_be_scored_is_counted_and_in_no_rate(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, environment={"name": "tests.test_evaluation:Uneven"})
     with LocalRollouts(run) as rollouts:
-        rollouts.engine.publish(0)
+        rollouts.publish(0)
         tasks = run.environment.tasks("test")  # type: ignore[attr-defined]
         first, episodes = evaluate(rollouts, "last", "greedy", tasks)
         again, same = evaluate(rollouts, "last", "greedy", tasks, split="validation")

@@ -205,12 +205,12 @@ def test_a_run_with_a_judge(tmp_path: Path) -> None:
         train(run, folder)
         asked = len(server.requests)
         with LocalRollouts(run) as rollouts:
-            rollouts.engine.publish(0)
+            rollouts.publish(0)
             attempts = [Attempt(task, "s") for task in run.environment.tasks("test")[:2]]
             seen: list[Episode] = []
             first = rollouts.play(attempts, on_done=seen.append)
             again = rollouts.play(attempts)
-            assert rollouts.taken()["judge/cache_hits"] >= 2
+            assert rollouts.usage()["judge/cache_hits"] >= 2
     assert all("judge" in one.transitions[0].terms for one in seen if one.scored)
     assert [e.transitions for e in again if e.scored] == [e.transitions for e in first if e.scored]
     metrics = folder.read_metrics()[0]

@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from marft.cli.live import Screen, play_live
-from marft.engines.human import HumanSeats
+from marft.engines.human import HumanSampler
+from marft.engines.router import Router
 from marft.game.game import Attempt
 from marft.game.organizations.orchestrated import Orchestrated
 from marft.game.play import play
@@ -63,7 +64,8 @@ def test_a_person_may_choose_from_a_list() -> None:
         return bytes(ids.astype("uint8")).decode()
 
     g = game(Script([ends()]), "router", "a", "b", organization=Orchestrated())
-    seats = HumanSeats(FakeEngine(), FakeRenderer(), ["router"], screen.ask, decode)
+    person = HumanSampler(FakeRenderer(), screen.ask, decode)
+    seats = Router(dict.fromkeys(("router", "a", "b"), FakeEngine()), {"router": person})
     episode = asyncio.run(play(replace(g, engine=seats, watcher=screen), Attempt(Task("t0", "begin"), "play")))
     assert episode.status == "terminated", episode.error
     assert screen.offered == [("router", ["a", "b"]), ("router", ["a", "b", "stop"])]

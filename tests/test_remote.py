@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from marft.cli.live import play_live
 from marft.config import load_recipe, parse_recipe
-from marft.engines.remote import RemoteTeammates
+from marft.engines.router import Router
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import remote_metrics
 from marft.evaluation.replay import replay
@@ -37,7 +37,7 @@ def test_an_answer_is_recorded_in_the_readers_tokens() -> None:
         server, price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0, options={"top_a": 1}, omit=("top_p",),
     ) as endpoint:  # fmt: skip
         done = ask(teammates(endpoint), sampling=Sampling(temperature=0.5, max_new_tokens=9, stop=(",",)))
-    assert (done.text, done.finish, done.version, done.calls) == ("five", "stop", 5, ())
+    assert (done.text, done.finish, done.versions, done.calls) == ("five", "stop", (0, 0), ())
     assert bytes(done.tokens.astype(np.uint8)).decode() == "five"
     assert done.log_probs.tolist() == [0.0] * 4
     assert done.usage == Usage(11, 4, cost=(11 * 2.0 + 4 * 10.0) / 1e6, retries=0)
@@ -126,15 +126,15 @@ def options(*texts: str) -> list[Option]:
     return [Option(np.frombuffer(text.encode(), np.uint8).astype(np.int32)) for text in texts]
 
 
-def choose(engine: RemoteTeammates) -> Any:
+def choose(engine: Router) -> Any:
     prompt = Prompt(np.arange(3, dtype=np.int32), chat=({"role": "user", "content": "Who?"},))
     return asyncio.run(engine.choose("a", prompt, options("left", "right"), Sampling(), KEY_OF_ACTION))
 
 
 def test_a_choice_is_asked_for_until_it_is_an_option() -> None:
     with serving(lambda body, n: says(["I say right", " right\n"][n])) as server, asking(server) as endpoint:
-        choice, version = choose(teammates(endpoint))
-    assert (choice.chosen, version, choice.log_probs.tolist()) == (1, 5, [0.0, 0.0])
+        choice, versions = choose(teammates(endpoint))
+    assert (choice.chosen, versions, choice.log_probs.tolist()) == (1, (0, 0), [0.0, 0.0])
     assert choice.usage == Usage(14, 6)
     first, second = server.requests
     assert first["messages"][0]["content"].startswith("Who?\n\nChoose one")
@@ -179,7 +179,7 @@ def test_a_remote_teammate_and_one_that_trains(tmp_path: Path, monkeypatch: pyte
         write_report(folder)
         replay(folder, [run.algorithm], 1)
         with LocalRollouts(run) as rollouts:
-            rollouts.engine.publish(0)
+            rollouts.publish(0)
             evaluation, _ = evaluate(rollouts, "base", "greedy", run.environment.tasks("test")[:2])  # type: ignore[attr-defined]
         screen = Scripted()
         shown = play_live(run, None, "base", 0, [], screen)
@@ -234,7 +234,7 @@ def test_a_turn_that_is_remote_cannot_begin_with_anothers_text(tmp_path: Path) -
         table = run.model_dump(mode="json", exclude_none=True)
         table["agents"] = table["agents"][::-1]
         with LocalRollouts(parse_recipe(table)) as rollouts:
-            rollouts.engine.publish(0)
+            rollouts.publish(0)
             episode = rollouts.play([Attempt(run.environment.tasks("test")[0], "s")])[0]  # type: ignore[attr-defined]
     assert episode.status == "failed"
     assert "it is remote" in episode.error

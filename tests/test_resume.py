@@ -78,7 +78,7 @@ def assert_same(folder: RunFolder, straight: RunFolder) -> None:
         assert {k: a_row[k] for k in timeless} == {k: b_row[k] for k in timeless}
     for path in sorted(straight.episodes.glob("*.parquet")):
         for a, b in zip(read_rows(folder.episodes / path.name), read_rows(path), strict=True):
-            assert (a["tokens"], a["version"]) == (b["tokens"], b["version"])
+            assert (a["tokens"], a["versions"]) == (b["tokens"], b["versions"])
             assert np.array(a["log_probs"]).tobytes() == np.array(b["log_probs"]).tobytes()
 
 

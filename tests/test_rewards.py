@@ -172,7 +172,7 @@ def test_a_term_that_hangs_loses_its_own_episode_alone_and_holds_up_nobody(tmp_p
     run = settings("tiny", tmp_path, "--rewards", terms, "--rollout.timeout_seconds", "0.3", environment=environment)
     done: list[Episode] = []
     with LocalRollouts(run) as rollouts:
-        rollouts.engine.publish(0)
+        rollouts.publish(0)
         attempts = [Attempt(task, "s") for task in run.environment.tasks("test")[:3]]  # type: ignore[attr-defined]
         played = rollouts.play(attempts, on_done=done.append)
         assert rollouts.game.threads.given_up == 1

@@ -55,7 +55,7 @@ def calls_first(monkeypatch: pytest.MonkeyPatch) -> None:
             hidden = local.backbone.hidden_states(packed)[len(prompt.ids) - 1 :]
             head = local.backbone.head
             scores = token_scores(hidden, head.weight, head.bias, torch.from_numpy(tokens).long(), None)
-        return Completion(tokens, scores.log_probs.float().numpy(), CALL, "stop", self.version)
+        return Completion(tokens, scores.log_probs.float().numpy(), CALL, "stop")
 
     monkeypatch.setattr(LocalEngine, "sample", forced)
 

@@ -65,7 +65,7 @@ def shown(*tables: Table) -> str:
 def evaluated(tmp_path: Path, known: int, checkpoint: str = "base") -> Evaluation:
     run = settings("tiny", tmp_path, environment={"name": "tests.test_unknown_success:Wordless", "known": known})
     with LocalRollouts(run) as rollouts:
-        rollouts.engine.publish(0)
+        rollouts.publish(0)
         return evaluate(rollouts, checkpoint, "sampled", run.environment.tasks("test"))[0]  # type: ignore[attr-defined]
 
 

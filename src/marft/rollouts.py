@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from marft.config.run import RunSettings
 from marft.endpoints.client import Endpoint
-from marft.endpoints.replies import as_metrics
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.local import LocalEngine, LocalPolicy
-from marft.engines.remote import RemotePolicy, RemoteTeammates
+from marft.engines.remote import RemoteEngine, RemotePolicy
 from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.engines.router import Router
 from marft.game.environment import Environment
 from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThreadPool
@@ -24,7 +24,7 @@ from marft.rewards.composer import RewardComposer
 from marft.rewards.terms import Term
 from marft.sandbox.runner import end_all
 from marft.tools.toolkit import Toolkit
-from marft.types import Episode, TokenIds, Usage
+from marft.types import Episode, TokenIds
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class LocalRollouts:
             for name, policy in self.models.policies.items()
             if policy.settings.model in self._endpoints
         }
-        self.engine = LocalEngine(
+        local = LocalEngine(
             {
                 name: LocalPolicy(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
                 for name, policy in self.models.policies.items()
@@ -75,13 +75,17 @@ class LocalRollouts:
             in_order=admission == "in_order" or (admission == "auto" and self.models.device.type == "cpu"),
         )
         renderer = _renderer(run, self.models, remote)
+        endpoints = RemoteEngine(renderer, remote, decode=self.decode, seed=run.seed)
+        self.engine = Router(
+            dict.fromkeys(local.policies, local) | dict.fromkeys(remote, endpoints),
+        )
         self.toolkit = Toolkit(run)
         started.callback(self.toolkit.close)
         self.game = Game(
             environment=cast("Environment", run.environment),
             team=self._team(renderer),
             tools=self.toolkit.sources,
-            engine=self._with_teammates(remote, renderer) if remote else self.engine,
+            engine=self.engine,
             renderer=renderer,
             threads=LoopThreadPool(),
             seed=run.seed,
@@ -96,15 +100,14 @@ class LocalRollouts:
         """The text of token ids of a policy."""
         return str(self.models.policies[policy].tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
-    def _with_teammates(self, remote: Mapping[str, RemotePolicy], renderer: ChatRenderer) -> RemoteTeammates:
-        return RemoteTeammates(
-            self.engine, renderer, remote, decode=self.decode, version=lambda: self.engine.version, seed=self.run.seed
-        )
+    def publish(self, version: int) -> None:
+        """The policies in training are at this version now."""
+        trained = {name: self.models.policies[name] for name in self.run.trained_policies}
+        self.wait_for(self.engine.publish(trained, version))
 
-    def taken(self) -> dict[str, float]:
-        """What remote teammates and scoring have taken so far, and threads that hang, by the name of a metric."""
-        used = sum((endpoint.used for endpoint in self._endpoints.values()), Usage())
-        counts = as_metrics(used, "remote_") if self._endpoints else {}
+    def usage(self) -> dict[str, float]:
+        """What sampling and scoring have taken so far, and threads that hang, by the name of a metric."""
+        counts = dict(self.engine.usage())
         counts["threads_given_up"] = float(self.game.threads.given_up)
         counts["sessions_not_closed"] = float(self.game.threads.not_closed)
         for term in self._terms:

@@ -89,7 +89,7 @@ def train(
         with LocalRollouts(run) as rollouts:
             learner = Learner(run, rollouts.models)
             state = start.load(rollouts.models, learner)
-            rollouts.engine.publish(state.step)
+            rollouts.publish(state.step)
             tasks = training_tasks(run)
             state = start.with_tasks(state, tasks)
             start.commit(state, rollouts.models, learner)
@@ -140,8 +140,7 @@ def _step(
     folder: RunFolder,
     observer: Observer,
 ) -> tuple[State, dict[str, float]]:
-    run, watch, before = rollouts.run, _Watch(), rollouts.engine.sampled_tokens
-    taken = rollouts.taken()
+    run, watch, before = rollouts.run, _Watch(), rollouts.usage()
     with watch("sampling"):
         collection = collect(rollouts, tasks, state.step, state.tasks_drawn, observer.episode)
     episodes = collection.played
@@ -153,7 +152,9 @@ def _step(
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.engine.version)
     metrics |= collection.metrics
     metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
-    metrics |= {name: count - taken[name] for name, count in rollouts.taken().items()}
+    used = {name: count - before[name] for name, count in rollouts.usage().items()}
+    sampled = used.pop("sampled_tokens")
+    metrics |= used
     sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
     metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
     with watch("learning"):
@@ -164,12 +165,11 @@ def _step(
         environment_steps=state.environment_steps + int(metrics["environment_steps"]),
         tasks_drawn=collection.tasks_drawn,
     )
-    rollouts.engine.publish(state.step)
+    rollouts.publish(state.step)
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
             write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", collection.recorded)
-    sampled = rollouts.engine.sampled_tokens - before
     read = sum(len(a.prompt) + len(a.tokens) for episode in collection.credit_inputs for a in episode.actions)
     return state, metrics | watch.metrics() | {
         "tokens_per_second/sampling": sampled / watch.seconds["sampling"],

@@ -31,6 +31,21 @@ class Mark(IntEnum):
     TEAMMATE = 2
 
 
+class Versions(NamedTuple):
+    """Which updates of a policy sampled an action's tokens, from the lowest to the highest: an engine may be given new
+    weights in the middle of it.
+
+    >>> Versions(3, 4) | Versions(4, 5)
+    Versions(lowest=3, highest=5)
+    """
+
+    lowest: int = 0
+    highest: int = 0
+
+    def __or__(self, other: Versions) -> Versions:
+        return Versions(min(self.lowest, other.lowest), max(self.highest, other.highest))
+
+
 class ActionKey(NamedTuple):
     """Names one action of one run: the seed of its random stream and the key of its groups.
 
@@ -176,7 +191,7 @@ class Completion:
     log_probs: LogProbs  # [T]
     text: str
     finish: Finish
-    version: int = 0
+    versions: Versions = Versions()
     calls: tuple[ToolCall, ...] | None = None
     usage: Usage | None = None
 
@@ -231,7 +246,7 @@ class Action:
     log_probs: LogProbs  # [decisions]
     text: str
     finish: Finish
-    version: int = 0
+    versions: Versions = Versions()
     truncated_tokens: int = 0  # tokens of the rollout observation that did not fit
     started: float = 0.0  # seconds since the episode began
     ended: float = 0.0

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from marft.config import RunSettings
 from marft.config.settings import did_you_mean
-from marft.engines.human import HumanSeats
+from marft.engines.human import HumanSampler
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.session import find_checkpoint
@@ -139,8 +139,9 @@ def play_live(
             raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
         if path is not None:
             load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
-        rollouts.engine.publish(0)
-        seats = HumanSeats(rollouts.game.engine, rollouts.game.renderer, humans, screen.ask, rollouts.decode)
+        rollouts.publish(0)
+        person = HumanSampler(rollouts.game.renderer, screen.ask, rollouts.decode)
+        seats = rollouts.engine.seating(dict.fromkeys(humans, person))
         game = replace(rollouts.game, engine=seats, watcher=screen)
         episode = rollouts.wait_for(_played(rollouts, game, Attempt(tasks[task], "play")))
     screen.ended(episode)

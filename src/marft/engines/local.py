@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from marft import seeds
 from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.game.engine import Weights
 from marft.models.backbone import Backbone
 from marft.texts import until
-from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 QUIET_PASSES = 16  # event-loop passes without any new request that count as "nobody can advance"
 
@@ -44,7 +45,7 @@ class _ToChoose:
     key: ActionKey
     policy: str
     choice: ChoiceRequest
-    result: asyncio.Future[tuple[Choice, int]]
+    result: asyncio.Future[tuple[Choice, Versions]]
 
 
 class LocalEngine:
@@ -70,8 +71,8 @@ class LocalEngine:
         in_order: bool = True,
     ) -> None:
         self.policies, self.seed, self.max_rows, self.in_order = policies, seed, max_rows, in_order
-        self.version = 0
-        self.sampled_tokens = 0
+        self._versions: dict[str, int] = {}
+        self._sampled_tokens = 0
         self._batches: dict[int, RunningBatch] = {}
         for local in policies.values():
             if id(local.backbone) not in self._batches:
@@ -88,7 +89,7 @@ class LocalEngine:
         self._stirred = 0  # requests and returns from outside so far
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """See :meth:`marft.game.engine.Engine.sample`."""
+        """Sample one action: its random stream is named by the run's seed and the key, whatever else is computed."""
         local = self.policies[policy]
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
         row = Row(local.adapter, prompt.ids, sampling, uniforms)
@@ -99,8 +100,8 @@ class LocalEngine:
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, int]:
-        """See :meth:`marft.game.engine.Engine.choose`."""
+    ) -> tuple[Choice, Versions]:
+        """Choose one of the options, all of them scored in one forward."""
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         asked_for = ChoiceRequest(self.policies[policy].adapter, prompt.ids, options, sampling, uniform)
         request = _ToChoose(key, policy, asked_for, asyncio.get_running_loop().create_future())
@@ -115,7 +116,7 @@ class LocalEngine:
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:
-        """See :meth:`marft.game.engine.Engine.external_wait`."""
+        """While it is held, requests that are admitted in order wait for those that may come."""
         self._outside += 1
         try:
             yield
@@ -130,12 +131,23 @@ class LocalEngine:
         while self._driver is not None and not self._driver.done():
             await asyncio.wait([self._driver])
 
-    def publish(self, version: int) -> None:
+    async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """The policies changed: the weights are shared with the learner, so nothing is copied."""
         assert not [*self._waiting, *self._choosing], "the weights change while requests wait"
         for batch in self._batches.values():
             batch.clear()
-        self.version = version
+        self._versions.update(dict.fromkeys(policies, version))
+
+    def version(self, policy: str) -> int:
+        """The version of a policy that was published last; 0 where none was."""
+        return self._versions.get(policy, 0)
+
+    def usage(self) -> Mapping[str, float]:
+        """``sampled_tokens`` so far."""
+        return {"sampled_tokens": float(self._sampled_tokens)}
+
+    async def close(self) -> None:
+        """Nothing was started here: the worker is the caller's."""
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,7 +161,7 @@ class LocalEngine:
                     self._choosing = self._choosing[len(asked) :]  # others may have joined meanwhile
                     for chooser, choice in zip(asked, choices, strict=True):
                         if not chooser.result.done():
-                            chooser.result.set_result((choice, self.version))
+                            chooser.result.set_result((choice, self._now(chooser.policy)))
                     continue
                 admitted = self._admit()
                 finished = await loop.run_in_executor(self._worker, self._advance, admitted)
@@ -216,10 +228,16 @@ class LocalEngine:
         return [made[id(request.choice)] for request in asked]
 
     def _resolve(self, request: _Request, done: Finished) -> None:
-        self.sampled_tokens += len(done.tokens)
+        self._sampled_tokens += len(done.tokens)
         if not request.result.done():
             text = self._text(request, done)
-            request.result.set_result(Completion(done.tokens, done.log_probs, text, done.finish, self.version))
+            request.result.set_result(
+                Completion(done.tokens, done.log_probs, text, done.finish, self._now(request.policy))
+            )
+
+    def _now(self, policy: str) -> Versions:
+        """Weights never change in the middle of an action here."""
+        return Versions(self.version(policy), self.version(policy))
 
     def _text(self, request: _Request, done: Finished) -> str:
         local = self.policies[request.policy]

@@ -1,25 +1,25 @@
-"""Teammates behind endpoints: what is asked of their policies goes there, everything else to another engine."""
+"""The engine of policies that are behind endpoints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from marft.endpoints.client import Endpoint
-from marft.endpoints.replies import ModelReply
+from marft.endpoints.replies import ModelReply, as_metrics
 from marft.engines.renderer import MOST_CHARACTERS
 from marft.engines.tool_format import schema
-from marft.game.engine import Engine
+from marft.game.engine import Weights
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer
 from marft.seeds import derive_seed
 from marft.texts import until
-from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Usage
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Usage, Versions
 
 TRIES = 3  # for an answer that is one of the options
 LARGEST_SEED = 2**31 - 1  # what every server takes
@@ -33,41 +33,35 @@ class RemotePolicy:
     context: int
 
 
-class RemoteTeammates:
-    """An engine that asks endpoints for the actions of some policies and hands everything else on to another engine.
+class RemoteEngine:
+    """Asks endpoints for the actions of policies that are behind them.
 
     What an endpoint says comes as text. It is recorded in the tokens of the policy's reader, for those that read it
     here; it has no log-probs (they are 0), and nothing of it may be trained.
 
     Args:
-        policies: those that are remote, by name.
+        policies: by name.
         decode: from token ids to text, to offer options by their words.
-        version: of the policies in training, which remote actions are recorded under.
         seed: of the run; with the action's key it makes the seed that is sent along.
     """
 
     def __init__(
         self,
-        inner: Engine,
         renderer: Renderer,
         policies: Mapping[str, RemotePolicy],
         *,
         decode: Callable[[str, TokenIds], str],
-        version: Callable[[], int],
         seed: int,
     ) -> None:
-        self.inner, self.renderer, self.policies = inner, renderer, policies
-        self.decode, self.version, self.seed = decode, version, seed
+        self.renderer, self.policies, self.decode, self.seed = renderer, policies, decode, seed
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
-        """See :meth:`marft.game.engine.Engine.sample`.
+        """Ask for one action, in messages.
 
         Raises:
             EpisodeFailedError: the endpoint gives no answer.
         """
-        remote = self.policies.get(policy)
-        if remote is None:
-            return await self.inner.sample(policy, prompt, sampling, key)
+        remote = self.policies[policy]
         fields = _fields(sampling, self._seed(key))
         if prompt.tools:
             fields["tools"] = [schema(tool) for tool in prompt.tools]
@@ -82,22 +76,19 @@ class RemoteTeammates:
             np.zeros(len(tokens), np.float32),
             text,
             reply.finish,
-            self.version(),
-            reply.calls or (),
-            reply.usage,
+            calls=reply.calls or (),
+            usage=reply.usage,
         )
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, int]:
-        """See :meth:`marft.game.engine.Engine.choose`. The model is asked to answer with one of the options.
+    ) -> tuple[Choice, Versions]:
+        """Ask for a choice: the model is asked to answer with one of the options.
 
         Raises:
             EpisodeFailedError: the endpoint gives no answer, or time and again another one.
         """
-        remote = self.policies.get(policy)
-        if remote is None:
-            return await self.inner.choose(policy, prompt, options, sampling, key)
+        remote = self.policies[policy]
         texts = [self.decode(policy, option.tokens).strip() for option in options]
         chat, usage = _with_options(prompt.chat, texts), Usage()
         for number in range(TRIES):
@@ -106,24 +97,43 @@ class RemoteTeammates:
             said = reply.text.strip()
             if said in texts:
                 choice = Choice(tuple(options), texts.index(said), np.zeros(len(options), np.float32), usage)
-                return choice, self.version()
+                return choice, Versions()
         raise EpisodeFailedError(
             "failed",
             f"endpoint {remote.endpoint.name!r} was to choose from {texts} and said none of them in {TRIES} answers; "
             f"its last one was {said[:100]!r}",
         )
 
-    def external_wait(self) -> AbstractContextManager[None]:
-        """See :meth:`marft.game.engine.Engine.external_wait`."""
-        return self.inner.external_wait()
+    @contextmanager
+    def external_wait(self) -> Iterator[None]:
+        """Endpoints do not admit in order."""
+        yield
+
+    async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
+        """Never: what is behind an endpoint is frozen."""
+        raise AssertionError(f"{', '.join(policies)}: nothing behind an endpoint is trained (version {version})")
+
+    async def settle(self) -> None:
+        """Nothing is computed here."""
+
+    def version(self, policy: str) -> int:  # noqa: ARG002
+        """Always 0: nothing behind an endpoint is trained."""
+        return 0
+
+    def usage(self) -> Mapping[str, float]:
+        """What answers have taken, by the name of a metric."""
+        used = {id(remote.endpoint): remote.endpoint.used for remote in self.policies.values()}
+        return as_metrics(sum(used.values(), Usage()), "remote_")
+
+    async def close(self) -> None:
+        """The endpoints are whose they are."""
 
     async def _ask(
         self, remote: RemotePolicy, chat: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
     ) -> ModelReply:
         assert chat, "the renderer gives engines the messages"
         assert chat[-1]["role"] != "assistant", "endpoints take no beginning of an answer"
-        with self.inner.external_wait():
-            return await remote.endpoint.ask(remote.endpoint.body(chat, fields))
+        return await remote.endpoint.ask(remote.endpoint.body(chat, fields))
 
     def _recorded(self, policy: str, text: str, reply: ModelReply, room: int) -> TokenIds:
         """The turn in the reader's tokens, as many as it has room for, with its end where the model came to it."""

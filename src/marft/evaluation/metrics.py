@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,12 +11,14 @@ from marft.endpoints.replies import as_metrics
 from marft.types import Action, Episode, Mark, Usage
 
 
-def episode_metrics(episodes: Sequence[Episode], roles: Sequence[str], version: int) -> dict[str, float]:
+def episode_metrics(
+    episodes: Sequence[Episode], roles: Sequence[str], version: Callable[[str], int]
+) -> dict[str, float]:
     """What was sampled and what it earned. ``accuracy`` is of the scored episodes whose success is known; it is absent
     where that is so of none.
 
     Args:
-        version: of the policies now; an action's lag is how many updates older it is.
+        version: of a policy now; an action's lag is how many updates older it is.
     """
     scored = [episode for episode in episodes if episode.scored]
     rewards = np.array([episode.total_reward for episode in scored])
@@ -81,7 +83,7 @@ def _tokens_sent(episodes: Sequence[Episode]) -> dict[str, float]:
     return sent
 
 
-def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]:
+def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) -> dict[str, float]:
     return {
         "actions": float(len(actions)),
         "action_length": _mean([int(action.sampled.sum()) for action in actions]),
@@ -89,7 +91,7 @@ def _action_metrics(actions: Sequence[Action], version: int) -> dict[str, float]
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
         "truncated_tokens": float(sum(action.truncated_tokens for action in actions)),
         **_tool_metrics(actions),
-        "policy_lag": _mean([version - action.version for action in actions]),
+        "policy_lag": _mean([version(action.policy) - action.versions.lowest for action in actions]),
     }
 
 

@@ -53,7 +53,7 @@ def evaluate_checkpoints(
                 rollouts.models.reset_policy(policy)
             if path is not None:
                 load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
-            rollouts.engine.publish(version)
+            rollouts.publish(version)
             for mode in modes:
                 result, episodes = evaluate(rollouts, name, mode, chosen, on_done=lambda _: advance())
                 results.append(result)

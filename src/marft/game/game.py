@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from marft.game.engine import Engine
+from marft.game.engine import Sampler
 from marft.game.environment import Environment
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import Message, Renderer
@@ -31,7 +31,7 @@ class Game:
 
     environment: Environment
     team: Team
-    engine: Engine
+    engine: Sampler
     renderer: Renderer
     threads: LoopThreadPool
     seed: int = 0

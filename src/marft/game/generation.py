@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
 
 from marft.game.agents import Agent, Request
-from marft.game.engine import Engine
+from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer, exchange
 from marft.game.tool_belt import ToolBelt
@@ -54,7 +56,7 @@ def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option
 
 
 async def generate(
-    engine: Engine,
+    engine: Sampler,
     renderer: Renderer,
     belt: ToolBelt,
     agent: Agent,
@@ -163,16 +165,16 @@ class Draft:
             intermediate_texts=tuple(texts[:-1]),
             calls=tuple(self.calls),
             finish=finish,
-            version=min(turn.version for turn in self._turns),
+            versions=reduce(or_, (turn.versions for turn in self._turns)),
             usage=sum(used, Usage()) if used else None,
         )
 
 
 async def choose(
-    engine: Engine, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
+    engine: Sampler, agent: Agent, request: Request, prompt: Prompt, options: Sequence[Option], key: ActionKey
 ) -> Action:
     """Choose one of the options. Where it stands in the episode is filled in by the caller."""
-    choice, version = await engine.choose(agent.policy, prompt, options, agent.sampling, key)
+    choice, versions = await engine.choose(agent.policy, prompt, options, agent.sampling, key)
     tokens = options[choice.chosen].tokens
     return Action(
         key=key,
@@ -185,7 +187,7 @@ async def choose(
         log_probs=choice.log_probs[[choice.chosen]],
         text=request.options[choice.chosen],
         finish="stop",
-        version=version,
+        versions=versions,
         choice=choice,
         usage=choice.usage,
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from marft.config.settings import did_you_mean
-from marft.game.engine import Engine
+from marft.game.engine import Sampler
 from marft.game.environment import Session
 from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread, LoopThreadPool, OverdueError, RaisedError
@@ -24,7 +24,7 @@ class ToolBelt:
     """The tools of one episode. A source with a state has one session, opened when first used; others one a call."""
 
     def __init__(
-        self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Engine, task: Task, seed: int
+        self, sources: Mapping[str, ToolSource], threads: LoopThreadPool, engine: Sampler, task: Task, seed: int
     ) -> None:
         self.sources, self.threads, self.engine = sources, threads, engine
         self.task, self.seed = task, seed

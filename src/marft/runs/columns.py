@@ -1,4 +1,4 @@
-"""How a value of our types is stored in Arrow: derived from the type, so that a field is added in one place, its class."""
+"""How a value of our types is stored in Arrow: derived from the type, so that a field is added in its class alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Episodes as Parquet: one row an action, with token ids, log-probs and what it depended on.
 
 An action's columns are derived from the fields of :class:`marft.types.Action`; ``step``, ``agent``, ``observation`` and
-what the step earned stand beside them for those who read tables. What belongs to the whole episode stands in every row of
-it where it is a number or a word, and in its first row alone where it is long (transitions, and the final observation of
-a truncated one).
+what the step earned stand beside them for those who read tables. What belongs to the whole episode stands in every row
+of it where it is a number or a word, and in its first row alone where it is long (transitions, and the final
+observation of a truncated one).
 """
 
 from __future__ import annotations
