@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from marft.engines.local import LocalEngine
+from marft.game.engine import Sampler
 from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import settings
@@ -20,7 +22,7 @@ def key(sample: int, agent: str = "a", step: int = 0) -> ActionKey:
     return ActionKey("s", "t", sample, step, agent, 0)
 
 
-async def chains(engine: LocalEngine, count: int, jitter: random.Random | None) -> list[list[Completion]]:
+async def chains(engine: Sampler, count: int, jitter: random.Random | None) -> list[list[Completion]]:
     """``count`` two-agent chains at once, with pauses outside the engine between the agents."""
 
     async def chain(sample: int) -> list[Completion]:
@@ -75,7 +77,10 @@ def test_no_more_rows_run_than_allowed_and_all_are_answered(random_model: Path) 
     with LocalRollouts(settings(random_model, "runs", "--engine.max_rows", "3")) as rollouts:
         done = rollouts.wait_for(chains(rollouts.engine, 10, None))
         assert len(done) == 10
-        assert max(len(batch.tokens) for batch in rollouts.engine._batches.values()) <= 3
+        assert (
+            max(len(batch.tokens) for batch in cast(LocalEngine, rollouts.engine.engines["actor"])._batches.values())
+            <= 3
+        )
 
 
 def test_the_models_generation_config_shapes_nothing(random_model: Path, tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
         def boom(*_: object) -> None:
             raise RuntimeError("device lost")
 
-        monkeypatch.setattr(rollouts.engine, "_advance", boom)
+        monkeypatch.setattr(rollouts.engine.engines["actor"], "_advance", boom)
 
         async def ask() -> list[object]:
             calls = (

@@ -40,12 +40,12 @@ class Elsewhere(LocalEngine):
         super().__init__(own, worker, **options)
         self.models = models
 
-    @torch.no_grad()
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         for name, weights in policies.items():
             mine = self.models.policies[name].parameters()
-            for key, tensor in weights.parameters().items():
-                mine[key].copy_(tensor.clone())
+            with torch.no_grad():
+                for key, tensor in weights.parameters().items():
+                    mine[key].copy_(tensor)
         await super().publish(policies, version)
 
 
