@@ -13,10 +13,9 @@ import pytest
 
 from marft.algorithms import PRESETS
 from marft.config import load_recipe, parse_recipe, to_toml
+from marft.config.bundled import bundled_names
 from marft.config.plugins import BUILT_IN, find_plugin
 from tests.helpers import recipe
-
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
 def complaint(*overrides: str, **changes: Any) -> str:
@@ -25,10 +24,10 @@ def complaint(*overrides: str, **changes: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_shipped_recipe_parses_and_is_complete(path: Path) -> None:
-    run = load_recipe(path)
-    assert run.name == path.stem
+@pytest.mark.parametrize("name", bundled_names())
+def test_every_shipped_recipe_parses_and_is_complete(name: str) -> None:
+    run = load_recipe(name)
+    assert run.name == name
     assert load_again(to_toml(run)) == run
 
 
@@ -122,7 +121,7 @@ class TestEntryPoints:
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(
-            "[marft.credits]\nmedian = examples.plugins:Median\n[marft.objectives]\nspo = examples.plugins:SPO\n"
+            "[marft.credits]\nmedian = marft.examples.plugins:Median\n[marft.objectives]\nspo = marft.examples.plugins:SPO\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -300,9 +299,8 @@ def test_configuration_imports_no_torch() -> None:
 
 def test_parsing_a_recipe_imports_no_torch() -> None:
     code = (
-        "import sys; from marft.config import load_recipe; load_recipe('recipes/math_dual_vetted.toml'); "
+        "import sys; from marft.config import load_recipe; load_recipe('math_dual_vetted'); "
         "print('torch' in sys.modules)"
     )
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import tomli_w
 from pydantic import ValidationError
 
 from marft.config.algorithm import under_the_preset_named
+from marft.config.bundled import bundled, bundled_names
 from marft.config.run import RunSettings
-from marft.config.settings import DEEPEST, too_deep
+from marft.config.settings import DEEPEST, closest, too_deep
 
 PRESET = ["algorithm", "name"]
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
@@ -22,18 +24,35 @@ MOST_SHOWN = 200  # characters of a wrong value
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
     """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``.
 
+    Args:
+        path: a file; or, where nothing goes by that path, the name of a bundled recipe.
+
     Raises:
         ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"no recipe at {path}")
+    file = _file_of(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     return parse_recipe(table, overrides, source=str(path))
+
+
+def _file_of(path: Path) -> Path | Traversable:
+    if path.is_file():
+        return path
+    if not path.exists() and str(path) in bundled_names():
+        return bundled(str(path))
+    raise ValueError(f"no recipe at {path}{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    """What may have been meant by a path at which no recipe is: a file beside it, or one that is bundled."""
+    beside = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    close = closest(str(path), [*beside, *bundled_names()])
+    return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"
 
 
 def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "recipe") -> RunSettings:
