@@ -6,15 +6,16 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from marft.algorithms import PRESETS
-from marft.config import load_recipe, parse_recipe, to_toml
+from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.bundled import bundled_names
-from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config.plugins import BUILT_IN, Plugin, find_plugin
 from tests.helpers import recipe
 
 
@@ -262,6 +263,41 @@ class TestOverrides:
 
     def test_a_key_below_a_value_is_refused(self) -> None:
         assert "name is no table" in complaint("--name.more", "1")
+
+
+class TestBareWords:
+    """A word in the place of a table that is a plugin or a preset names it."""
+
+    def test_an_algorithm(self) -> None:
+        assert parse_recipe(recipe(), ["--algorithm", "grpo"]) == parse_recipe(recipe(), ["--algorithm.name", "grpo"])
+        assert "did you mean 'grpo'?" in complaint("--algorithm", "grop")
+
+    def test_over_a_complete_recipe_it_is_the_preset_all_the_same(self) -> None:
+        whole = tomllib.loads(to_toml(parse_recipe(recipe())))
+        assert parse_recipe(whole, ["--algorithm", "rloo"]).algorithm.credit.name == "rloo"
+
+    @pytest.mark.parametrize(
+        ("key", "word", "named"),
+        [
+            ("team", "parallel", lambda run: run.team), ("channel", "last", lambda run: run.channel),
+            ("algorithm.credit", "step-gae", lambda run: run.algorithm.credit),
+            ("algorithm.schedule", "agent-by-agent", lambda run: run.algorithm.schedule),
+            ("algorithm.objective", "marft.examples.plugins:SPO", lambda run: run.algorithm.objective),
+            ("environment", "marft.examples.plugins:Guess", lambda run: run.environment),
+        ],
+    )  # fmt: skip
+    def test_a_plugin(self, key: str, word: str, named: Callable[[RunSettings], Plugin]) -> None:
+        assert named(parse_recipe(recipe(), [f"--{key}", word])).name == word
+
+    def test_keys_stay_under_the_same_name_and_go_with_another(self) -> None:
+        team = {"organization": "chain", "sees": "previous"}
+        assert getattr(parse_recipe(recipe(team=team), ["--team", "chain"]).team, "sees") == "previous"  # noqa: B009
+        changed = parse_recipe(recipe(team=team), ["--team", "parallel", "--team.answer", "vote"]).team
+        assert changed.model_dump() == {"organization": "parallel", "answer": "vote"}
+
+    def test_what_begins_like_a_table_is_none(self) -> None:
+        assert "'{nam' is no TOML" in complaint("--environment", "{nam")
+        assert "'{nam' is no TOML" in complaint("--algorithm", "{nam")
 
 
 class TestFiles:

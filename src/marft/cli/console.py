@@ -15,8 +15,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from marft.algorithms import ABOUT
-from marft.config.algorithm import AlgorithmSettings
 from marft.evaluation.compare import between, number, percent
 from marft.texts import one_line, visible
 from marft.types import Episode
@@ -57,6 +55,7 @@ SHOW_ONLY_IF_NOT_ZERO = {
     "kl_stops", "episodes_dropped", "truncated_tokens", "skipped_updates", "undone_steps", "truncation_rate",
     "policy_lag", "zero_advantage_fraction", "remote_cost", "judge/cost", "success_unknown",
 }  # fmt: skip
+INTERRUPTED = 128 + signal.SIGINT  # the exit status of what Ctrl-C has ended
 
 
 class Guard(RenderHook):
@@ -143,20 +142,6 @@ class Terminal:
             raise KeyboardInterrupt
         self._stop = True
         self.note("stopping after this step; Ctrl-C again to stop at once")
-
-
-def algorithm_table() -> Table:
-    """Every preset: what it is made of, and what it is."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("algorithm", "level", "credit", "objective", "schedule", "critic", ""):
-        table.add_column(column)
-    for name, text in ABOUT.items():
-        settings = AlgorithmSettings.model_validate({"name": name})
-        table.add_row(
-            name, settings.level, settings.credit.name, settings.objective.name, settings.schedule.name,
-            settings.critic.kind, text,
-        )  # fmt: skip
-    return table
 
 
 def line(metrics: Mapping[str, float], columns: Sequence[tuple[str, str, str]]) -> str:

@@ -17,6 +17,10 @@ from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, too_deep
 
 PRESET = ["algorithm", "name"]
+NAMED = {  # tables that are a plugin or a preset, and the key that says which: what a bare word in their place means
+    "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
+    "channel": "name", "environment": "name", "team": "organization",
+}  # fmt: skip
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
 MOST_SHOWN = 200  # characters of a wrong value
 
@@ -73,7 +77,7 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
         if isinstance(table.get("algorithm"), dict):
             table["algorithm"] = under_the_preset_named(table["algorithm"])
         for key, value in [pair for pair in pairs if pair[0] != PRESET]:
-            _set(table, key, value)
+            _change(table, key, value)
         _check_depth(table, source)
         return RunSettings.model_validate(table)
     except ValidationError as error:
@@ -160,8 +164,10 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
             if not words:
                 raise ValueError(f"{option} needs a value")
             text = words.pop(0)
-        parts = key.split(".")
         value = _value(text)
+        if key == "algorithm" and _is_word(value):
+            key = ".".join(PRESET)
+        parts = key.split(".")
         pairs.append((parts, value if isinstance(value, str) or parts not in TEXTS else text))
     return pairs
 
@@ -183,6 +189,22 @@ class _Broken(str):
         broken = super().__new__(cls, text)
         broken.why = str(error).split(" (at ")[0]  # the place is that in a line of ours
         return broken
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, _Broken)
+
+
+def _change(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
+    """Set a key; a bare word in the place of a plugin names it, and the keys of one of another name go."""
+    tag = NAMED.get(".".join(key))
+    if tag and _is_word(value):
+        place: Any = table
+        for part in key:
+            place = place.get(part) if isinstance(place, dict) else None
+        kept = place if isinstance(place, dict) and place.get(tag, value) == value else {}
+        value = {**kept, tag: value}
+    _set(table, key, value)
 
 
 def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
