@@ -241,6 +241,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(recipe_file: Path,
         assert process.returncode == 130, output
         assert "Traceback" not in output
         assert "stopped after step" not in output
+        assert "nobody waits for" not in output  # nothing was given up on that had been waiting for ever
 
 
 @pytest.mark.parametrize("words", [("eval", "--tasks", "-3"), ("graph", "--step", "-1")])
