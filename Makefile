@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 demo: install
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m marft.examples.demo
 
 test: install
 	$(BIN)/pytest --numprocesses auto

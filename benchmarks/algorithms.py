@@ -13,7 +13,6 @@ sampled. Writes results/<name>.json, .md and .svg.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -34,7 +33,7 @@ from recording import (
 from marft.algorithms import PRESETS
 from marft.config import RunSettings, load_recipe
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
+RECIPE = "demo"
 GOOD = 0.8  # of training episodes, over three steps
 TASKS_PER_STEP = {"at-grpo": 11}  # an attempt samples 12 actions with 4 candidates, 8 with 2 re-samples each
 SAMPLES = {"at-grpo": 1, "coma": 1}

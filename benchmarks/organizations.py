@@ -29,7 +29,7 @@ from marft.types import JointAction, Observation, Step, Task
 
 KINDS = ("red", "blue")
 GOOD, BAD = 0.9, 0.1  # how often a worker solves a task of its own kind, and of the other
-RECIPE = Path(__file__).parents[1] / "recipes" / "demo.toml"
+RECIPE = "demo"
 STATE = r"name = 'record', fields = { state = 'leaving (.+)\.' }"
 CHANNELS = {
     "prose": "{ name = 'raw' }",

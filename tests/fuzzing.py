@@ -23,6 +23,7 @@ import tomli_w
 
 from marft.algorithms import PRESETS
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
+from marft.config.bundled import bundled, bundled_names
 from marft.config.plugins import BUILT_IN
 from tests.helpers import recipe
 
@@ -80,8 +81,8 @@ class Notebook:
 
 def shown_everywhere() -> Iterator[dict[str, Any]]:
     """Every recipe that ships or stands in the docs, whole enough to be read."""
-    for path in sorted((ROOT / "recipes").glob("*.toml")):
-        yield {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+    for name in bundled_names():
+        yield {"name": name, **tomllib.loads(bundled(name).read_text(encoding="utf-8"))}
     for page in ("README.md", "docs/recipes.md", "docs/algorithms.md"):
         for block in (ROOT / page).read_text(encoding="utf-8").split("```toml\n")[1:]:
             for theirs, ours in OURS.items():

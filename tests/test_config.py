@@ -6,17 +6,17 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from marft.algorithms import PRESETS
-from marft.config import load_recipe, parse_recipe, to_toml
-from marft.config.plugins import BUILT_IN, find_plugin
+from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
+from marft.config.bundled import bundled_names
+from marft.config.plugins import BUILT_IN, Plugin, find_plugin
 from tests.helpers import recipe
-
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
 
 def complaint(*overrides: str, **changes: Any) -> str:
@@ -25,10 +25,10 @@ def complaint(*overrides: str, **changes: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_shipped_recipe_parses_and_is_complete(path: Path) -> None:
-    run = load_recipe(path)
-    assert run.name == path.stem
+@pytest.mark.parametrize("name", bundled_names())
+def test_every_shipped_recipe_parses_and_is_complete(name: str) -> None:
+    run = load_recipe(name)
+    assert run.name == name
     assert load_again(to_toml(run)) == run
 
 
@@ -122,7 +122,7 @@ class TestEntryPoints:
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(
-            "[marft.credits]\nmedian = examples.plugins:Median\n[marft.objectives]\nspo = examples.plugins:SPO\n"
+            "[marft.credits]\nmedian = marft.examples.plugins:Median\n[marft.objectives]\nspo = marft.examples.plugins:SPO\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -265,6 +265,41 @@ class TestOverrides:
         assert "name is no table" in complaint("--name.more", "1")
 
 
+class TestBareWords:
+    """A word in the place of a table that is a plugin or a preset names it."""
+
+    def test_an_algorithm(self) -> None:
+        assert parse_recipe(recipe(), ["--algorithm", "grpo"]) == parse_recipe(recipe(), ["--algorithm.name", "grpo"])
+        assert "did you mean 'grpo'?" in complaint("--algorithm", "grop")
+
+    def test_over_a_complete_recipe_it_is_the_preset_all_the_same(self) -> None:
+        whole = tomllib.loads(to_toml(parse_recipe(recipe())))
+        assert parse_recipe(whole, ["--algorithm", "rloo"]).algorithm.credit.name == "rloo"
+
+    @pytest.mark.parametrize(
+        ("key", "word", "named"),
+        [
+            ("team", "parallel", lambda run: run.team), ("channel", "last", lambda run: run.channel),
+            ("algorithm.credit", "step-gae", lambda run: run.algorithm.credit),
+            ("algorithm.schedule", "agent-by-agent", lambda run: run.algorithm.schedule),
+            ("algorithm.objective", "marft.examples.plugins:SPO", lambda run: run.algorithm.objective),
+            ("environment", "marft.examples.plugins:Guess", lambda run: run.environment),
+        ],
+    )  # fmt: skip
+    def test_a_plugin(self, key: str, word: str, named: Callable[[RunSettings], Plugin]) -> None:
+        assert named(parse_recipe(recipe(), [f"--{key}", word])).name == word
+
+    def test_keys_stay_under_the_same_name_and_go_with_another(self) -> None:
+        team = {"organization": "chain", "sees": "previous"}
+        assert getattr(parse_recipe(recipe(team=team), ["--team", "chain"]).team, "sees") == "previous"  # noqa: B009
+        changed = parse_recipe(recipe(team=team), ["--team", "parallel", "--team.answer", "vote"]).team
+        assert changed.model_dump() == {"organization": "parallel", "answer": "vote"}
+
+    def test_what_begins_like_a_table_is_none(self) -> None:
+        assert "'{nam' is no TOML" in complaint("--environment", "{nam")
+        assert "'{nam' is no TOML" in complaint("--algorithm", "{nam")
+
+
 class TestFiles:
     def test_a_missing_recipe(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no recipe at"):
@@ -300,9 +335,8 @@ def test_configuration_imports_no_torch() -> None:
 
 def test_parsing_a_recipe_imports_no_torch() -> None:
     code = (
-        "import sys; from marft.config import load_recipe; load_recipe('recipes/math_dual_vetted.toml'); "
+        "import sys; from marft.config import load_recipe; load_recipe('math_dual_vetted'); "
         "print('torch' in sys.modules)"
     )
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from marft.engines.caller_thread import GRACE_SECONDS, CallerThreadExecutor
 from marft.engines.local import LocalEngine
 from marft.game.engine import Sampler
 from marft.rollouts import LocalRollouts
@@ -126,3 +128,24 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
             return list(await asyncio.gather(*calls, return_exceptions=True))
 
         assert [str(error) for error in rollouts.wait_for(ask())] == ["device lost"] * 3
+
+
+def test_an_interrupt_in_the_middle_of_a_computation_is_not_waited_for() -> None:
+    """Whoever had asked for it once never heard of its end, and a second Ctrl-C took the ten seconds of grace."""
+    lent = CallerThreadExecutor()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def settles() -> None:
+        driver = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(lent, interrupted))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.wait([driver])
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        lent.wait_for(settles())
+    assert time.monotonic() - began < GRACE_SECONDS / 2
+    lent.shutdown()

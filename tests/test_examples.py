@@ -12,10 +12,10 @@ from tests.helpers import settings
 
 def test_the_example_parts_train_together(tmp_path: Path) -> None:
     run = settings(
-        "tiny", tmp_path, "--agents.actor.role", "judge", "--team.organization", "examples.plugins:Vote",
-        "--algorithm.credit", "{ name = 'examples.plugins:Median' }", "--algorithm.critic.kind", "none",
-        "--algorithm.objective", "{ name = 'examples.plugins:SPO' }", "--rollout.max_steps", "2",
-        environment={"name": "examples.plugins:Guess", "highest": 9},
+        "tiny", tmp_path, "--agents.actor.role", "judge", "--team.organization", "marft.examples.plugins:Vote",
+        "--algorithm.credit", "{ name = 'marft.examples.plugins:Median' }", "--algorithm.critic.kind", "none",
+        "--algorithm.objective", "{ name = 'marft.examples.plugins:SPO' }", "--rollout.max_steps", "2",
+        environment={"name": "marft.examples.plugins:Guess", "highest": 9},
     )  # fmt: skip
     folder = RunFolder.create(run)
     assert train(run, folder).step == 2
@@ -26,7 +26,7 @@ def test_the_example_parts_train_together(tmp_path: Path) -> None:
 
 def test_the_guide_shows_what_the_examples_do() -> None:
     root = Path(__file__).parents[1]
-    guide, code = (root / "CONTRIBUTING.md").read_text(), (root / "examples" / "plugins.py").read_text()
+    guide, code = (root / "CONTRIBUTING.md").read_text(), (root / "src/marft/examples/plugins.py").read_text()
     shown = [line.strip() for line in guide.split("```python\nclass")[1:] for line in line.split("```")[0].splitlines()]
     missing = [line for line in shown if line and not line.endswith('"""') and line not in code]
     assert not missing

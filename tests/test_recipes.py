@@ -15,7 +15,6 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import train
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 PROBLEMS = [
     {"problem": r"Compute $\frac{1}{2} + \frac{1}{3}$.", "answer": r"\frac{5}{6}"},
     {"problem": "Find the positive root of $x^2 = 49$.", "answer": "7"},
@@ -38,9 +37,7 @@ def small(name: str, folder: Path) -> RunSettings:
         "agents.actor.sampling.max_new_tokens": 24, "rollout.tasks_per_step": 3, "rollout.samples_per_task": 2,
         "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 1, "device": "cpu", "threads": 1,
     }  # fmt: skip
-    return load_recipe(
-        RECIPES / f"{name}.toml", [word for key, value in changes.items() for word in (f"--{key}", str(value))]
-    )
+    return load_recipe(name, [word for key, value in changes.items() for word in (f"--{key}", str(value))])
 
 
 @pytest.mark.parametrize("name", ["math_dual", "math_dual_vetted"])

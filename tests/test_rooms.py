@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "marft"
 MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROOMS = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {
-    "__init__"
+    "__init__",
+    "__main__",
 }
 
 

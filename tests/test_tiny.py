@@ -90,7 +90,7 @@ def test_single_steps_are_done_right_when_set_up_right() -> None:
 
 @pytest.fixture(scope="module")
 def rollouts() -> Iterator[LocalRollouts]:
-    with LocalRollouts(load_recipe(ROOT / "recipes" / "demo.toml", ["--threads", "1"])) as made:
+    with LocalRollouts(load_recipe("demo", ["--threads", "1"])) as made:
         yield made
 
 

@@ -72,7 +72,7 @@ def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, leve
 
 def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
     """Largest difference below 1e-5 nats in float32, over every token of 64 episodes of the shipped demo."""
-    run = load_recipe(Path(__file__).parents[1] / "recipes" / "demo.toml", ["--algorithm.critic.warmup_steps", "0"])
+    run = load_recipe("demo", ["--algorithm.critic.warmup_steps", "0"])
     with LocalRollouts(run) as rollouts:
         learner = Learner(run, rollouts.models)
         episodes = rollouts.play(attempts_at(run, training_tasks(run), 0, 0, 16))

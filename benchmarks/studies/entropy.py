@@ -10,7 +10,6 @@ show that. Prompts and actions are as short as the demo's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,11 +18,10 @@ from recording import Job, Row, band, collapsed, interval, smooth, tidy
 from marft.algorithms import PRESETS
 from marft.config import load_recipe
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 TABLES: Mapping[str, str] = {"0": "marft-paper-table4", "0.01": "marft-paper-table5", "0.1": "marft-paper-table3"}
 TEAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "single": ("demo_single.toml", ("solver",)),
-    "dual": ("demo.toml", ("reasoner", "actor")),
+    "single": ("demo_single", ("solver",)),
+    "dual": ("demo", ("reasoner", "actor")),
 }
 LEVELS = ("action", "token")
 SEEDS = 5
@@ -56,7 +54,7 @@ def job_of(team: str, level: str, entropy: str, seed: int, factor: int, tasks: i
     overrides += ["--training.steps", str(STEPS if factor == FACTOR else PUBLISHED_STEPS)]
     overrides += ["--output", output, "--name", f"{team}-{level}-{entropy}-x{factor}-{seed}"]
     about = {"team": team, "level": level, "entropy": entropy, "factor": factor}
-    return Job(load_recipe(RECIPES / recipe, overrides), tasks, about, ("base", "last"), ("sampled",), STEPS_PER_POINT)
+    return Job(load_recipe(recipe, overrides), tasks, about, ("base", "last"), ("sampled",), STEPS_PER_POINT)
 
 
 def describe(row: Row) -> str:

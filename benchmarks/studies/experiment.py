@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,12 +10,11 @@ from recording import CURVES, Job, Row, band, collapsed, interval, tidy
 
 from marft.config import load_recipe
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 CASES = {
-    "single, action (PPO)": ("demo_single.toml", "action"),
-    "single, token (PPO)": ("demo_single.toml", "token"),
-    "dual, action (MARFT)": ("demo.toml", "action"),
-    "dual, token (MARFT)": ("demo_token.toml", "token"),
+    "single, action (PPO)": ("demo_single", "action"),
+    "single, token (PPO)": ("demo_single", "token"),
+    "dual, action (MARFT)": ("demo", "action"),
+    "dual, token (MARFT)": ("demo_token", "token"),
 }
 SEEDS = 5
 TITLES = ("accuracy", "reward", "policy loss", "value loss", "KL, old to new (nats a token)", "entropy (nats a token)")
@@ -28,10 +26,10 @@ def jobs(tasks: int, output: str) -> list[Job]:
 
 def job_of(case: str, seed: int, tasks: int, output: str) -> Job:
     recipe, level = CASES[case]
-    name = f"{Path(recipe).stem}-{level}-{seed}"
+    name = f"{recipe}-{level}-{seed}"
     overrides = ["--algorithm.level", level, "--seed", str(seed), "--output", output, "--name", name]
     return Job(
-        load_recipe(RECIPES / recipe, overrides), tasks, {"case": case}, ("base", "last"), ("sampled", "greedy")
+        load_recipe(recipe, overrides), tasks, {"case": case}, ("base", "last"), ("sampled", "greedy")
     )  # fmt: skip
 
 

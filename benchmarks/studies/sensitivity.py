@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 from recording import Job, Row
@@ -11,7 +10,7 @@ from recording import Job, Row
 from marft.config import load_recipe
 from studies.factors import CLIP, LEARNING_RATE, Factors, cell, dots, rows_of, settings_of
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "demo.toml"
+RECIPE = "demo"
 SEEDS = 3
 CREDIT = "--algorithm.credit"
 

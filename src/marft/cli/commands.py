@@ -9,25 +9,21 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import cast
 
-import tomli_w
 from pydantic_core import PydanticCustomError
 from rich.progress import Progress
 
-from marft.algorithms import ABOUT
-from marft.cli.console import Terminal, algorithm_table, evaluation_table, in_bold, wide_console
+from marft.cli.console import INTERRUPTED, Terminal, evaluation_table, in_bold, wide_console
 from marft.cli.errors import beside
+from marft.cli.listings import preset
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.config.algorithm import AlgorithmSettings
 from marft.config.load import keys_of
 from marft.config.names import check_run_name
 from marft.config.run import refuse_nothing_to_train
-from marft.config.settings import did_you_mean
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
 from marft.evaluation.evaluate import Advance, Evaluation, Mode
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
-from marft.sources import OURS, source_of
 from marft.texts import visible
 
 PROMPT_SHOWN = 80  # characters of a task
@@ -38,7 +34,11 @@ console = wide_console()
 def train(
     recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool
 ) -> None:
-    """``marft train``."""
+    """``marft train``.
+
+    Raises:
+        SystemExit: it was interrupted, and what it has learned is saved; so a command behind ``&&`` does not begin.
+    """
     run, folder = _run_of(recipe, overrides)
     refuse_nothing_to_train(run)
     if dry_run:
@@ -62,8 +62,8 @@ def train(
     write_report(folder)
     if state.step < run.training.steps:
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
-    else:
-        console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+        raise SystemExit(INTERRUPTED)
+    console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
 
 
 def _looked_at(run: RunSettings) -> list[str]:
@@ -130,9 +130,7 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
         raise ValueError("--algorithms: name at least one, for example marft,grpo")
-    algorithms = [
-        own if name == own.name else _preset(name).model_copy(update={"reward": own.reward}) for name in names
-    ]
+    algorithms = [own if name == own.name else preset(name).model_copy(update={"reward": own.reward}) for name in names]
     quieten()
     from marft.evaluation import replay_page
     from marft.evaluation.replay import replay as run_replay
@@ -169,34 +167,6 @@ def graph(path: Path, name: str, step: int) -> None:
     target.parent.mkdir(exist_ok=True)
     draw(episode).savefig(target, metadata={"Date": None})
     console.print(f"see {target}", soft_wrap=True)
-
-
-def _preset(name: str) -> AlgorithmSettings:
-    if name not in ABOUT:
-        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
-    return AlgorithmSettings.model_validate({"name": name})
-
-
-def algorithms(name: str) -> None:
-    """``marft algorithms``."""
-    if not name:
-        console.print(algorithm_table())
-        return
-    settings = _preset(name)
-    console.print(f"# {ABOUT[name]}", soft_wrap=True)
-    console.print(_with_sources(settings), soft_wrap=True)
-
-
-def _with_sources(settings: AlgorithmSettings) -> str:
-    """A preset as a recipe would spell it out, and beside each value that is somebody's where it is from."""
-    lines, table = [], ""
-    for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
-        if line.startswith("[algorithm"):
-            table = line.strip("[]").removeprefix("algorithm").removeprefix(".")
-        key = f"{table}.{line.split(' = ')[0]}".removeprefix(".")
-        source = source_of(settings.name, key)
-        lines.append(line if source == OURS else f"{line}  # {source}")
-    return "\n".join(lines)
 
 
 def compare(paths: Sequence[Path]) -> None:

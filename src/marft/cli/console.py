@@ -15,8 +15,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from marft.algorithms import ABOUT
-from marft.config.algorithm import AlgorithmSettings
 from marft.evaluation.compare import between, number, percent
 from marft.metrics import known
 from marft.texts import one_line, visible
@@ -32,6 +30,7 @@ AGENT = (
     "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "gradient_share",
     "log_prob_difference_max", "policy_lag",
 )  # fmt: skip
+INTERRUPTED = 128 + signal.SIGINT  # the exit status of what Ctrl-C has ended
 
 
 class Guard(RenderHook):

@@ -24,6 +24,7 @@ from marft.errors import RunError
 from marft.faults import OURS, described, place_of
 from marft.texts import cut, storable, visible
 
+DEBUG = "--debug"  # with any command: print the traceback of an error
 LONGEST = 4000  # characters of a message in the terminal
 NO_RUN = Path("marft-error.txt")
 IN_A_RUN = "error.txt"

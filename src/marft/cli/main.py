@@ -10,24 +10,39 @@ from typing import Annotated
 
 import typer
 
+from marft import __version__
+
 app = typer.Typer(
     name="marft",
     help="Multi-agent reinforcement fine-tuning: tune the language models of a team of agents together.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog="--debug, with any command, prints the traceback of an error.",
 )
 
-DEBUG = "--debug"
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"marft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(context_settings=OVERRIDES)
 def train(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A recipe (TOML), or the folder of a run with --resume.")],
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
     start_from: Annotated[
         Path | None, typer.Option("--from", help="Start a new run with the weights of this checkpoint folder.")
@@ -35,18 +50,22 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete a run of the same name first.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
 ) -> None:
-    """Train the team of a recipe. Any setting can be changed: --algorithm.level token --training.steps 50"""
-    from marft.cli import commands
+    """Train the team of a recipe.
 
-    commands.train(recipe, context.args, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
+    Any setting can be changed: --algorithm.level token --training.steps 50
+    """
+    from marft.cli import commands, options
+
+    changes = options.overrides_of(context, recipe)
+    commands.train(recipe, changes, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
 
 
 @app.command("eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or a recipe (then only the base).")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or a recipe: then only the base.")],
     checkpoint: Annotated[
         str, typer.Option(help="base, last, best or step_000050; several with commas.")
     ] = "base,last",
@@ -56,32 +75,41 @@ def evaluate(
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
 ) -> None:
-    """Evaluate a run's checkpoints and its untuned base on held-out tasks, with 95 % intervals."""
-    from marft.cli import commands
+    """Evaluate checkpoints and their untuned base.
+
+    On held-out tasks, with 95 % intervals. Settings can be changed as in train.
+    """
+    from marft.cli import commands, options
 
     names = [name.strip() for name in checkpoint.split(",")]
-    commands.evaluate(run, context.args, names, mode, tasks, shuffle_messages)
+    commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages)
 
 
 @app.command(context_settings=OVERRIDES)
 def play(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A recipe (then with its untuned base), or the folder of a run.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe, then with its untuned base; or the folder of a run.")],
     human: Annotated[list[str] | None, typer.Option(help="An agent that you play; repeat the option.")] = None,
     checkpoint: Annotated[str, typer.Option(help="Of a run: base, last, best or step_000050.")] = "last",
     task: Annotated[int, typer.Option(help="Which task of the test split.")] = 0,
 ) -> None:
-    """Play one episode live, agent by agent, with what each saw; take any seat yourself."""
-    from marft.cli import commands
+    """Play one episode live, agent by agent.
 
-    commands.play(recipe, context.args, human or [], checkpoint, task)
+    With what each of them saw; take any seat yourself.
+    """
+    from marft.cli import commands, options
+
+    commands.play(recipe, options.overrides_of(context, recipe), human or [], checkpoint, task)
 
 
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs that were evaluated.")],
 ) -> None:
-    """A table of evaluated runs side by side, each against its own base on the same tasks."""
+    """Show evaluated runs side by side.
+
+    Each against its own base on the same tasks.
+    """
     from marft.cli import commands
 
     commands.compare(runs)
@@ -92,7 +120,10 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     against: Annotated[list[Path] | None, typer.Option(help="Other runs to show beside it; repeat the option.")] = None,
 ) -> None:
-    """Write report.html: training curves, before and after, sample episodes."""
+    """Write the report.html of a run.
+
+    Training curves, before and after, sample episodes.
+    """
     from marft.cli import commands
 
     commands.report(run, against or [])
@@ -105,7 +136,10 @@ def replay(
     step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
     episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
 ) -> None:
-    """Credit a run's recorded episodes by several algorithms, side by side: which would push what, and how far."""
+    """Credit recorded episodes by several algorithms.
+
+    Side by side: which would push what, and how far.
+    """
     from marft.cli import commands
 
     commands.replay(run, algorithms.split(","), step, episodes)
@@ -117,7 +151,10 @@ def graph(
     episode: Annotated[str, typer.Argument(help="Its place in the step (0, 1, …), or task#sample.")] = "0",
     step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
 ) -> None:
-    """Draw one recorded episode: who acted when, and who depended on whom."""
+    """Draw one recorded episode.
+
+    Who acted when, and who depended on whom.
+    """
     from marft.cli import commands
 
     commands.graph(run, episode, step)
@@ -127,10 +164,33 @@ def graph(
 def algorithms(
     name: Annotated[str, typer.Argument(help="A preset, to see every setting of it.")] = "",
 ) -> None:
-    """The algorithms that a recipe can name, or all settings of one."""
-    from marft.cli import commands
+    """List the algorithms, or print all settings of one."""
+    from marft.cli import listings
 
-    commands.algorithms(name)
+    listings.algorithms(name)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str, typer.Argument(help="A bundled recipe, to print it as it is.")] = "",
+) -> None:
+    """List the bundled recipes, or print one.
+
+    Each can be trained by its name; one of your own may begin with marft recipes demo > mine.toml
+    """
+    from marft.cli import listings
+
+    listings.recipes(name)
+
+
+@app.command()
+def environments(
+    name: Annotated[str, typer.Argument(help="An environment, to see its keys and what they take.")] = "",
+) -> None:
+    """List the environments, or the keys of one."""
+    from marft.cli import listings
+
+    listings.environments(name)
 
 
 def main() -> None:
@@ -138,14 +198,14 @@ def main() -> None:
 
     Parts that a recipe names by import path may lie in the folder that the command is run from.
     """
-    from marft.cli.errors import friendly
+    from marft.cli.errors import DEBUG, friendly
 
     signal.signal(signal.SIGTERM, _terminated)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     words = [word for word in sys.argv[1:] if word != DEBUG]
     with friendly(debug=DEBUG in sys.argv):
-        app(words)
+        app(words, prog_name="marft")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ import tomli_w
 from pydantic import ValidationError
 
 from marft.config.algorithm import under_the_preset_named
+from marft.config.bundled import bundled, bundled_names
 from marft.config.run import RunSettings
-from marft.config.settings import DEEPEST, too_deep
+from marft.config.settings import DEEPEST, closest, too_deep
 
 PRESET = ["algorithm", "name"]
+NAMED = {  # tables that are a plugin or a preset, and the key that says which: what a bare word in their place means
+    "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
+    "channel": "name", "environment": "name", "team": "organization",
+}  # fmt: skip
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
 MOST_SHOWN = 200  # characters of a wrong value
 
@@ -22,18 +28,35 @@ MOST_SHOWN = 200  # characters of a wrong value
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
     """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``.
 
+    Args:
+        path: a file; or, where nothing goes by that path, the name of a bundled recipe.
+
     Raises:
         ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"no recipe at {path}")
+    file = _file_of(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     return parse_recipe(table, overrides, source=str(path))
+
+
+def _file_of(path: Path) -> Path | Traversable:
+    if path.is_file():
+        return path
+    if not path.exists() and str(path) in bundled_names():
+        return bundled(str(path))
+    raise ValueError(f"no recipe at {path}{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    """What may have been meant by a path at which no recipe is: a file beside it, or one that is bundled."""
+    beside = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    close = closest(str(path), [*beside, *bundled_names()])
+    return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"
 
 
 def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "recipe") -> RunSettings:
@@ -54,7 +77,7 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
         if isinstance(table.get("algorithm"), dict):
             table["algorithm"] = under_the_preset_named(table["algorithm"])
         for key, value in [pair for pair in pairs if pair[0] != PRESET]:
-            _set(table, key, value)
+            _change(table, key, value)
         _check_depth(table, source)
         return RunSettings.model_validate(table)
     except ValidationError as error:
@@ -141,8 +164,10 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
             if not words:
                 raise ValueError(f"{option} needs a value")
             text = words.pop(0)
-        parts = key.split(".")
         value = _value(text)
+        if key == "algorithm" and _is_word(value):
+            key = ".".join(PRESET)
+        parts = key.split(".")
         pairs.append((parts, value if isinstance(value, str) or parts not in TEXTS else text))
     return pairs
 
@@ -164,6 +189,22 @@ class _Broken(str):
         broken = super().__new__(cls, text)
         broken.why = str(error).split(" (at ")[0]  # the place is that in a line of ours
         return broken
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, _Broken)
+
+
+def _change(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
+    """Set a key; a bare word in the place of a plugin names it, and the keys of one of another name go."""
+    tag = NAMED.get(".".join(key))
+    if tag and _is_word(value):
+        place: Any = table
+        for part in key:
+            place = place.get(part) if isinstance(place, dict) else None
+        kept = place if isinstance(place, dict) and place.get(tag, value) == value else {}
+        value = {**kept, tag: value}
+    _set(table, key, value)
 
 
 def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:

@@ -8,7 +8,7 @@ import path (``my_package.module:Class``). It is held to its seam (:mod:`marft.c
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,6 +102,11 @@ class Plugin(Settings):
     @property
     def name(self) -> str:
         return self._name or type(self).__name__
+
+    @classmethod
+    def known_values(cls) -> Mapping[str, Sequence[str]]:
+        """Keys that take one name of a list, and the list, for whoever asks what there is."""
+        return {}
 
     @model_serializer(mode="wrap")
     def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -21,12 +21,17 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word that is spelled most alike; ``""`` where none is close."""
+    return next(iter(get_close_matches(word, sorted(known), n=1, cutoff=0.6)), "")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or the known words when none is close."""
     words = sorted(known)
-    close = get_close_matches(word, words, n=1, cutoff=0.6)
+    close = closest(word, words)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {close!r}?"
     return f"; known: {', '.join(words)}" if words else ""
 
 

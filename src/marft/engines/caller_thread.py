@@ -11,7 +11,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
@@ -67,6 +67,9 @@ class CallerThreadExecutor(Executor):
                 future.set_result(fn(*args, **kwargs))
             except Exception as error:  # noqa: BLE001  whoever waits must hear of it
                 future.set_exception(error)
+            except BaseException:  # an interrupt in the middle: nobody is to wait for what never comes
+                future.set_exception(CancelledError())
+                raise
 
         self._jobs.put(job)
         return future

@@ -23,11 +23,12 @@ from marft.types import Task
 
 
 class Math(Plugin):
-    r"""Problems with one answer each; the reward is 1 when the answering agent's text states it, else 0.
+    r"""Mathematics problems from a JSONL file or a Hugging Face data set, graded by math-verify.
 
-    The answer is taken from the last ``\boxed{}``, else from what follows "the answer is". Without ``test_path`` the
-    splits are made by each problem's own text (80 % training, 10 % validation, 10 % test); with it, the test split is
-    that file, and its problems are kept out of the others.
+    Each has one answer; the reward is 1 when the answering agent's text states it, else 0. The answer is taken from the
+    last ``\boxed{}``, else from what follows "the answer is". Without ``test_path`` the splits are made by each
+    problem's own text (80 % training, 10 % validation, 10 % test); with it, the test split is that file, and its
+    problems are kept out of the others.
     """
 
     one_step: ClassVar[bool] = True

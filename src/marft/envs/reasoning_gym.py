@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
@@ -24,7 +24,9 @@ PATIENCE = 1000  # draws without a new question of the wanted split before the d
 
 
 class ReasoningGym(Plugin):
-    r"""Questions of one data set; the answer is the last ``\boxed{}``, else ``<answer>`` tag, of the answering agent.
+    r"""Questions of one data set of Reasoning Gym, which draws them anew for as long as it has any.
+
+    The answer is the last ``\boxed{}``, else ``<answer>`` tag, of the answering agent.
 
     The package draws item i of seed s with seed s + i, so neighbouring seeds repeat each other's items, and small
     data sets repeat themselves. Questions are therefore assigned to splits by their own text and never repeat.
@@ -91,6 +93,11 @@ class ReasoningGym(Plugin):
                 idle = 0
             index += 1
         return found
+
+    @classmethod
+    def known_values(cls) -> Mapping[str, Sequence[str]]:
+        """The names of all data sets."""
+        return {"dataset": sorted(_datasets())}
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Tasks of a split, drawn once; fewer than asked for where the data set has no more questions."""

@@ -1,6 +1,6 @@
 """One of each part that a package can add: an environment, an organization, a credit, an objective.
 
-marft train recipes/demo.toml --environment "{ name = 'examples.plugins:Guess', highest = 20 }"
+marft train demo --environment "{ name = 'marft.examples.plugins:Guess', highest = 20 }"
 """
 
 from __future__ import annotations

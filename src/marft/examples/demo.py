@@ -1,7 +1,7 @@
 """The demo: a reasoner and an actor learn to add up together, and what that was worth.
 
-    python examples/demo.py            # what `make demo` runs
-    python examples/demo.py --quick    # a few steps only, to see that everything works
+    python -m marft.examples.demo            # what `make demo` runs, in any folder
+    python -m marft.examples.demo --quick    # a few steps only, to see that everything works
 
 Each line that starts with ``$`` can be typed as it stands.
 """
@@ -15,8 +15,7 @@ from pathlib import Path
 from marft.cli import commands
 from marft.cli.console import in_bold
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "recipes" / "demo.toml"
+RECIPE = Path("demo")  # bundled
 
 
 def main() -> None:
@@ -26,6 +25,8 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     both = arguments.output / "demo"
+    if RECIPE.exists() or both.resolve() == RECIPE.resolve():
+        parser.error(f"what is called {RECIPE} here would stand for the recipe; go to another folder, or --output runs")
     steps = ["--training.steps", "3"] if arguments.quick else []
     tasks = 40 if arguments.quick else 500
 
@@ -46,7 +47,7 @@ def main() -> None:
 
 def train(folder: Path, changes: list[str]) -> None:
     options = ["--output", str(folder.parent), "--name", folder.name, *changes]
-    say(f"marft train {RECIPE.relative_to(ROOT)} --overwrite {' '.join(options)}")
+    say(f"marft train {RECIPE} --overwrite {' '.join(options)}")
     commands.train(RECIPE, options, resume=False, start_from=None, dry_run=False, overwrite=True)
 
 

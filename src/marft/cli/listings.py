@@ -1,0 +1,142 @@
+"""What there is to name in a recipe: recipes themselves, environments, algorithms."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable
+from textwrap import fill
+
+import tomli_w
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from marft.algorithms import ABOUT
+from marft.cli.console import wide_console
+from marft.config.algorithm import AlgorithmSettings
+from marft.config.bundled import bundled, bundled_about, bundled_names
+from marft.config.plugins import Plugin, find_plugin, plugin_names
+from marft.config.settings import did_you_mean
+from marft.sources import OURS, source_of
+from marft.texts import one_line
+
+ROOMY = 150  # columns in which every part of an algorithm has one of its own
+READABLE = 100  # columns of names, however wide the terminal
+
+
+def recipes(name: str) -> None:
+    """``marft recipes``."""
+    if name:
+        sys.stdout.write(bundled(name).read_text(encoding="utf-8"))  # to the letter: it may go to a file
+    else:
+        wide_console().print(_list((known, bundled_about(known)) for known in bundled_names()))
+
+
+def environments(name: str) -> None:
+    """``marft environments``."""
+    console = wide_console()
+    if not name:
+        console.print(_list((known, _environment_in_short(known)) for known in plugin_names("environments")))
+        return
+    cls = find_plugin("environments", name)
+    width = min(console.width, READABLE)
+    for paragraph in _doc(cls).split("\n\n"):
+        console.print(fill(paragraph, width, initial_indent="# ", subsequent_indent="# "), "", soft_wrap=True, sep="\n")
+    console.print(_keys_with_defaults(cls, name), soft_wrap=True)
+    for key, values in cls.known_values().items():
+        console.print(f"\n# {key} is one of {len(values)}:")
+        names = Columns(values, padding=(0, 2), equal=True, column_first=True)
+        console.print(names, width=width)
+
+
+def algorithms(name: str) -> None:
+    """``marft algorithms``."""
+    console = wide_console()
+    if not name:
+        console.print(_algorithms(console))
+        return
+    settings = preset(name)
+    console.print(f"# {ABOUT[name]}", soft_wrap=True)
+    console.print(_with_sources(settings), soft_wrap=True)
+
+
+def preset(name: str) -> AlgorithmSettings:
+    """
+    Raises:
+        ValueError: no algorithm goes by that name.
+    """
+    if name not in ABOUT:
+        raise ValueError(f"no algorithm is called {name!r}{did_you_mean(name, ABOUT)}")
+    return AlgorithmSettings.model_validate({"name": name})
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> Table:
+    """A name a row and what it is, which wraps beside the name."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, text in rows:
+        table.add_row(Text(one_line(name)), Text(text))
+    return table
+
+
+def _environment_in_short(name: str) -> str:
+    """Its first line and its keys; or why it cannot be used, as somebody's package may be broken."""
+    try:
+        cls = find_plugin("environments", name)
+    except ValueError as error:
+        return f"cannot be used: {error}"
+    return f"{_doc(cls).splitlines()[0]}\nkeys: {', '.join(cls.model_fields)}"
+
+
+def _doc(cls: type[Plugin]) -> str:
+    return inspect.cleandoc(cls.__doc__ or cls.__name__).replace("``", "")
+
+
+def _keys_with_defaults(cls: type[Plugin], name: str) -> str:
+    """A table of a recipe that names it, with every key that has a default; what has none is to be filled in."""
+    lines = ["[environment]", f'name = "{name}"']
+    for key, field in cls.model_fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        lines.append(f"# {key} = …  (needed)" if field.is_required() else _assigned(key, default))
+    return "\n".join(lines)
+
+
+def _assigned(key: str, default: object) -> str:
+    try:
+        return tomli_w.dumps({key: default}).strip() if not isinstance(default, dict) else f"{key} = {{}}"
+    except TypeError:  # None, or what TOML has no word for
+        return f"# {key} = …"
+
+
+def _algorithms(console: Console) -> Table:
+    """Every preset: what it is, and what it is made of; the parts below the words where the terminal is narrow."""
+    made_of = {name: _parts(preset(name)) for name in ABOUT}
+    if console.width < ROOMY:
+        return _list((name, f"{text}\n{', '.join(made_of[name])}") for name, text in ABOUT.items())
+    table = Table(box=None, pad_edge=False)
+    for column in ("algorithm", "level", "credit", "objective", "schedule", "critic", ""):
+        table.add_column(column)
+    for name, text in ABOUT.items():
+        table.add_row(name, *made_of[name], text)
+    return table
+
+
+def _parts(settings: AlgorithmSettings) -> tuple[str, ...]:
+    """Level, credit, objective, schedule, critic."""
+    parts = (settings.credit.name, settings.objective.name, settings.schedule.name)
+    return (settings.level, *parts, settings.critic.kind)
+
+
+def _with_sources(settings: AlgorithmSettings) -> str:
+    """A preset as a recipe would spell it out, and beside each value that is somebody's where it is from."""
+    lines, table = [], ""
+    for line in tomli_w.dumps({"algorithm": settings.model_dump(mode="json", exclude_none=True)}).splitlines():
+        if line.startswith("[algorithm"):
+            table = line.strip("[]").removeprefix("algorithm").removeprefix(".")
+        key = f"{table}.{line.split(' = ')[0]}".removeprefix(".")
+        source = source_of(settings.name, key)
+        lines.append(line if source == OURS else f"{line}  # {source}")
+    return "\n".join(lines)

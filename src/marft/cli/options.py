@@ -1,0 +1,41 @@
+"""What stands behind a recipe on the command line: settings to change, and words that may be options spelled wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from marft.cli.errors import DEBUG
+from marft.config.run import RunSettings
+from marft.config.settings import closest
+
+
+def overrides_of(context: typer.Context, first: Path) -> Sequence[str]:
+    """The words that change settings.
+
+    Args:
+        first: what was taken for the recipe or run.
+
+    Raises:
+        ValueError: an option is spelled wrong, or stands where the recipe should.
+    """
+    options = [DEBUG, *(name for parameter in context.command.params for name in parameter.opts if name[:2] == "--")]
+    for word in [str(first), *context.args]:
+        name = word.partition("=")[0]
+        meant = _meant(name, options) if name.startswith("--") else ""
+        if meant:
+            raise ValueError(f"no option is called {name!r}; did you mean {meant!r}?")
+    if str(first).startswith("--"):
+        raise ValueError(f"the recipe or run comes first, and {first} behind it: marft {context.info_name} demo …")
+    return context.args
+
+
+def _meant(word: str, options: Sequence[str]) -> str:
+    """The option that is spelled most alike, where ``word`` is no setting and no setting is spelled more alike."""
+    settings = [f"--{key}" for key in RunSettings.model_fields]
+    if "." in word or word in settings:
+        return ""
+    close = closest(word, [*options, *settings])
+    return close if close in options else ""

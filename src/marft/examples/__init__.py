@@ -1,0 +1,1 @@
+"""Parts and a script to learn from, importable as they stand: ``marft.examples.plugins:Median``."""

@@ -1,0 +1,88 @@
+"""The wheel holds all that the first quarter of an hour takes: whoever has installed it needs no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marft.config.bundled import bundled_names
+
+pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install 'marft[dev]'")
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "marft"
+Command = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
+    (built,) = folder.glob("marft-*.whl")
+    return zipfile.ZipFile(built)
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    wheel.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def marft(unpacked: Path, tmp_path: Path) -> Command:
+    """Runs ``python -m marft`` from the wheel, in an empty folder → what it printed."""
+
+    def command(*words: str, module: str = "marft") -> str:
+        environment = {**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return command
+
+
+def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    ours = {
+        f"marft/{path.relative_to(SOURCE)}"
+        for path in SOURCE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    held = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    assert held == ours
+    assert {"marft/recipes/demo.toml", "marft/examples/plugins.py", "marft/models/tiny/model.safetensors"} <= held
+
+
+def test_the_code_that_runs_is_the_wheels(marft: Command, unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "where.py").write_text("import marft; print(marft.__file__)")
+    assert Path(marft(module="where").strip()).is_relative_to(unpacked)
+
+
+def test_recipes_are_listed_and_one_of_ones_own_is_read(marft: Command, tmp_path: Path) -> None:
+    listed = marft("recipes")
+    assert all(f"{name} " in listed for name in bundled_names())
+    (tmp_path / "mine.toml").write_text(marft("recipes", "demo"), encoding="utf-8")
+    assert 'name = "demo"' in marft("train", "mine.toml", "--dry-run")
+
+
+def test_the_demo_trains_and_is_evaluated_in_an_empty_folder(marft: Command, tmp_path: Path) -> None:
+    small = ("--training.steps", "2", "--rollout.tasks_per_step", "2", "--algorithm.critic.warmup_steps", "0")
+    assert "trained 2 steps" in marft("train", "demo", *small)
+    assert "step_000002" in marft("eval", "runs/demo", "--tasks", "2", "--mode", "greedy")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_the_examples_are_parts_that_a_recipe_can_name(marft: Command) -> None:
+    changes = ("--environment", "marft.examples.plugins:Guess", "--algorithm.credit", "marft.examples.plugins:Median")
+    shown = marft("train", "demo", "--dry-run", *changes, "--algorithm.critic.kind", "none")
+    assert "highest = 10" in shown
+    assert "--quick" in marft("--help", module="marft.examples.demo")
