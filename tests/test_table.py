@@ -129,6 +129,13 @@ class TestFormats:
         assert "has no part 'train'; known: one, two" in complaint(path=str(path))
 
 
+def doubled() -> bytes:
+    """A Parquet file with two columns of one name."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["question"] * 2), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 BROKEN: list[tuple[str, bytes, str]] = [
     (".jsonl", b'{"question": "a", "answer": "1"}\n{"question": ', "rows.jsonl, line 2 is not JSON"),
     (".jsonl", b'{"question": "a", "answer": "1"}\n\n[1]', "rows.jsonl, line 3 is a list; a row is an object"),
@@ -158,6 +165,7 @@ BROKEN: list[tuple[str, bytes, str]] = [
     (".csv", b"question,answer\na,1\nb,\n", "rows.csv, line 3: column 'answer' is empty"),
     (".csv", b"question,answer\na,1\nb,2\na,1\n", "line 4 makes the same prompt as "),
     (".parquet", b"PAR1 and no more", "cannot read "),
+    (".parquet", doubled(), "two columns are called 'question'; rename one"),
     (".txt", b"a", "rows.txt is a file of which the name says no format; known: .csv, .json,"),
 ]  # fmt: skip
 

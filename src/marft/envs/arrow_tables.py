@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def parquet_rows(path: Path) -> Rows:
 
     try:
         with pq.ParquetFile(path) as file:
-            yield from _numbered(file.iter_batches())
+            yield from _numbered(file.iter_batches(), path)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"environment: cannot read {path}: {_first_line(error)}") from error
 
@@ -35,7 +35,7 @@ def saved_rows(folder: Path, part: str) -> Rows:
                 raise ValueError(f"environment: {folder} has no part {part!r}{did_you_mean(part, parts)}")
             folder = folder / part
         names = [str(file["filename"]) for file in _read(folder / "state.json")["_data_files"]]
-        yield from _numbered(batch for name in names for batch in _stream(folder / Path(name).name))
+        yield from _numbered((batch for name in names for batch in _stream(folder / Path(name).name)), folder)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"environment: {folder} is damaged, or save_to_disk has not written it ({error!r}); save it again"
@@ -51,9 +51,13 @@ def _stream(path: Path) -> Iterator[Any]:
         yield from batches
 
 
-def _numbered(batches: Any) -> Rows:
+def _numbered(batches: Iterable[Any], path: Path) -> Rows:
     number = 0
     for batch in batches:
+        columns = batch.schema.names
+        twice = [name for index, name in enumerate(columns) if name in columns[:index]]
+        if twice:
+            raise ValueError(f"environment: {path}: two columns are called {twice[0]!r}; rename one")
         for cells in batch.to_pylist():
             number += 1
             yield f"row {number}", cells
