@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from marft.config.models import ModelSettings
 from marft.models import loading, templates
 from marft.models.checking import refuse_pickled
-from marft.models.loading import load_backbone, load_tokenizer, resolve_path
+from marft.models.loading import load_backbone, load_tokenizer
+from marft.models.places import resolve_path
 from marft.rollouts import LocalRollouts
 from tests.helpers import settings
 

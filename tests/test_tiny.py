@@ -16,7 +16,8 @@ from marft.config import load_recipe
 from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.evaluation.evaluate import evaluate
-from marft.models.loading import load_backbone, resolve_path
+from marft.models.loading import load_backbone
+from marft.models.places import resolve_path
 from marft.rollouts import LocalRollouts
 
 ROOT = Path(__file__).parents[1]

@@ -118,20 +118,6 @@ class Terminal:
         self.note("stopping after this step; Ctrl-C again to stop at once")
 
 
-def algorithm_table() -> Table:
-    """Every preset: what it is made of, and what it is."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("algorithm", "level", "credit", "objective", "schedule", "critic", ""):
-        table.add_column(column)
-    for name, text in ABOUT.items():
-        settings = AlgorithmSettings.model_validate({"name": name})
-        table.add_row(
-            name, settings.level, settings.credit.name, settings.objective.name, settings.schedule.name,
-            settings.critic.kind, text,
-        )  # fmt: skip
-    return table
-
-
 def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> str:
     """``reward 0.64  accuracy 0.64 …``: what is there and says something.
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.prompt import IntPrompt, Prompt
-from rich.table import Table
 from rich.text import Text
 
+from marft.cli.outcomes import outcome_of
 from marft.config import RunSettings
 from marft.config.settings import did_you_mean
 from marft.engines.human import HumanSampler
@@ -77,42 +77,8 @@ class Screen:
         self.console.print(Panel(Text(visible(text)), title=heading, title_align="left", expand=False))
 
     def ended(self, episode: Episode) -> None:
-        outcome = {True: ("solved", "green"), False: ("not solved", "red"), None: ("success unknown", "dim")}
-        own: dict[str, float] = {}
-        for transition in episode.transitions:
-            for role, reward in transition.agent_rewards.items():
-                own[role] = own.get(role, 0.0) + reward
-        rewards = "".join(f", {one_line(role)} {reward:g}" for role, reward in own.items())
-        said = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
-        self.console.print(Text.assemble(said, outcome[episode.success] if episode.scored else ""))
-        terms = terms_of(episode)
-        if terms:
-            self.console.print(terms_table(terms))
-        if episode.error:
-            self.console.print(Text(visible(episode.error), style="red"))
-
-
-def terms_of(episode: Episode) -> dict[str, dict[str, float]]:
-    """What each term of a composed reward gave over the whole episode, weighed: to the team (``""``) and by agent."""
-    totals: dict[str, dict[str, float]] = {}
-    for transition in episode.transitions:
-        for name, share in transition.terms.items():
-            term, _, agent = name.partition("/")
-            mine = totals.setdefault(term, {})
-            mine[agent] = mine.get(agent, 0.0) + share
-    return totals
-
-
-def terms_table(terms: Mapping[str, Mapping[str, float]]) -> Table:
-    """One term a row, and what it gave to whom."""
-    table = Table(box=None, pad_edge=False)
-    who = ["", *dict.fromkeys(agent for shares in terms.values() for agent in shares if agent)]
-    for heading in ("reward term", *(agent or "team" for agent in who)):
-        table.add_column(Text(one_line(heading)), justify="left" if heading == "reward term" else "right")
-    for term, shares in terms.items():
-        cells = (f"{shares[agent]:+g}" if agent in shares else "" for agent in who)
-        table.add_row(Text(one_line(term)), *map(Text, cells))
-    return table
+        for line in outcome_of(episode):
+            self.console.print(line)
 
 
 def play_live(

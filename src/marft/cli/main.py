@@ -161,6 +161,26 @@ def graph(
 
 
 @app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    step: Annotated[int | None, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = None,
+    agent: Annotated[str, typer.Option(help="Only what this agent did.")] = "",
+    task: Annotated[
+        str, typer.Option(help="Only this task, or task#sample; without --step, how it went at every step.")
+    ] = "",
+    worst: Annotated[bool, typer.Option("--worst", help="Those that earned least first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Those that earned most first.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 3,
+) -> None:
+    """Read recorded episodes: what each agent saw, said, used and earned, and why episodes were dropped."""
+    from marft.cli.show import show as run_show
+
+    orders = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
+    run_show(run, step, agent, task, orders, count)
+
+
+@app.command()
 def algorithms(
     name: Annotated[str, typer.Argument(help="A preset, to see every setting of it.")] = "",
 ) -> None:

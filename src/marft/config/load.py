@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
+from marft.config.folders import FOLDER, look_for_modules_in
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, too_deep
 
@@ -26,7 +27,8 @@ MOST_SHOWN = 200  # characters of a wrong value
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
-    """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``.
+    """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``. Its folder is where it says, else
+    the one that it lies in.
 
     Args:
         path: a file; or, where nothing goes by that path, the name of a bundled recipe.
@@ -41,6 +43,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep lists included
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
+    table.setdefault(FOLDER, str(path.parent.resolve()))
     return parse_recipe(table, overrides, source=str(path))
 
 
@@ -79,7 +82,8 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
         for key, value in [pair for pair in pairs if pair[0] != PRESET]:
             _change(table, key, value)
         _check_depth(table, source)
-        return RunSettings.model_validate(table)
+        look_for_modules_in(table.get(FOLDER))
+        return RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
 

@@ -19,6 +19,7 @@ from pydantic import (
     SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
     model_serializer,
 )
 from pydantic_core import PydanticCustomError
@@ -31,6 +32,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "environments": {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "table": "marft.envs.table:Table",
     },
     "channels": {
         "last": "marft.game.channels.last:Last",
@@ -171,7 +173,7 @@ def _where_to_look(path: str, error: BaseException) -> str:
     if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
         return ""
     return (
-        f"; it is neither installed nor in {Path.cwd()}: run marft from the folder that holds "
+        f"; it is neither installed nor in {Path.cwd()}, nor beside the recipe: run marft from the folder that holds "
         f"{module.split('.')[0]}, or install it"
     )
 
@@ -179,7 +181,7 @@ def _where_to_look(path: str, error: BaseException) -> str:
 def _resolver(kind: str) -> Any:
     tag = TAGS.get(kind, "name")
 
-    def resolve(table: Any) -> Any:
+    def resolve(table: Any, info: ValidationInfo) -> Any:
         if isinstance(table, Plugin):
             return table
         if not isinstance(table, dict):
@@ -188,7 +190,7 @@ def _resolver(kind: str) -> Any:
             known = ", ".join(plugin_names(kind))
             raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
         cls = find_plugin(kind, table[tag])
-        plugin = _made(cls, {key: value for key, value in table.items() if key != tag})
+        plugin = _made(cls, {key: value for key, value in table.items() if key != tag}, info.context)
         plugin._kind, plugin._name = kind, table[tag]
         problems = value_problems(kind, plugin)
         if problems:
@@ -198,9 +200,9 @@ def _resolver(kind: str) -> Any:
     return BeforeValidator(resolve)
 
 
-def _made(cls: type[Plugin], table: dict[str, Any]) -> Plugin:
+def _made(cls: type[Plugin], table: dict[str, Any], context: Mapping[str, Any] | None) -> Plugin:
     try:
-        return cls.model_validate(table)
+        return cls.model_validate(table, context=context)
     except (ValidationError, PydanticCustomError):
         raise
     except Exception as error:

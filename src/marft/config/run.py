@@ -74,6 +74,7 @@ class RunSettings(Settings):
     name: RunName
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     output: Filled = "runs"
+    recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""  # where paths and modules of the recipe are
     device: Filled = "auto"
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's choice
     models: dict[Name, ModelSettings]
@@ -109,7 +110,8 @@ class RunSettings(Settings):
         problems = [
             *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
-            *_teammate_text_problems(self), *rank_problems(self.models, self.policies), *size_problems(self),
+            *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
+            *size_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -197,6 +199,14 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
         yield (
             f"training.steps: all {run.training.steps} would go to the critic's warm-up "
             f"(algorithm.critic.warmup_steps = {critic.warmup_steps}) and no policy would ever step; train longer"
+        )
+
+
+def _unrewarded(run: RunSettings) -> Iterable[str]:
+    if getattr(run.environment, "ungraded", False) and not run.rewards:
+        yield (
+            "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
+            "that grades (grading), or rewards ([[rewards]])"
         )
 
 

@@ -13,9 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.plugins import Plugin
 from marft.config.settings import CountOrNone, Filled, Positive, did_you_mean
+from marft.envs.data_sets import read_dataset
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
-from marft.game.answers import last_boxed
+from marft.game.answers import answer_in
 from marft.game.environment import Split
 from marft.rewards.grader import Grader
 from marft.texts import storable
@@ -90,7 +91,7 @@ class Math(Plugin):
 
 def _read_tasks(settings: Math, path: str, split: str) -> list[Task]:
     is_file = path.endswith((".jsonl", ".json"))
-    rows = _read_jsonl(path) if is_file else _read_dataset(path, settings.subset, split)
+    rows = _read_jsonl(path) if is_file else read_dataset(path, settings.subset, split)
     tasks = []
     for number, row in enumerate(rows):
         question, answer = (
@@ -98,7 +99,7 @@ def _read_tasks(settings: Math, path: str, split: str) -> list[Task]:
         )
         if not question.strip():
             raise ValueError(f"environment: {path}, row {number + 1}: column {settings.question!r} is empty")
-        gold = _gold(answer)
+        gold = answer_in(answer)
         if gold:
             tasks.append(Task(f"{Path(path).stem}/{number}", question, {"answer": gold}))
     return tasks
@@ -115,12 +116,6 @@ def _text(row: Mapping[str, Any], column: str, where: str) -> str:
     if storable(text) != text:
         raise ValueError(f"environment: {where}: column {column!r} is no whole text: {ascii(text)[:100]}")
     return text
-
-
-def _gold(text: str) -> str:
-    r"""The answer in a solution: the last ``\boxed{}``, else what follows ``####`` (GSM8K), else the whole text."""
-    boxed = last_boxed(text)
-    return boxed if boxed is not None else text.rpartition("####")[2].strip()
 
 
 def _read_jsonl(path: str) -> Iterable[Mapping[str, Any]]:
@@ -140,19 +135,3 @@ def _read_jsonl(path: str) -> Iterable[Mapping[str, Any]]:
         raise ValueError(f"environment: {path} is not UTF-8 after line {number}: {error.reason}") from error
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"environment: {path}, line {number} is not JSON: {error}") from error
-
-
-def _read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, Any]]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError(
-            f"environment: reading {path!r} needs the datasets package: pip install 'marft[datasets]'; "
-            "a .jsonl file needs nothing"
-        ) from error
-    try:
-        rows: Iterable[Mapping[str, Any]] = load_dataset(path, subset or None, split=split)
-    except (OSError, ValueError, ConnectionError, RuntimeError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"environment: cannot load data set {path!r}: {first_line}") from error
-    return rows

@@ -9,8 +9,10 @@ from marft.types import JointAction, Observation, Step, Task
 
 
 class Grade(NamedTuple):
+    """What an answer earns, and whether it solves the task; None where nobody says."""
+
     reward: float
-    success: bool
+    success: bool | None
 
 
 class SingleTurn:

@@ -19,9 +19,25 @@ def split_of(question: str) -> Split:
     >>> split_of("What is  2 + 3?") == split_of("what is 2 + 3?")
     True
     """
-    normalised = " ".join(question.split()).casefold()
-    bucket = int.from_bytes(hashlib.blake2b(normalised.encode(), digest_size=8).digest(), "big") % 100
+    bucket = _number_of(question) % 100
     for split, (low, high) in HELD_OUT.items():
         if low <= bucket < high:
             return "validation" if split == "validation" else "test"
     return "train"
+
+
+def share_of(question: str, validation: float, test: float) -> Split:
+    """The split of a question where validation and test are given shares of all, from 0 to 1.
+
+    >>> share_of("What is 2 + 3?", validation=0.0, test=1.0)
+    'test'
+    """
+    place = _number_of(question) / 2**64
+    if place < validation:
+        return "validation"
+    return "test" if place < validation + test else "train"
+
+
+def _number_of(question: str) -> int:
+    normalised = " ".join(question.split()).casefold()
+    return int.from_bytes(hashlib.blake2b(normalised.encode(), digest_size=8).digest(), "big")

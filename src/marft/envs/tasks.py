@@ -15,7 +15,7 @@ from marft.types import Task
 
 FEW = (
     "; where each task's own text says which split it is in (80 % training, 10 % validation, 10 % test), a few may "
-    "leave one empty: give it more, or name held-out ones, such as test_path of 'math'"
+    "leave one empty: give it more, or name held-out ones, such as test_path of 'math' or test of 'table'"
 )
 WORDS = {"train": "training", "validation": "validation", "test": "test"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -35,3 +36,30 @@ def find_answer(text: str) -> str | None:
         return boxed
     tagged = _TAG.findall(text)
     return tagged[-1].strip() if tagged else None
+
+
+def stated_answer(text: str) -> str:
+    r"""The part of a text that states its answer: the last ``\boxed{…}`` or ``<answer>`` tag, else the rest of the line
+    after the last "the answer is", else the whole text.
+
+    >>> stated_answer("2 + 3 makes 5.\nThe answer is **5**."), stated_answer(" 5 ")
+    ('5', '5')
+    """
+    found = find_answer(text)
+    if found is not None:
+        return found
+    *before, statement = STATED.split(text)
+    if not before:
+        return text.strip()
+    line = statement.lstrip(" \t*_\n").partition("\n")[0]
+    return line.rstrip().removesuffix(".").rstrip("*_ \t").removesuffix(".")
+
+
+def answer_in(solution: str) -> str:
+    r"""The answer in a solution: the last ``\boxed{}``, else what follows ``####`` (GSM8K), else the whole text.
+
+    >>> answer_in("3 + 4 = 7\n#### 7")
+    '7'
+    """
+    boxed = last_boxed(solution)
+    return boxed if boxed is not None else solution.rpartition("####")[2].strip()

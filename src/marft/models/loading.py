@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,15 @@ from marft.models import attention
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.checking import refuse_gaps, refuse_not_finite, refuse_pickled
 from marft.models.log_probs import scaled_logits
+from marft.models.places import resolve_path
 from marft.models.templates import check_template
 from marft.types import TokenIds
 
-BUNDLED = {"tiny": "tiny"}
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 WHAT_TO_GIVE = (
     "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
     "Face hub"
 )
-
-
-def resolve_path(path: str) -> str:
-    """``"tiny"`` → the bundled checkpoint's folder; anything else as it is."""
-    return str(files("marft.models") / BUNDLED[path]) if path in BUNDLED else path
 
 
 def pick_device(name: str) -> torch.device:

@@ -22,9 +22,9 @@ from marft.models.loading import (
     load_tokenizer,
     pick_device,
     pick_dtype,
-    resolve_path,
 )
 from marft.models.memory import keep_freed_memory
+from marft.models.places import resolve_path
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,8 @@ from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from marft.game.answers import find_answer
+from marft.game.answers import STATED, find_answer
 
-_STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
 _DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
 _LATEX = (LatexExtractionConfig(), ExprExtractionConfig())
@@ -43,7 +42,7 @@ def _statement(text: str) -> str:
     if found is not None:
         return _formula(found)
     text = text.replace("\\$", "")  # a currency sign, not the end of a formula
-    *before, statement = _STATED.split(text)
+    *before, statement = STATED.split(text)
     if before:
         text = _first_sentence(statement)
     formulas = _DOLLARS.findall(text)

@@ -9,7 +9,7 @@ from typing import Any
 from marft.config.run import RunSettings
 
 FREE = (
-    "name", "output", "device", "threads",
+    "name", "output", "recipe_folder", "device", "threads",
     "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
     "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch",
     "training.record_episodes_every", "checkpoints.*", "evaluation.*", "engine.*", "rollout.max_live_episodes",

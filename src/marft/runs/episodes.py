@@ -58,13 +58,16 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
     atomic.write_file(path, sink.getvalue().to_pybytes())
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of one file, in the order written."""
-    return list(pq.read_table(path).to_pylist())
+def read_rows(path: Path, task: str = "") -> list[dict[str, Any]]:
+    """Rows of one file, in the order written; of one task alone where it is named."""
+    return list(pq.read_table(path, filters=[("task", "=", task)] if task else None).to_pylist())
 
 
-def read_episodes(path: Path) -> list[Episode]:
+def read_episodes(path: Path, task: str = "") -> list[Episode]:
     """Episodes of one file, as they were written but for the data of their tasks.
+
+    Args:
+        task: whose episodes are read; "" reads all.
 
     Raises:
         ValueError: the file is none of ours, or damaged.
@@ -73,7 +76,7 @@ def read_episodes(path: Path) -> list[Episode]:
         raise ValueError(f"cannot read the episodes of {path}: it is no file")
     try:
         missing = set(SCHEMA.names) - set(pq.read_schema(path).names)
-        rows = read_rows(path)
+        rows = read_rows(path, task) if not missing else []
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"cannot read the episodes of {path}: {error}") from error
     if missing:

@@ -1,0 +1,53 @@
+"""How an episode ended, as the terminal shows it: status, rewards and their terms, and why it was not scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from marft.texts import one_line, visible
+from marft.types import Episode
+
+SUCCESS = {True: ("solved", "green"), False: ("not solved", "red"), None: ("success unknown", "dim")}
+
+
+def outcome_of(episode: Episode) -> Iterator[RenderableType]:
+    """A line with what was earned, a table of the reward's terms where it has some, and the reason of a failure."""
+    own: dict[str, float] = {}
+    for transition in episode.transitions:
+        for role, reward in transition.agent_rewards.items():
+            own[role] = own.get(role, 0.0) + reward
+    rewards = "".join(f", {one_line(role)} {reward:g}" for role, reward in own.items())
+    said = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
+    yield Text.assemble(said, SUCCESS[episode.success] if episode.scored else "")
+    terms = terms_of(episode)
+    if terms:
+        yield terms_table(terms)
+    if episode.error:
+        yield Text(visible(episode.error), style="red")
+
+
+def terms_of(episode: Episode) -> dict[str, dict[str, float]]:
+    """What each term of a composed reward gave over the whole episode, weighed: to the team (``""``) and by agent."""
+    totals: dict[str, dict[str, float]] = {}
+    for transition in episode.transitions:
+        for name, share in transition.terms.items():
+            term, _, agent = name.partition("/")
+            mine = totals.setdefault(term, {})
+            mine[agent] = mine.get(agent, 0.0) + share
+    return totals
+
+
+def terms_table(terms: Mapping[str, Mapping[str, float]]) -> Table:
+    """One term a row, and what it gave to whom."""
+    table = Table(box=None, pad_edge=False)
+    who = ["", *dict.fromkeys(agent for shares in terms.values() for agent in shares if agent)]
+    for heading in ("reward term", *(agent or "team" for agent in who)):
+        table.add_column(Text(one_line(heading)), justify="left" if heading == "reward term" else "right")
+    for term, shares in terms.items():
+        cells = (f"{shares[agent]:+g}" if agent in shares else "" for agent in who)
+        table.add_row(Text(one_line(term)), *map(Text, cells))
+    return table

@@ -1,0 +1,158 @@
+"""``marft show``: recorded episodes in the terminal. Needs neither the run's data, nor its rewards, nor its models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from marft.cli.console import in_bold, wide_console
+from marft.cli.errors import beside
+from marft.cli.outcomes import SUCCESS, outcome_of
+from marft.cli.prompts import Recorded
+from marft.config.settings import did_you_mean
+from marft.evaluation.transcripts import (
+    Order,
+    answer_of,
+    attempts_at,
+    difference,
+    dropped,
+    ordered,
+    over_steps,
+    read_of,
+)
+from marft.runs.folder import RunFolder, step_of
+from marft.texts import cut, one_line, visible
+from marft.types import Action, Episode
+
+ANSWER_SHOWN = 80  # characters of an answer in a table
+COLOURS = {"+": "green", "-": "red", "@": "cyan"}  # of lines of a diff
+
+
+def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[str], count: int) -> None:
+    """``marft show``.
+
+    Raises:
+        ValueError: there is no such run, step, task or agent, or two orders are asked for.
+    """
+    if len(orders) > 1:
+        raise ValueError(f"--{orders[0]} and --{orders[1]} exclude each other; give one")
+    console, folder = wide_console(), RunFolder.open(path)
+    beside(folder.path)
+    recorded = Recorded(folder.config)
+    if task and step is None:
+        if agent or orders:
+            raise ValueError(
+                "--task without --step shows every step; give --step with --agent, --worst, --best, --failed"
+            )
+        for shown in history(over_steps(folder, task), recorded):
+            console.print(shown)
+        return
+    file = folder.recorded(step or 0)
+    everything = attempts_at(read_of(file, task), task) if task else read_of(file, "")
+    if task and not everything:
+        raise ValueError(f"step {step_of(file)} recorded no episode of task {task!r}; without --step all are looked at")
+    _know(agent, everything)
+    order = cast("Order", orders[0] if orders else "")
+    chosen = ordered(everything, order)[:count]
+    console.print(f"step {step_of(file)}: {len(chosen)} of {len(everything)} episodes", "")
+    for episode in chosen:
+        for shown in transcript(episode, agent, recorded):
+            console.print(shown)
+        console.print("")
+    _say_dropped(console, everything)
+
+
+def transcript(episode: Episode, agent: str, recorded: Recorded) -> Iterator[RenderableType]:
+    """Everything that happened in an episode, or what one agent did.
+
+    Args:
+        agent: a role; "" is all.
+    """
+    yield in_bold(one_line(episode.name))
+    if episode.fork:
+        yield Text(one_line(f"plays {episode.fork.origin} again up to {episode.fork.at}"), style="dim")
+    by_id = {action.id: action for action in episode.actions}
+    shown = [t.observation.text for t in episode.transitions] or [episode.task.prompt]
+    for number in range(max(len(shown), 1 + max((action.step for action in episode.actions), default=0))):
+        if number < len(shown):
+            yield _panel(shown[number], "the environment shows")
+        for action in episode.actions:
+            if action.step == number and agent in ("", action.agent):
+                yield from _acted(action, by_id, recorded)
+        if number < len(episode.transitions) and len(episode.transitions) > 1:
+            yield Text(f"  step {number} earns the team {episode.transitions[number].reward:g}", style="dim")
+    yield from outcome_of(episode)
+
+
+def history(attempts: Sequence[tuple[int, Episode]], recorded: Recorded) -> Iterator[RenderableType]:
+    """How one task went, step by step, and how its last answer differs from its first."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("step", "sample", "reward", "", "answer"):
+        table.add_column(heading, justify="right" if heading in ("step", "sample", "reward") else "left")
+    for step, episode in attempts:
+        said, style = SUCCESS[episode.success] if episode.scored else (one_line(episode.status), "red")
+        answer = cut(one_line(answer_of(episode, recorded.answering)), ANSWER_SHOWN)
+        reward = f"{episode.total_reward:g}" if episode.scored else ""
+        table.add_row(str(step), str(episode.sample), reward, Text(said, style=style), Text(answer))
+    yield in_bold(one_line(attempts[0][1].task.id))
+    yield _panel(attempts[0][1].task.prompt, "the task")
+    yield table
+    compared = [(step, episode) for step, episode in attempts if episode.scored] or attempts
+    (first, before), (last, _) = compared[0], compared[-1]
+    if first == last:
+        yield Text(f"step {first} alone has an answer of it, so there is nothing to compare", style="dim")
+        return
+    after = next(episode for step, episode in compared if step == last)
+    answers = [answer_of(episode, recorded.answering) for episode in (before, after)]
+    names = (f"step {first} #{before.sample}", f"step {last} #{after.sample}")
+    lines = difference(answers[0], answers[1], names)
+    yield Text("")
+    yield from (Text(visible(line), style=COLOURS.get(line[:1], "")) for line in lines)
+    if not lines:
+        yield Text(f"{names[0]} and {names[1]} answered the same", style="dim")
+    reasons = dropped([episode for _, episode in attempts])
+    yield from (Text(f"{number} × {reason}", style="red") for reason, number in reasons)
+
+
+def _acted(action: Action, by_id: dict[str, Action], recorded: Recorded) -> Iterator[RenderableType]:
+    prompt = recorded.prompt(action)
+    if prompt is not None:
+        left_out = f", {action.truncated_tokens:,} more were cut" if action.truncated_tokens else ""
+        yield _panel(prompt, f"{action.agent} sees {len(action.prompt):,} tokens{left_out}", "dim")
+    else:
+        for seen in action.sees:
+            text = by_id[seen].text if seen in by_id else "(not recorded)"
+            yield Text(visible(f"  {action.agent} reads of {seen}: {text}"), style="dim")
+    for text in action.intermediate_texts:
+        yield _panel(text, f"{action.id} says before it uses tools")
+    for call in action.calls:
+        used = f"  {action.agent} uses {call.name or '(an unreadable call)'} {call.arguments} → {call.output}"
+        yield Text(visible(used), style="red" if call.error else "dim")
+    chose = f"chooses {action.choice.chosen + 1} of {len(action.choice.options)}" if action.choice else "says"
+    ended = ", cut at its limit" if action.finish == "length" else ""
+    yield _panel(action.text, f"{action.id} {chose}, {len(action.tokens):,} tokens{ended}")
+
+
+def _panel(text: str, title: str, style: str = "") -> Panel:
+    return Panel(Text(visible(text), style=style), title=Text(one_line(title)), title_align="left", expand=False)
+
+
+def _know(agent: str, episodes: Sequence[Episode]) -> None:
+    roles = {action.agent for episode in episodes for action in episode.actions}
+    if agent and agent not in roles:
+        raise ValueError(f"--agent: nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
+
+
+def _say_dropped(console: Console, episodes: Sequence[Episode]) -> None:
+    reasons = dropped(episodes)
+    if reasons:
+        total = sum(number for _, number in reasons)
+        console.print(Text(f"{total} of {len(episodes)} episodes could not be scored:", style="red"))
+        for reason, number in reasons:
+            console.print(Text(f"  {number} × {reason}"), soft_wrap=True)

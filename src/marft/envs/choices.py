@@ -1,0 +1,95 @@
+"""Multiple choice: choices with their letters, and which of them a text means."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from marft.game.answers import stated_answer
+
+_LABELLED = re.compile(r"[(\[]?\s*(\w{1,2})\s*[)\].:]")
+_DECORATION = " \t\r\n*_`$"
+
+
+class Choices(NamedTuple):
+    """``labels[i]`` stands for ``texts[i]``; without texts, any letter is a choice."""
+
+    labels: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+
+
+def choices_in(cell: Any) -> Choices:
+    """Choices of a cell: a list of texts, or a table of ``text`` and ``label`` lists, as ARC has it; also as JSON.
+
+    >>> choices_in(["red", "blue"])
+    Choices(labels=('A', 'B'), texts=('red', 'blue'))
+
+    Raises:
+        ValueError: they are none.
+    """
+    labels: Any = None
+    if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
+        cell = _from_json(cell)
+    if isinstance(cell, Mapping):
+        cell, labels = cell.get("text"), cell.get("label")
+    if not isinstance(cell, list) or not cell:
+        raise ValueError("holds no list of choices, nor a table with lists of them (text) and of their names (label)")
+    labels = list(ascii_uppercase[: len(cell)]) if labels is None else labels
+    if not isinstance(labels, list) or len(labels) != len(cell):
+        raise ValueError(f"has {len(cell)} choices and not as many names for them; without names there are at most 26")
+    return Choices(tuple(str(label) for label in labels), tuple(str(text) for text in cell))
+
+
+def lettered(cell: Any) -> str:
+    """Choices as lines: ``A. red``, ``B. blue``.
+
+    Raises:
+        ValueError: they are none.
+    """
+    choices = choices_in(cell)
+    return "\n".join(f"{label}. {text}" for label, text in zip(choices.labels, choices.texts, strict=True))
+
+
+def chosen(text: str, choices: Choices) -> str:
+    """The label of the choice that a text means; "" where that is none, or not plain.
+
+    It is looked for in what the text states as its answer: a label alone, a label before what it stands for, the words
+    of one choice, or one label in brackets.
+
+    >>> chosen("The answer is (B).", choices_in(["red", "blue"])), chosen("blue", choices_in(["red", "blue"]))
+    ('B', 'B')
+    """
+    stated = stated_answer(text).strip(_DECORATION)
+    return labelled(stated, choices) or _with_label(stated, choices)
+
+
+def labelled(stated: str, choices: Choices) -> str:
+    """The label of a choice that is named alone, by its label or its words; a label comes first."""
+    bare = stated.strip(_DECORATION + "()[].:")
+    by_label = [label for label in choices.labels if label.casefold() == bare.casefold()]
+    by_text = [label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, bare)]
+    found = by_label or by_text
+    return found[0] if len(found) == 1 else ""
+
+
+def _with_label(stated: str, choices: Choices) -> str:
+    known = {label.casefold(): label for label in choices.labels}
+    first = _LABELLED.match(stated)
+    if first and first[1].casefold() in known:
+        return known[first[1].casefold()]
+    named: Sequence[str] = [name for name in re.findall(r"\(\s*(\w{1,2})\s*\)", stated) if name.casefold() in known]
+    return known[named[0].casefold()] if len(set(map(str.casefold, named))) == 1 else ""
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _same(text: str, *others: str) -> bool:
+    return any(" ".join(text.split()).casefold() == " ".join(other.split()).casefold() for other in others)

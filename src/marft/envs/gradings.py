@@ -1,0 +1,266 @@
+"""How the rows of a table say what an answer is worth: one class for each way, its fields its keys in the recipe."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.plugins import import_path
+from marft.config.settings import Filled, Fraction, NotNegative, Positive, Settings, did_you_mean
+from marft.envs.choices import Choices, choices_in, chosen, labelled
+from marft.envs.rows import written
+from marft.envs.single_turn import Grade
+from marft.faults import defined
+from marft.game.answers import answer_in, find_answer, stated_answer
+from marft.rewards.comparing import close, contains, numbers_in, token_f1
+from marft.rewards.grader import Grader
+
+Cells = Mapping[str, Any]
+PLACE = re.compile("[0-9]{1,3}")  # of a choice
+
+
+class Grading(Settings):
+    """Base of all gradings. A list in the column of answers holds several right ones: any of them will do."""
+
+    needs_answer: ClassVar[bool] = True
+    name: str
+
+    def check(self, answer: Any, cells: Cells) -> None:
+        """See that answers can be held to a row's right one.
+
+        Raises:
+            ValueError: why not, to go on from the name of its column.
+        """
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:
+        """What a text is worth.
+
+        Args:
+            answer: of the row's column of answers.
+            cells: the whole row.
+        """
+        raise NotImplementedError
+
+
+class Exact(Grading):
+    """1 where what the text states is the right answer, character by character but for spacing."""
+
+    name: Literal["exact"] = "exact"
+    ignore_case: bool = False
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """See :class:`Grading`."""
+        given = self._plain(stated_answer(text))
+        return _all_or_nothing(any(self._plain(right) == given for right in right_answers(answer)))
+
+    def _plain(self, text: str) -> str:
+        words = " ".join(text.split())
+        return words.casefold() if self.ignore_case else words
+
+
+class Contains(Grading):
+    """1 where the text holds the right answer as whole words."""
+
+    name: Literal["contains"] = "contains"
+    ignore_case: bool = True
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """See :class:`Grading`."""
+        return _all_or_nothing(any(contains(text, right, self.ignore_case) for right in right_answers(answer)))
+
+
+class Numeric(Grading):
+    """1 where the text's number is as near to the right one as ``tolerance``, or ``relative`` times the right one.
+
+    Its number is the only one in the last box or tag, else the first one after "the answer is", else the last one.
+    """
+
+    name: Literal["numeric"] = "numeric"
+    tolerance: NotNegative = 1e-6
+    relative: NotNegative = 0.0
+
+    def check(self, answer: Any, cells: Cells) -> None:  # noqa: ARG002
+        """See :class:`Grading`."""
+        for right in right_answers(answer):
+            if len(numbers_in(answer_in(right))) != 1:
+                raise ValueError(f"holds {right[:80]!r}, which is not one number")
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """See :class:`Grading`."""
+        found = find_answer(text)
+        stated = stated_answer(text)
+        numbers = numbers_in(stated)
+        if not numbers or (found is not None and len(numbers) > 1):
+            return _all_or_nothing(False)
+        given = numbers[0] if found is not None or stated != text.strip() else numbers[-1]
+        rights = [numbers_in(answer_in(right))[0] for right in right_answers(answer)]
+        return _all_or_nothing(any(close(right, given, self.tolerance, self.relative) for right in rights))
+
+
+class F1(Grading):
+    """The F1 of the words that the stated answer shares with the right one; solved from ``threshold`` on."""
+
+    name: Literal["f1"] = "f1"
+    threshold: Fraction = 1.0
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """See :class:`Grading`."""
+        score = max(token_f1(right, stated_answer(text)) for right in right_answers(answer))
+        return Grade(score, score >= self.threshold)
+
+
+class Choice(Grading):
+    """1 where the text means the right one of several choices, by its letter or its words.
+
+    The right one is a letter, the words of a choice, or its place, counted from ``first``.
+    """
+
+    name: Literal["choice"] = "choice"
+    choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
+    first: Literal[0, 1] = 0
+
+    def check(self, answer: Any, cells: Cells) -> None:
+        """See :class:`Grading`."""
+        if isinstance(answer, list):
+            raise ValueError("holds a list, and one choice is right")
+        if not self._right(answer, cells):
+            raise ValueError(f"holds {written(answer)[:80]!r}, which is none of the choices")
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:
+        """See :class:`Grading`."""
+        return _all_or_nothing(chosen(text, self._choices(cells)) == self._right(answer, cells))
+
+    def _choices(self, cells: Cells) -> Choices:
+        if not self.choices:
+            return Choices(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+        columns = [self.choices] if isinstance(self.choices, str) else list(self.choices)
+        for column in columns:
+            if column not in cells:
+                raise ValueError(f"cannot be read: there is no column {column!r}{did_you_mean(column, cells)}")
+        if not isinstance(self.choices, str):
+            return choices_in([written(cells[column]) for column in columns])
+        try:
+            return choices_in(cells[self.choices])
+        except ValueError as error:
+            raise ValueError(f"cannot be read: column {self.choices!r} {error}") from error
+
+    def _right(self, answer: Any, cells: Cells) -> str:
+        choices = self._choices(cells)
+        is_place = isinstance(answer, int) and not isinstance(answer, bool)
+        if not is_place:
+            meant = labelled(written(answer), choices)
+            if meant or any(text.strip().isdecimal() for text in (*choices.texts, *choices.labels)):
+                return meant
+        place = int(answer) - self.first if PLACE.fullmatch(written(answer)) else -1
+        return choices.labels[place] if 0 <= place < len(choices.labels) else ""
+
+
+class MathGrading(Grading):
+    """1 where the text states the right answer as mathematics; math-verify decides."""
+
+    name: Literal["math"] = "math"
+    timeout_seconds: Positive = 5.0
+
+    @cached_property
+    def _grader(self) -> Grader:
+        return Grader(self.timeout_seconds)
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """See :class:`Grading`."""
+        golds = [answer_in(right) for right in right_answers(answer)]
+        return _all_or_nothing(bool(text.strip()) and any(self._grader.equal(gold, text) for gold in golds))
+
+
+class ByFunction(Grading):
+    """What a function of yours says: ``call(row, text)`` gives a reward, True or False, or a reward and whether the
+    task is solved. A reward alone leaves open whether it is."""
+
+    needs_answer: ClassVar[bool] = False
+    name: Literal["function"] = "function"
+    call: str
+
+    @field_validator("call")
+    @classmethod
+    def _can_be_called(cls, call: str) -> str:
+        function = import_path(call)
+        fits = callable(function) and not inspect.iscoroutinefunction(function)
+        try:
+            inspect.signature(function).bind({}, "")
+        except TypeError:
+            fits = False
+        except ValueError:  # a builtin that does not say what it takes
+            pass
+        if not fits:
+            raise PydanticCustomError(
+                "function", "{call} is no function of a row and a text; write: def {name}(row, text)",
+                {"call": repr(call), "name": call.rpartition(":")[2]},
+            )  # fmt: skip
+        return call
+
+    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+        """See :class:`Grading`."""
+        function = import_path(self.call)
+        said = function(cells, text)
+        if isinstance(said, tuple):
+            if len(said) != 2:
+                raise TypeError(f"{defined(function)} gave {len(said)} values; a reward, and whether it is solved")
+            return Grade(*said)
+        return _all_or_nothing(bool(said)) if isinstance(said, bool | np.bool_) else Grade(said, None)
+
+
+GRADINGS: Mapping[str, type[Grading]] = {
+    "choice": Choice,
+    "contains": Contains,
+    "exact": Exact,
+    "f1": F1,
+    "function": ByFunction,
+    "math": MathGrading,
+    "numeric": Numeric,
+}
+
+
+def right_answers(answer: Any) -> list[str]:
+    """The right answers that a cell holds: those of a list, or of SQuAD's ``{"text": […]}``, else itself.
+
+    >>> right_answers(7), right_answers(["a", 2]), right_answers({"text": ["a"], "answer_start": [3]})
+    (['7'], ['a', '2'], ['a'])
+    """
+    if isinstance(answer, Mapping) and isinstance(answer.get("text"), list):
+        answer = answer["text"]
+    return [written(one) for one in (answer if isinstance(answer, list) else [answer])]
+
+
+def is_missing(answer: Any) -> bool:
+    """Whether a cell holds no right answer."""
+    return not any(right.strip() for right in right_answers(answer))
+
+
+def _all_or_nothing(right: bool) -> Grade:
+    return Grade(float(right), right)
+
+
+def _grading(given: Any, info: ValidationInfo) -> Any:
+    """A grading by name alone, by the import path of a function, or as a table."""
+    if given is None or isinstance(given, Grading):
+        return given
+    table = dict(given) if isinstance(given, dict) else {"name": given}
+    if isinstance(given, str) and ":" in given:
+        table = {"name": "function", "call": given}
+    name = table.get("name")
+    if not isinstance(name, str) or name not in GRADINGS:
+        hint = did_you_mean(name, GRADINGS) if isinstance(name, str) else f"; known: {', '.join(GRADINGS)}"
+        raise PydanticCustomError(
+            "grading", "no grading is called {name}{hint}; or the import path of a function, my_package.module:name",
+            {"name": repr(name)[:80], "hint": hint},
+        )  # fmt: skip
+    return GRADINGS[name].model_validate(table, context=info.context)
+
+
+GradingSetting = Annotated[SerializeAsAny[Grading] | None, BeforeValidator(_grading)]

@@ -1,0 +1,70 @@
+"""What a row's prompt is: the question's column, or words of the recipe around several."""
+
+from __future__ import annotations
+
+from string import Formatter
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from marft.envs.choices import lettered
+from marft.envs.rows import Row
+
+QUESTION = "question"  # in a template, whatever its column is called
+
+
+def check_template(template: str, answer: str) -> str:
+    """A template such as ``"{question}\\n\\nChoices: {choices}"``.
+
+    Raises:
+        PydanticCustomError: its braces do not match, or it would show the right answer.
+    """
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise PydanticCustomError(
+            "template", "prompt: {error}; a brace of its own is written twice", {"error": str(error)}
+        ) from error
+    if any(name == "" or form or conversion for _, name, form, conversion in parts):
+        raise PydanticCustomError("template", "prompt: a column is named alone, such as {{question}}")
+    if answer and any(name == answer for _, name, _, _ in parts):
+        raise PydanticCustomError("template", "prompt: shows the right answer, {name}", {"name": repr(answer)})
+    return template
+
+
+def prompt_of(row: Row, template: str, question: str, choices: str = "") -> str:
+    """The prompt of a row.
+
+    Args:
+        template: checked by :func:`check_template`; "" is the question alone.
+        question: its column.
+        choices: the column of choices, which are shown as lines with letters.
+
+    Raises:
+        ValueError: a column is missing, or the question no text.
+    """
+    shown = []
+    for words, name, _, _ in Formatter().parse(template or f"{{{QUESTION}}}"):
+        shown.append(words)
+        if name == QUESTION:
+            shown.append(_question(row, question))
+        elif name is not None:
+            cell = row.cell(name)
+            shown.append(row.whole(lettered(cell), name) if name == choices else row.text(name))
+    prompt = "".join(shown)
+    if not prompt.strip():
+        raise ValueError(f"environment: {row.place} makes an empty prompt; fill it in, or remove the row")
+    return prompt
+
+
+def _question(row: Row, column: str) -> str:
+    cell: Any = row.cell(column)
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
+        raise ValueError(
+            f"environment: {row.place}: column {column!r} is a {type(cell).__name__}, not text or a number; name "
+            "another column (question), or the parts of the prompt (prompt)"
+        )
+    text = row.text(column)
+    if not text.strip():
+        raise ValueError(f"environment: {row.place}: column {column!r} is empty; fill it in, or remove the row")
+    return text

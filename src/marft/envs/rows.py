@@ -1,0 +1,121 @@
+"""Rows of a table, whatever it is kept in, each with its place for those who have to put it right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from marft.config.folders import from_recipe
+from marft.config.settings import did_you_mean
+from marft.envs.arrow_tables import parquet_rows, saved_rows
+from marft.envs.data_sets import read_dataset
+from marft.envs.text_tables import csv_rows, json_rows, jsonl_rows, tsv_rows
+from marft.texts import storable
+
+Cells = Mapping[str, Any]
+FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
+    ".csv": csv_rows,
+    ".json": json_rows,
+    ".jsonl": jsonl_rows,
+    ".ndjson": jsonl_rows,
+    ".parquet": parquet_rows,
+    ".tsv": tsv_rows,
+}
+
+
+class Row(NamedTuple):
+    """``place`` is where a person finds it, ``problems.csv, line 7``; ``cells`` are its values by column."""
+
+    place: str
+    cells: Cells
+
+    def cell(self, column: str) -> Any:
+        """What stands in a column.
+
+        Raises:
+            ValueError: there is no such column.
+        """
+        if column not in self.cells:
+            columns = [str(name) for name in self.cells]
+            raise ValueError(f"environment: {self.place} has no column {column!r}{_columns(column, columns)}")
+        return self.cells[column]
+
+    def text(self, column: str) -> str:
+        """What stands in a column, as text: numbers as they are written, lists and tables as JSON.
+
+        Raises:
+            ValueError: there is no such column, or half a character in it.
+        """
+        return self.whole(written(self.cell(column)), column)
+
+    def whole(self, text: str, column: str) -> str:
+        """The text.
+
+        Raises:
+            ValueError: it holds half a character.
+        """
+        if storable(text) != text:
+            raise ValueError(f"environment: {self.place}: column {column!r} is no whole text: {ascii(text)[:100]}")
+        return text
+
+
+def _a_table(path: str, info: ValidationInfo) -> str:
+    """An absolute path; what is neither there nor called like a file is an id on the Hugging Face hub."""
+    place = from_recipe(path, info.context) if path else ""
+    like_a_file = path.startswith(("/", ".", "~")) or Path(path).suffix.lower() in FORMATS
+    return place if place and (like_a_file or Path(place).exists()) else path
+
+
+TablePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_a_table)]
+
+
+def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
+    """Rows of a file, a saved data set, a folder of files or a data set of the hub.
+
+    Args:
+        subset: of a data set of the hub; "" where it has none.
+        part: of a data set that has several.
+
+    Raises:
+        ValueError: it is not there, cannot be read, or a row is none; the message names file and line.
+    """
+    place = Path(path)
+    reader = FORMATS.get(place.suffix.lower())
+    if reader is not None and place.is_absolute():
+        rows = reader(place)
+    elif place.is_absolute() and not place.is_dir():
+        known = ", ".join(FORMATS)
+        why = f"of which the name says no format; known: {known}" if place.exists() else "that is not there"
+        raise ValueError(f"environment: {path} is a file {why}")
+    elif (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():
+        rows = saved_rows(place, part)
+    else:
+        rows = ((f"row {number}", row) for number, row in enumerate(read_dataset(path, subset, part), 1))
+    empty = True
+    for where, cells in rows:
+        empty = False
+        yield Row(f"{path}, {where}", cells)
+    if empty:
+        raise ValueError(f"environment: {path} holds no rows")
+
+
+def written(value: Any) -> str:
+    """A cell as text: nothing for an empty one, numbers as they are written, lists and tables as JSON.
+
+    >>> written(7), written(True), written(None), written(["a", 1])
+    ('7', 'true', '', '["a", 1]')
+    """
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _columns(column: str, known: list[str]) -> str:
+    hint = did_you_mean(column, known)
+    return hint if hint.startswith("; known") or not hint else f"{hint} It has: {', '.join(sorted(known))}"

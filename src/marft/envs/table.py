@@ -1,0 +1,174 @@
+"""Any table as an environment: one row a task, one prompt, one graded answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Strict, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.plugins import Plugin
+from marft.config.settings import CountOrNone, Filled, Fraction, Settings
+from marft.envs.gradings import Choice, Exact, Grading, GradingSetting, is_missing
+from marft.envs.prompts import check_template, prompt_of
+from marft.envs.rows import Row, TablePath, read_table
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.envs.splits import share_of
+from marft.game.environment import Split
+from marft.types import Task
+
+
+class Shares(Settings):
+    """Which part of the rows goes to splits that have no table of their own."""
+
+    validation: Fraction = 0.1
+    test: Fraction = 0.1
+
+    @model_validator(mode="after")
+    def _leave_some(self) -> Shares:
+        if self.validation + self.test >= 1:
+            raise PydanticCustomError("shares", "leave nothing to train on; together they must be below 1")
+        return self
+
+
+class Parts(Settings):
+    """What the splits are called in a data set that has several of its own."""
+
+    train: Filled = "train"
+    validation: Filled = "validation"
+    test: Filled = "test"
+
+
+class Table(Plugin):
+    """One task a row, graded by what a column says is right, or by a function.
+
+    ``path`` is one table, whose rows are divided by the text of their prompts; or ``train`` is one, with ``validation``
+    and ``test`` beside it where they have tables of their own. What could not be used is refused with file and line;
+    nothing is left out but what ``leave_out`` names.
+    """
+
+    one_step: ClassVar[bool] = True
+
+    path: TablePath = ""
+    train: TablePath = ""
+    validation: TablePath = ""
+    test: TablePath = ""
+    question: Filled = "question"  # a column
+    answer: str = "answer"  # a column; "": none
+    prompt: str = ""  # words around columns: "{question}\n\nChoices: {choices}"
+    id: str = ""  # a column; "": file and number
+    grading: GradingSetting = None  # "exact" where there is a column of answers
+    shares: Shares = Shares()
+    subset: str = ""  # of a data set of the hub
+    parts: Parts = Parts()
+    leave_out: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
+    limit: CountOrNone = 0  # tasks of each split; 0: all
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Table:
+        if bool(self.path) == bool(self.train):
+            raise PydanticCustomError("table", "needs path (one table, divided) or train (a table of its own)")
+        if self.path and (self.validation or self.test):
+            raise PydanticCustomError("table", "path is divided; beside tables of other splits, call it train")
+        if self.answer and self.question == self.answer:
+            raise PydanticCustomError("table", "question and answer are the same column")
+        check_template(self.prompt, self.answer)
+        if not self.answer and self.grading is not None and self.grading.needs_answer:
+            raise PydanticCustomError(
+                "table", "grading {name} needs a column with the right answers (answer)", {"name": self.grading.name}
+            )
+        return self
+
+    @property
+    def ungraded(self) -> bool:
+        """Whether nothing here says what an answer is worth."""
+        return self._grading is None
+
+    @property
+    def _grading(self) -> Grading | None:
+        return self.grading or (Exact() if self.answer else None)
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Task]]:
+        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        seen: dict[str, str] = {}  # places of prompts
+        own: dict[Split, str] = {"validation": self.validation, "test": self.test}
+        for split, path in own.items():
+            found[split] += self._tasks_of(path, split, seen) if path else []
+        shares = [0.0 if own["validation"] else self.shares.validation, 0.0 if own["test"] else self.shares.test]
+        for task in self._tasks_of(self.path or self.train, "train", seen):
+            found[share_of(task.prompt, *shares)].append(task)
+        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+
+    def _tasks_of(self, path: str, split: Split, seen: dict[str, str]) -> Iterator[Task]:
+        """Tasks of a table, each with a prompt that no task before has.
+
+        Args:
+            seen: where each prompt before stood; those here are added.
+        """
+        stem = Path(path).stem if split == "train" else f"{Path(path).stem}/{split}"
+        for number, row in enumerate(read_table(path, self.subset, getattr(self.parts, split))):
+            prompt = prompt_of(row, self.prompt, self.question, self._choices)
+            if not self._answered(row):
+                continue
+            if prompt in seen:
+                if "duplicates" in self.leave_out:
+                    continue
+                raise ValueError(
+                    f"environment: {row.place} makes the same prompt as {seen[prompt]}; remove one of them, or keep "
+                    "the first of each, held-out ones before others (leave_out = ['duplicates'])"
+                )
+            seen[prompt] = row.place
+            yield Task(row.text(self.id) if self.id else f"{stem}/{number}", prompt, row.cells)
+
+    @property
+    def _choices(self) -> str:
+        choices = self.grading.choices if isinstance(self.grading, Choice) else ""
+        return choices if isinstance(choices, str) else ""
+
+    def _answered(self, row: Row) -> bool:
+        """Whether a row says what is right; it need not, where no column does.
+
+        Raises:
+            ValueError: it does not, and is not to be left out; or it cannot be held to that.
+        """
+        if not self.answer:
+            return True
+        answer = row.cell(self.answer)
+        if is_missing(answer):
+            if "unanswered" in self.leave_out:
+                return False
+            raise ValueError(
+                f"environment: {row.place}: column {self.answer!r} is empty; fill it in, or leave such rows out "
+                "(leave_out = ['unanswered'])"
+            )
+        row.text(self.answer)
+        try:
+            if self._grading is not None:
+                self._grading.check(answer, row.cells)
+        except ValueError as error:
+            name = self._grading.name if self._grading else ""
+            raise ValueError(
+                f"environment: {row.place}: column {self.answer!r} {error}; put it right, or grade otherwise than by "
+                f"{name!r} (grading)"
+            ) from error
+        return True
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of a split. The data of a task is its row.
+
+        Raises:
+            ValueError: a table cannot be read, or a row used; the message says which and what to do.
+        """
+        return self._splits[split]
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+        return SingleTurn(task, lambda text: self._grade(task, text))
+
+    def _grade(self, task: Task, text: str) -> Grade:
+        if self._grading is None:
+            return Grade(0.0, None)
+        return self._grading.grade(task.data.get(self.answer), task.data, text)

@@ -1,0 +1,117 @@
+"""Tables that are text: JSON lines, a JSON array, comma- and tab-separated values. Each row comes with its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+Rows = Iterator[tuple[str, dict[str, Any]]]
+LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131,072
+AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
+
+
+def jsonl_rows(path: Path) -> Rows:
+    """One JSON object a line; empty lines are none."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", _an_object(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
+
+
+def json_rows(path: Path) -> Rows:
+    """A JSON array of objects; or one object a line, which is often called so too."""
+    with _opened(path) as file:
+        text = file.read()
+    if not text.lstrip().startswith("["):
+        yield from jsonl_rows(path)
+        return
+    for number, entry in enumerate(_parsed(text, str(path)), 1):
+        yield f"entry {number}", _an_object(entry, f"{path}, entry {number}")
+
+
+def csv_rows(path: Path) -> Rows:
+    """Comma-separated values, the first line naming the columns; quoted cells may hold line breaks."""
+    return _separated(path, ",")
+
+
+def tsv_rows(path: Path) -> Rows:
+    """Tab-separated values, otherwise like comma-separated ones."""
+    return _separated(path, "\t")
+
+
+def _separated(path: Path, delimiter: str) -> Rows:
+    csv.field_size_limit(LONGEST_CELL)
+    with _opened(path) as file:
+        lines = csv.reader(file, delimiter=delimiter, strict=True)
+        header: list[str] | None = None
+        began = 1
+        try:
+            for cells in lines:
+                where, began = f"line {began}", lines.line_num + 1
+                if not cells:  # an empty line
+                    continue
+                if header is None:
+                    header = _header(cells, f"{path}, {where}")
+                    continue
+                if len(cells) != len(header):
+                    raise ValueError(
+                        f"environment: {path}, {where} has {len(cells)} cells, and the header names {len(header)} "
+                        f"columns; a cell that holds {delimiter!r}, a quote or a line break stands between quotes, and "
+                        "quotes in it are doubled"
+                    )
+                yield where, dict(zip(header, cells, strict=True))
+        except csv.Error as error:
+            raise ValueError(
+                f"environment: {path}: the row that begins at line {began} cannot be read: {error}; see that its "
+                "quotes end, and that quotes inside them are doubled"
+            ) from error
+
+
+def _header(cells: list[str], where: str) -> list[str]:
+    for index, name in enumerate(cells):
+        if name in cells[:index]:
+            raise ValueError(f"environment: {where}: two columns are called {name!r}; rename one")
+    return cells
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except _TwiceError as error:
+        raise ValueError(f"environment: {where}: the key {error.args[0]!r} comes twice in one object") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"environment: {where} is not JSON: {error}; {AN_OBJECT}") from error
+
+
+class _TwiceError(Exception):
+    """A key comes twice."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
+def _an_object(entry: Any, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"environment: {where} is a {type(entry).__name__}; {AN_OBJECT}")
+    return entry
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The file as UTF-8, with or without a mark of its bytes' order."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
+    except OSError as error:
+        raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"environment: {path} is not UTF-8 ({error.reason}); save it as UTF-8") from error

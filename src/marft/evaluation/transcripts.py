@@ -1,0 +1,76 @@
+"""Which recorded episodes are read, and how one task went over the steps. Needs neither data, rewards nor models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from difflib import unified_diff
+from pathlib import Path
+from typing import Literal
+
+from marft.config.settings import did_you_mean
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder, step_of
+from marft.texts import one_line
+from marft.types import Episode
+
+Order = Literal["", "worst", "best", "failed"]
+
+
+def ordered(episodes: Sequence[Episode], order: Order) -> list[Episode]:
+    """Episodes as they were recorded; by what they earned, where they were scored; or those that were not."""
+    if order == "failed":
+        return [episode for episode in episodes if not episode.scored]
+    if not order:
+        return list(episodes)
+    scored = [episode for episode in episodes if episode.scored]
+    return sorted(scored, key=lambda episode: episode.total_reward, reverse=order == "best")
+
+
+def dropped(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
+    """Why episodes could not be scored, and how many it was each time, the most frequent reason first."""
+    reasons = Counter(f"{one_line(e.status)}: {one_line(e.error)}" for e in episodes if not e.scored)
+    return reasons.most_common()
+
+
+def answer_of(episode: Episode, answering: Collection[str]) -> str:
+    """The text that answered: the last of an agent that does, else the last of all; "" where nobody said anything."""
+    texts = [action.text for action in episode.actions if action.agent in answering]
+    return (texts or [action.text for action in episode.actions] or [""])[-1]
+
+
+def over_steps(folder: RunFolder, task: str) -> list[tuple[int, Episode]]:
+    """Every recorded attempt at a task, ``id`` or ``id#sample``, with its step, oldest first.
+
+    Raises:
+        ValueError: it was never recorded.
+    """
+    folder.recorded(0)
+    found: list[tuple[int, Episode]] = []
+    for path in folder.recorded_steps():
+        found += [(step_of(path), episode) for episode in attempts_at(read_of(path, task), task)]
+    if not found:
+        known = {episode.task.id for episode in read_episodes(folder.recorded(0))}
+        raise ValueError(f"no recorded episode is of task {task!r}{did_you_mean(task, known)}")
+    return found
+
+
+def read_of(path: Path, task: str) -> list[Episode]:
+    """Episodes of a file that may be attempts at a task, or all where none is named."""
+    if "#" not in task:
+        return read_episodes(path, task)
+    return [*read_episodes(path, task), *read_episodes(path, task.rpartition("#")[0])]
+
+
+def attempts_at(episodes: Sequence[Episode], task: str) -> list[Episode]:
+    """Those of a task, ``id`` or ``id#sample``."""
+    return [e for e in episodes if task in (e.task.id, f"{e.task.id}#{e.sample}")]
+
+
+def difference(before: str, after: str, names: tuple[str, str]) -> list[str]:
+    """A unified diff of two texts, line by line; nothing where they are alike.
+
+    >>> difference("a\\nb", "a\\nc", ("step 1", "step 9"))[2:]
+    ['@@ -1,2 +1,2 @@', ' a', '-b', '+c']
+    """
+    return list(unified_diff(before.split("\n"), after.split("\n"), *names, lineterm=""))

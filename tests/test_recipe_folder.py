@@ -1,0 +1,89 @@
+"""A recipe's tables and modules are in its own folder, whatever folder the command runs in, then and ever after."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from marft.config import load_recipe, to_toml
+from marft.config.folders import from_recipe
+from marft.envs.table import Table
+from marft.runs.changes import changes
+from marft.runs.folder import RunFolder
+from tests.helpers import recipe
+
+GRADES = "def grade(row, text):\n    return float(text == row['answer'])\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A recipe beside its table and its module."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "rows.csv").write_text("question,answer\n" + "".join(f"{n}?,{n}\n" for n in range(100)))
+    (folder / "grades_of_mine.py").write_text(GRADES)
+    table = {"name": "table", "path": "rows.csv", "grading": "grades_of_mine:grade"}
+    (folder / "recipe.toml").write_text(tomli_w.dumps(recipe(output=tmp_path / "runs", environment=table)))
+    return folder / "recipe.toml"
+
+
+def dry_run(recipe: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "marft"), "train", str(recipe), "--dry-run", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_recipe_is_read_from_anywhere_and_so_is_its_run(file: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = dry_run(file, elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "the first is rows/0" in done.stdout
+    assert str(file.parent / "rows.csv") in done.stdout
+    run = RunFolder.create(load_recipe(file))
+    again = dry_run(run.config, elsewhere)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+
+
+def test_a_module_of_the_folder_that_the_command_runs_in_comes_first(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "grades_of_mine.py").write_text("raise RuntimeError('the other one')\n")
+    assert "the other one" in dry_run(file, tmp_path).stderr
+
+
+def test_paths_of_the_command_line_are_the_recipes_too(file: Path) -> None:
+    run = load_recipe(file, ["--environment.path", "../other.csv"])
+    assert isinstance(run.environment, Table)
+    assert run.environment.path == str(file.parents[1] / "other.csv")
+
+
+@pytest.mark.parametrize("path", ["someone/data", "data"])
+def test_what_is_no_file_there_is_an_id_on_the_hub(path: str, file: Path) -> None:
+    run = load_recipe(file, ["--environment.path", path])
+    assert isinstance(run.environment, Table)
+    assert run.environment.path == path
+    (file.parent / path).mkdir(parents=True)
+    run = load_recipe(file, ["--environment.path", path])
+    assert isinstance(run.environment, Table)
+    assert run.environment.path == str(file.parent / path)
+
+
+def test_a_recipe_that_is_written_down_reads_back_the_same(file: Path, tmp_path: Path) -> None:
+    run = load_recipe(file)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(to_toml(run))
+    assert load_recipe(copy) == run
+
+
+def test_a_run_may_go_on_with_its_recipe_from_another_folder(file: Path) -> None:
+    run = load_recipe(file)
+    assert not changes(run, run.model_copy(update={"recipe_folder": "/elsewhere"}))
+
+
+def test_a_recipe_without_a_folder_is_in_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert from_recipe("rows.csv", None) == str(tmp_path / "rows.csv")
+    assert from_recipe("~nobody-by-this-name/x", None) == str(tmp_path / "~nobody-by-this-name" / "x")
