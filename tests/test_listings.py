@@ -11,10 +11,11 @@ import pytest
 
 from marft.algorithms import ABOUT
 from marft.cli import listings
-from marft.cli.console import wide_console
+from marft.cli.console import evaluation_table, wide_console
 from marft.config import load_recipe
 from marft.config.bundled import bundled_names
 from marft.config.plugins import BUILT_IN
+from marft.evaluation.compare import Gain, Measured, _table
 from tests.test_cli import run
 
 NARROW = 80
@@ -104,3 +105,20 @@ class TestNarrowTerminals:
         assert max(map(len, lines)) <= NARROW
         words = {word for line in lines for word in line.split()}
         assert words >= {*ABOUT, "centralised", "simultaneous,", "counterfactual,"}
+
+    def test_evaluations_and_comparisons_lose_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        row = {
+            "checkpoint": "step_000050", "mode": "sampled", "shuffled_messages": True, "tasks": 500, "accuracy": 0.478,
+            "interval": [0.43, 0.52], "reward": 0.478, "reward_interval": [0.43, 0.52], "failed": 3, "unknown": 2,
+        }  # fmt: skip
+        measured = Measured(0.4, 0.478, (0.43, 0.52), 0.078, (0.02, 0.12), 0.3)
+        console = listings.wide_console()
+        console.print(evaluation_table([row]))
+        console.print(evaluation_table([{**row, "failed": 0, "unknown": 0}]))
+        console.print(
+            _table([Gain("demo_only_reasoner", "step_000050", "sampled", 500, 1, measured, None)], "accuracy")
+        )
+        shown = "\n".join(self.lines(capsys))
+        assert max(map(len, shown.splitlines())) <= NARROW
+        assert "…" not in shown
+        assert shown.count("step_000050  sampled") == 3

@@ -135,18 +135,21 @@ def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -
 
 
 def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Evaluations, one a row: accuracy where anything has one, and reward."""
+    """Evaluations, one a row: accuracy where anything has one, and reward; what failed only where something did."""
     table = Table(box=None, pad_edge=False)
     known = any(row["accuracy"] is not None for row in rows)
     unknown = known and any(row["unknown"] for row in rows)
+    failed = any(row["failed"] for row in rows)
     columns = [
         ("checkpoint", "left"), ("mode", "left"), ("messages", "left"), ("tasks", "right"),
         *([("accuracy", "right"), ("95 % interval", "left")] if known else []),
         *([("success unknown", "right")] if unknown else []),
-        ("reward", "right"), ("95 % interval", "left"), ("could not be scored", "left"),
+        ("reward", "right"), ("95 % interval", "left"), *([("could not be scored", "right")] if failed else []),
     ]  # fmt: skip
     for heading, justify in columns:
-        table.add_column(heading, justify="right" if justify == "right" else "left")
+        whole = " " not in heading  # words and numbers; what has room for less breaks where it must, and loses nothing
+        right = justify == "right"
+        table.add_column(heading, justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for row in rows:
         messages = "shuffled" if row["shuffled_messages"] else "own"
         cells = [row["checkpoint"], row["mode"], messages, str(row["tasks"])]
@@ -154,6 +157,8 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             cells += [percent(row["accuracy"]), between(row["interval"], percent)]
         if unknown:
             cells.append(str(row["unknown"]))
-        cells += [number(row["reward"]), between(row["reward_interval"], number), str(row["failed"] or "")]
+        cells += [number(row["reward"]), between(row["reward_interval"], number)]
+        if failed:
+            cells.append(str(row["failed"]))
         table.add_row(*(Text(one_line(str(cell))) for cell in cells))
     return table

@@ -102,7 +102,8 @@ def _table(rows: Sequence[Gain], measure: str) -> Table:
         *left, "base", measure, "95 % interval", "gain", "95 % interval", "shuffling costs",
         *(["success unknown"] if unknown else []),
     ):  # fmt: skip
-        table.add_column(heading, justify="left" if heading in left else "right")
+        whole = heading != "run" and " " not in heading  # the others break in a narrow terminal, and lose nothing
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=whole, overflow="fold")
     for row in rows:
         shown = row.measured(measure)
         if shown is not None:
