@@ -99,7 +99,7 @@ def test_channels_take_anything_that_models_write(texts: list[str]) -> None:
 def test_what_others_read_is_counted_and_priced_for_its_author() -> None:
     episode, _ = played(Record(fields={"n": r"\d+"}), "number 7", "it is 8", "done")
     assert [a.message_tokens for a in episode.actions] == [(), (4,), (4, 4)]  # "n: 7" is 4 long
-    metrics = episode_metrics([episode], ("a", "b", "c"), 0)
+    metrics = episode_metrics([episode], ("a", "b", "c"), lambda _: 0)
     assert metrics["message_tokens"] == 12
     assert [metrics[f"agents/{role}/message_tokens"] for role in "abc"] == [8, 4, 0]
 

@@ -269,7 +269,7 @@ class TestFaults:
             monkeypatch.setattr(sys, "argv", ["marft", "algorithms", "--x.options.api_key", "sk-123456789"])
             raise AssertionError("sk-123456789 is refused")
 
-        monkeypatch.setattr("marft.cli.commands.algorithms", broken)
+        monkeypatch.setattr("marft.cli.listings.algorithms", broken)
         marft(capsys, "algorithms")
         assert "'***'" in (kept := Path("marft-error.txt").read_text())
         assert "sk-123" not in kept
@@ -280,7 +280,7 @@ class TestFaults:
         def broken(name: str) -> None:
             raise AssertionError("no such invariant")
 
-        monkeypatch.setattr("marft.cli.commands.algorithms", broken)
+        monkeypatch.setattr("marft.cli.listings.algorithms", broken)
         status, said = marft(capsys, "algorithms")
         assert status == 1
         assert said == (
@@ -293,7 +293,7 @@ class TestFaults:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What the link led to was once overwritten; in a folder for all, anybody can make one."""
-        monkeypatch.setattr("marft.cli.commands.algorithms", lambda name: {}[name])
+        monkeypatch.setattr("marft.cli.listings.algorithms", lambda name: {}[name])
         Path("thesis.tex").write_text("years of work")
         Path("marft-error.txt").symlink_to("thesis.tex")
         assert marft(capsys, "algorithms")[0] == 1

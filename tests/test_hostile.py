@@ -61,7 +61,7 @@ def play_beside(
         return await play_all(g, attempts, live, compose=RewardComposer(terms, roles, g.threads, g.timeout))
 
     episodes = asyncio.run(played())
-    episode_metrics(episodes, roles, 0)
+    episode_metrics(episodes, roles, lambda _: 0)
     write_episodes(folder / "step_000001.parquet", episodes)
     read_episodes(folder / "step_000001.parquet")
     return {episode.task.id: episode for episode in episodes}

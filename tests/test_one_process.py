@@ -42,7 +42,7 @@ class TestOneProcess:
             from marft.runs.folder import RunFolder
             with RunFolder(Path({str(tmp_path / "run")!r})).held():
                 os.fork()
-                print("held", flush=True)  # by the parent; the child has let go of it
+                print("held\\n", end="", flush=True)  # by the parent; the child has let go of it
                 time.sleep(600)
         """
         process = subprocess.Popen(

@@ -74,7 +74,7 @@ def test_terms_add_up_after_clip_and_weight_and_are_kept_apart() -> None:
     made = compose(episode(0.25, 5.0), (Outcome(weight=2.0, clip=(0.0, 1.0)), StepCost(weight=0.5)))
     assert [t.reward for t in made.transitions] == [0.0, 1.5]
     assert made.transitions[1].agent_rewards == {"b": 1.0}
-    metrics = episode_metrics([made], ("a", "b"), 0)
+    metrics = episode_metrics([made], ("a", "b"), lambda _: 0)
     assert metrics["agents/b/own_reward"] == 2.0
     assert (metrics["reward"], sum(v for k, v in metrics.items() if k.startswith("rewards/"))) == (1.5, 1.5)
 

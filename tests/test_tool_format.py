@@ -79,13 +79,13 @@ def test_answers_are_what_the_template_itself_appends(tiny_tokenizer: PreTrained
 
     whole, before = ids([*chat, answer], True), ids(chat, False)
     last = max(place for place, token in enumerate(before) if token in found.stop_ids)
-    assert found.answer([ADD]).tolist() == whole[last + 1 :]
-    assert found.answer([ADD], ended=False).tolist() == whole[last:]
+    assert found.response([ADD]).tolist() == whole[last + 1 :]
+    assert found.response([ADD], ended=False).tolist() == whole[last:]
 
 
 def test_what_a_tool_says_never_becomes_a_control_token(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     found = format_of(tiny_tokenizer, templates.HERMES)
-    plain, evil = found.answer([ADD]), found.answer([SUB])
+    plain, evil = found.response([ADD]), found.response([SUB])
     stops = set(found.stop_ids)
     assert sum(int(t) in stops for t in evil) == sum(int(t) in stops for t in plain)
     assert "not <|im_end|> done" in str(found.tokenizer.decode(evil.tolist()))
@@ -156,7 +156,7 @@ def test_whatever_the_arguments_hold_an_answer_can_be_appended(
     calls = found.syntax.read(said)
     assert len(calls) == 1
     (calls[0].arguments + calls[0].output).encode()
-    assert len(found.answer(calls)) > 0
+    assert len(found.response(calls)) > 0
 
 
 WORDS = st.sampled_from(

@@ -253,11 +253,11 @@ class TestWhatGoesWrong:
 
     def test_errors_are_counted_and_may_be_priced(self) -> None:
         episode = run(with_tools(says("CALL{", call("add", a=1), "ok"), offered.add))
-        metrics = episode_metrics([episode], ["a"], 0)
+        metrics = episode_metrics([episode], ["a"], lambda _: 0)
         assert (metrics["tool_calls"], metrics["tool_errors"], metrics["agents/a/tool_errors"]) == (2, 1, 1)
         assert metrics["tool_rate"] == 1.0
         assert [dict(earned.agents) for earned in ToolErrors().score(episode)] == [{"a": -1.0}]
-        assert "tool_calls" not in episode_metrics([run(game(Script([ends()])))], ["a"], 0)
+        assert "tool_calls" not in episode_metrics([run(game(Script([ends()])))], ["a"], lambda _: 0)
 
     @given(texts=st.lists(st.lists(st.one_of(
         st.sampled_from(["CALL", '{"name": "add"', ', "arguments": ', '{"a": ', "}", '"', "null", "1e999", "\\ud800", "[" * 2000]),

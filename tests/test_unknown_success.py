@@ -102,10 +102,10 @@ def test_a_metric_that_nothing_is_known_of_is_absent() -> None:
             Task("t", "?"), "s", 0, (), "terminated", (Transition(Observation("o"), 1.0),), success=success
         )  # fmt: skip
 
-    unknown = episode_metrics([episode(None), episode(None)], (), 0)
+    unknown = episode_metrics([episode(None), episode(None)], (), lambda _: 0)
     assert "accuracy" not in unknown
     assert unknown["success_unknown"] == 2.0
-    some = episode_metrics([episode(None), episode(True), episode(False)], (), 0)
+    some = episode_metrics([episode(None), episode(True), episode(False)], (), lambda _: 0)
     assert (some["accuracy"], some["success_unknown"]) == (0.5, 1.0)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -172,10 +172,16 @@ def read_killers(path: Path) -> dict[str, list[str]]:
     return found
 
 
-def write_killers(path: Path, killers: Mapping[str, Counter[str]], each: int = 4) -> None:
-    """Keep for each function the tests that killed most of its mutants: a hint about where to begin, no more."""
-    table = {name: [test for test, _ in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0]))[:each]]
-             for name, counts in sorted(killers.items())}  # fmt: skip
+def write_killers(
+    path: Path, killers: Mapping[str, Counter[str]], needed: Sequence[Result] = (), each: int = 4
+) -> None:
+    """Keep for each function the tests that killed most of its mutants, and those that killed the mutants ``needed``: a
+    hint about where to begin, no more."""
+    table: dict[str, list[str]] = {}
+    for name, counts in sorted(killers.items()):
+        ranked = [test for test, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        wanted = {result.by for result in needed if result.function == name}
+        table[name] = [test for rank, test in enumerate(ranked) if rank < each or test in wanted]
     path.write_text(json.dumps(table, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from forks import Ending
@@ -197,20 +197,27 @@ def run_all(project: Project, wanted: list[Mutant], survivors: Survivors, option
             killers[function].update(counts)
         meet(project, todo, looked_at(project, results, killers, options.jobs), results, options.jobs)
     if options.remember:
-        write_killers(project.home / "killers.json", results.killers())
+        killed = {mutant.name: found for mutant in wanted if (found := results.known(mutant)) and found.by}
+        needed = [killed[mutant.name] for mutant in sample_of(project, wanted, survivors) if mutant.name in killed]
+        write_killers(project.home / "killers.json", results.killers(), needed)
     return results
 
 
+def sample_of(project: Project, mutants: Iterable[Mutant], survivors: Survivors) -> list[Mutant]:
+    """The fixed sample: the mutants whose names have the smallest digests, but for those that may survive."""
+    known = [mutant for mutant in mutants if mutant.name not in survivors.kinds]
+    return sorted(known, key=lambda mutant: hashlib.sha256(mutant.name.encode()).digest())[: project.sample]
+
+
 def run_sample(project: Project, wanted: list[Mutant], survivors: Survivors, options: argparse.Namespace) -> Results:
-    """A fixed sample, which ``wanted`` becomes: the mutants whose names have the smallest digests, of the functions of
-    which it is known what kills their mutants. They meet those tests, then those that are known for their files."""
+    """A fixed sample, which ``wanted`` becomes, of the functions of which it is known what kills their mutants. They
+    meet those tests, then those that are known for their files."""
     hints = read_killers(project.home / "killers.json")
     if not hints:
         raise SystemExit(
             "killers.json: nothing is known yet of which tests to begin with; run all with --remember first"
         )
-    known = [m for m in wanted if function_of(m) in hints and m.name not in survivors.kinds]
-    wanted[:] = sorted(known, key=lambda m: hashlib.sha256(m.name.encode()).digest())[: project.sample]
+    wanted[:] = sample_of(project, (mutant for mutant in wanted if function_of(mutant) in hints), survivors)
     killers = counted(hints)
     tests = sorted({test for mutant in wanted for test in hints[function_of(mutant)]})
     warm_up(project.root, project.warm, project.environment)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.evaluation.compare import between, number, percent
-from marft.metrics import known
+from marft.metrics import named
 from marft.texts import one_line, visible
 from marft.types import Episode
 
@@ -126,7 +126,7 @@ def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -
     """
     words = []
     for name in names:
-        metric, value = known(f"{prefix}{name}"), metrics.get(f"{prefix}{name}", math.nan)
+        metric, value = named(name), metrics.get(f"{prefix}{name}", math.nan)
         if math.isnan(value) or (value == 0 and metric.unless_zero):
             continue
         shown = metric.shown(value)

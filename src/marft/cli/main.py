@@ -173,7 +173,7 @@ def show(
     failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
     count: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 3,
 ) -> None:
-    """Read recorded episodes: what each agent saw, said, used and earned, and why episodes were dropped."""
+    """Read recorded episodes: what agents saw, said and earned."""
     from marft.cli.show import show as run_show
 
     orders = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
