@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import quote
 
@@ -60,8 +61,10 @@ def secrets_typed(words: Sequence[str]) -> Iterator[str]:
     ['sk-123456']
     >>> list(secrets_typed(["--models.x.endpoint.options={ user_key = 'abcdefgh' }"]))
     ['abcdefgh']
+    >>> list(secrets_typed([]))
+    []
     """
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, text = word.partition("=")
         value: Any = text if equals else following
         with suppress(tomllib.TOMLDecodeError):
