@@ -6,7 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from marft.config import RunSettings, parse_recipe
+from marft.models.backbone import Backbone, PackedRows
 
 CHAIN_SUM = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}
 
@@ -55,3 +58,16 @@ def shown_in_docs(page: str, holds: str) -> dict[str, Any]:
     examples = [block.split("```")[0] for block in text.split("```toml\n")[1:]]
     (example,) = (block for block in examples if holds in block)
     return tomllib.loads(example)
+
+
+def lengths_read(backbone: Backbone) -> list[int]:
+    """Tokens of each forward that the backbone makes from now on."""
+    lengths: list[int] = []
+    original = backbone.hidden_states
+
+    def counted(rows: PackedRows, *arguments: object) -> Tensor:
+        lengths.append(len(rows.ids))
+        return original(rows, *arguments)  # type: ignore[arg-type]
+
+    backbone.hidden_states = counted  # type: ignore[method-assign]
+    return lengths

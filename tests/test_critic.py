@@ -15,6 +15,7 @@ from marft.learning.interfaces import CreditInputs, Level
 from marft.models.backbone import Backbone, PackedRows
 from marft.types import Action, Episode, Observation, Task, Transition
 from tests.episodes import make_action
+from tests.helpers import lengths_read
 
 
 def episode(*actions: Action, reward: float = 1.0, **changes: object) -> Episode:
@@ -92,14 +93,7 @@ def test_equal_readings_are_computed_once_and_all_get_their_rows(backbone: Backb
         Reading(np.array([7, 8], np.int32), np.array([0, 1])),
         Reading(np.array([4, 5, 6], np.int32), np.array([0, 2])),
     ]
-    forwarded: list[int] = []
-    original = backbone.hidden_states
-
-    def counted(rows: PackedRows, *arguments: object) -> torch.Tensor:
-        forwarded.append(len(rows.ids))
-        return original(rows, *arguments)  # type: ignore[arg-type]
-
-    backbone.hidden_states = counted  # type: ignore[method-assign]
+    forwarded = lengths_read(backbone)
     features = read_features(backbone, reads, 1000, None)
     assert sum(forwarded) == 5
     alone = torch.cat([read_features(backbone, [read], 1000, None) for read in reads])

@@ -14,6 +14,7 @@ from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.cache import KVCache
 from marft.types import Sampling
+from tests.helpers import lengths_read
 
 
 def row(prompt: tuple[int, ...], adapter: str | None = None, seed: int = 0, **options: object) -> Row:
@@ -112,14 +113,7 @@ def test_a_stop_string_ends_the_row_after_the_token_that_completes_it(backbone: 
 
 
 def test_rows_with_one_prompt_share_a_prefill(tuned: Backbone) -> None:
-    seen: list[int] = []
-    original = tuned.hidden_states
-
-    def counted(rows: PackedRows, *arguments: object) -> torch.Tensor:
-        seen.append(len(rows.ids))
-        return original(rows, *arguments)  # type: ignore[arg-type]
-
-    tuned.hidden_states = counted  # type: ignore[method-assign]
+    seen = lengths_read(tuned)
     batch = new_batch(tuned)
     batch.admit(
         [row((5, 6, 7), "one", seed=1), row((5, 6, 7), "one", seed=2), row((5, 6, 7), "two"), row((8, 9), "one")]

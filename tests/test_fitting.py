@@ -13,9 +13,10 @@ from marft import seeds
 from marft.config.algorithm import CriticSettings
 from marft.learning.critic import LORA_TARGETS, Critic, Reading, explained_variance, read_features
 from marft.learning.value_normaliser import ValueNormaliser
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.critic import ValueHead
 from tests.episodes import make_action
+from tests.helpers import lengths_read
 from tests.test_critic import critic, episode
 
 BATCH = [episode(make_action("a", prompt=(5, n))) for n in range(3, 11)]
@@ -163,14 +164,7 @@ def test_readings_are_packed_longest_first_as_many_as_fit(backbone: Backbone) ->
         Reading(np.arange(n, n + length, dtype=np.int32), np.array([length - 1])) for n, length in enumerate(lengths, 5)
     ]
     alone = torch.cat([read_features(backbone, [read], 99, None) for read in reads])
-    forwarded: list[int] = []
-    original = backbone.hidden_states
-
-    def counted(rows: PackedRows, *arguments: object) -> torch.Tensor:
-        forwarded.append(len(rows.ids))
-        return original(rows, *arguments)  # type: ignore[arg-type]
-
-    backbone.hidden_states = counted  # type: ignore[method-assign]
+    forwarded = lengths_read(backbone)
     torch.testing.assert_close(read_features(backbone, reads, 7, None), alone, rtol=1e-5, atol=1e-5)
     assert forwarded == [5, 7, 2]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-
 import pytest
 
-from marft.sandbox import calls, filter
+from marft.sandbox import calls
 from marft.sandbox.calls import MACHINES, numbers
+from tests.test_sandbox_calls import numbers_of_libseccomp
 
 # as in calls.py: a name, its number on x86_64 and on aarch64
 NEVER = {
@@ -69,13 +67,7 @@ class TestEachMachine:
             assert not set(never.values()) & set(listed.values())
 
     def test_the_numbers_are_those_of_libseccomp(self, machine: str) -> None:
-        library = ctypes.util.find_library("seccomp")
-        if library is None:
-            pytest.skip("libseccomp is not here")
-        resolve = ctypes.CDLL(library).seccomp_syscall_resolve_name_arch
-        resolve.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
         ours = {name: number for table in NEVER.values() for name, number in numbers(table, machine).items()}
-        theirs = {name: resolve(filter.ARCHITECTURES[machine], name.encode()) for name in ours}
-        known = {name: number for name, number in theirs.items() if number >= 0}  # it may be older than a call
+        known = numbers_of_libseccomp(machine, ours)
         assert len(known) > len(ours) - 16
         assert {name: ours[name] for name in known} == known

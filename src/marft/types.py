@@ -32,8 +32,7 @@ class Mark(IntEnum):
 
 
 class Versions(NamedTuple):
-    """Which updates of a policy sampled an action's tokens, from the lowest to the highest: an engine may be given new
-    weights in the middle of it.
+    """The lowest and the highest update of a policy that sampled an action's tokens.
 
     >>> Versions(3, 4) | Versions(4, 5)
     Versions(lowest=3, highest=5)
@@ -167,9 +166,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered rollout observation (ô_t^i): its token ids, and the number of tokens that did not fit and were cut.
-
-    ``chat`` and ``tools`` are what it was rendered from, for engines that take messages instead of tokens.
+    """A rendered rollout observation (ô_t^i): its token ids, and how many did not fit. ``chat`` and ``tools`` are what
+    it was rendered from, for engines that take messages.
     """
 
     ids: TokenIds  # [T]

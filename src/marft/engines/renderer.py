@@ -44,7 +44,7 @@ class ChatRenderer:
     def render(
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
     ) -> Prompt:
-        """See :meth:`marft.game.rendering.Renderer.render`."""
+        """Render the messages of a profile, an observation and what is seen, by the model's own chat template."""
         format = self.formats[policy]
         budget = format.context - reserve
         texts = _Texts(observation, tuple(seen))
@@ -66,11 +66,11 @@ class ChatRenderer:
         return Prompt(ids, whole - len(ids), tuple(chat), profile.tools)
 
     def count(self, policy: str, text: str) -> int:
-        """See :meth:`marft.game.rendering.Renderer.count`."""
+        """Tokens of a text, on its own."""
         return len(self.formats[policy].tokenizer.encode(text, add_special_tokens=False))
 
     def option(self, policy: str, text: str) -> TokenIds:
-        """See :meth:`marft.game.rendering.Renderer.option`."""
+        """The ids of a whole turn that says ``text``, end of turn included."""
         format = self.formats[policy]
         if not format.stop_ids:
             raise ValueError(f"policy {policy!r} has no end-of-turn token, without which options cannot be compared")
@@ -78,11 +78,11 @@ class ChatRenderer:
         return np.array([*ids, *format.stop_ids[:1]], np.int32)
 
     def context(self, policy: str) -> int:
-        """See :meth:`marft.game.rendering.Renderer.context`."""
+        """Tokens that prompt and action may have together."""
         return self.formats[policy].context
 
     def clip(self, policy: str, text: str, tokens: int) -> str:
-        """See :meth:`marft.game.rendering.Renderer.clip`."""
+        """The first ``tokens`` tokens of a text, with a note on how much is left out."""
         tokenizer, head = self.formats[policy].tokenizer, text[: tokens * MOST_CHARACTERS]
         ids = tokenizer.encode(head, add_special_tokens=False, split_special_tokens=True)
         if len(ids) <= tokens and len(head) == len(text):
@@ -91,11 +91,11 @@ class ChatRenderer:
         return f"{kept}\n[{len(text) - len(kept)} more characters left out]"
 
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
-        """See :meth:`marft.game.rendering.Renderer.calls`."""
+        """The tools that a sampled turn calls, read in the format of the model's own template."""
         return self.tool_format(policy).read(tokens, tools)
 
     def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
-        """See :meth:`marft.game.rendering.Renderer.tool_response`."""
+        """What the template puts after a turn that called tools: their answers, and the start of the next turn."""
         format = self.formats[policy]
         if format.remote:  # for the record alone: the endpoint is sent messages
             text = "\n".join(call.output for call in calls)
@@ -116,7 +116,7 @@ class ChatRenderer:
         return self._tool_formats[policy]
 
     def response_prefix(self, policy: str, other: Action) -> int:
-        """See :meth:`marft.game.rendering.Renderer.response_prefix`."""
+        """How many of the first tokens of ``other`` a turn of ``policy`` can begin with."""
         mine, theirs = self.formats[policy], self.formats[other.policy]
         if mine.remote:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -39,6 +40,7 @@ class Grading(Settings):
             ValueError: why not, to go on from the name of its column.
         """
 
+    @abstractmethod
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:
         """What a text is worth.
 
@@ -46,7 +48,6 @@ class Grading(Settings):
             answer: of the row's column of answers.
             cells: the whole row.
         """
-        raise NotImplementedError
 
 
 class Exact(Grading):
@@ -56,7 +57,7 @@ class Exact(Grading):
     ignore_case: bool = False
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """Held against what the text states."""
         given = self._plain(stated_answer(text))
         return _all_or_nothing(any(self._plain(right) == given for right in right_answers(answer)))
 
@@ -72,7 +73,7 @@ class Contains(Grading):
     ignore_case: bool = True
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """Looked for in the whole text."""
         return _all_or_nothing(any(contains(text, right, self.ignore_case) for right in right_answers(answer)))
 
 
@@ -87,13 +88,13 @@ class Numeric(Grading):
     relative: NotNegative = 0.0
 
     def check(self, answer: Any, cells: Cells) -> None:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """Every right answer is a number."""
         for right in right_answers(answer):
             if len(numbers_in(answer_in(right))) != 1:
                 raise ValueError(f"holds {right[:80]!r}, which is not one number")
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """The text's number, beside the right ones."""
         found = find_answer(text)
         stated = stated_answer(text)
         numbers = numbers_in(stated)
@@ -111,7 +112,7 @@ class F1(Grading):
     threshold: Fraction = 1.0
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """The best F1 over the right answers."""
         score = max(token_f1(right, stated_answer(text)) for right in right_answers(answer))
         return Grade(score, score >= self.threshold)
 
@@ -127,14 +128,14 @@ class Choice(Grading):
     first: Literal[0, 1] = 0
 
     def check(self, answer: Any, cells: Cells) -> None:
-        """See :class:`Grading`."""
+        """The right answer is one of the row's choices, and one alone."""
         if isinstance(answer, list):
             raise ValueError("holds a list, and one choice is right")
         if not self._right(answer, cells):
             raise ValueError(f"holds {written(answer)[:80]!r}, which is none of the choices")
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:
-        """See :class:`Grading`."""
+        """The choice that the text means, beside the right one."""
         return _all_or_nothing(chosen(text, self._choices(cells)) == self._right(answer, cells))
 
     def _choices(self, cells: Cells) -> Choices:
@@ -173,7 +174,7 @@ class MathGrading(Grading):
         return Grader(self.timeout_seconds)
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """The stated answer, as mathematics."""
         golds = [answer_in(right) for right in right_answers(answer)]
         return _all_or_nothing(bool(text.strip()) and any(self._grader.equal(gold, text) for gold in golds))
 
@@ -205,7 +206,7 @@ class ByFunction(Grading):
         return call
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """See :class:`Grading`."""
+        """What the function says of the row and the text."""
         function = import_path(self.call)
         said = function(cells, text)
         if isinstance(said, tuple):

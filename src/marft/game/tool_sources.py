@@ -65,19 +65,19 @@ class StatelessSource(ToolSource):
 
     @property
     def stateful(self) -> bool:
-        """See :class:`ToolSource`."""
+        """Never: every call stands alone."""
         return False
 
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
-        """See :class:`ToolSource`."""
+        """Itself: there is nothing to open."""
         return self
 
     @abstractmethod
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`ToolSession`."""
+        """Make one call → what the agent is shown."""
 
     async def end(self) -> None:
-        """See :class:`ToolSession`."""
+        """Nothing was opened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Careful:
         self._in_a_row = 0
 
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
-        """See :meth:`Learner.learn`; ``undone_steps`` counts what was undone.
+        """One training step → its metrics; ``undone_steps`` counts what was undone.
 
         Raises:
             RunError: several steps in a row had to be undone.

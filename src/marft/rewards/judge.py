@@ -101,26 +101,26 @@ class Judge(Term):
         yield from unknown_roles(self.agents, roles)
 
     def opened(self, answering: Sequence[str]) -> Judge:
-        """See :class:`Term`."""
+        """Connect to the model that judges."""
         judge, folder = self.model_copy(), _folder(self.cache)
         judge._questions = Questions(Endpoint(self.name, self.endpoint, self.model), folder, self._read)
         judge._answering = tuple(answering)
         return judge
 
     def counts(self) -> Mapping[str, float]:
-        """See :class:`Term`."""
+        """What judging has taken so far: questions, answers from the cache, tokens, cost."""
         assert self._questions is not None
         counts = self._questions.counts
         asked = {f"judge/{name}": counts[name] for name in ("questions", "cache_hits", "requests", "not_kept")}
         return asked | as_metrics(self._questions.endpoint.used, "judge/")
 
     def close(self) -> None:
-        """See :class:`Term`."""
+        """End the connection."""
         assert self._questions is not None
         self._questions.endpoint.close()
 
     async def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """Ask the judge once for the team, or once for each agent."""
         if not self.agents:
             return at_the_end(episode, await self._judge(episode, _answer(episode.actions, self._answering)))
         texts = {role: _own_text(episode.actions, role) for role in self.agents}

@@ -104,7 +104,7 @@ class Outcome(Term):
     """What the environment pays, to the team and to single agents."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """What each step paid."""
         return [TermReward(t.reward, t.agent_rewards) for t in episode.transitions]
 
 
@@ -112,7 +112,11 @@ class Trajectory(Term):
     """1 with the last step of an episode that solved its task. One whose environment does not say so fails."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """Nothing but at the end: 1 where the task is solved, else 0.
+
+        Raises:
+            ValueError: the environment does not say.
+        """
         if episode.success is None:
             raise ValueError("the environment does not say whether the task was solved (Step.success)")
         return at_the_end(episode, float(episode.success))
@@ -122,7 +126,7 @@ class Progress(Term):
     """How much more a step pays than the best one before it."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """What each step adds to the best so far."""
         best, earned = 0.0, []
         for transition in episode.transitions:
             earned.append(TermReward(max(0.0, transition.reward - best)))
@@ -134,7 +138,7 @@ class StepCost(Term):
     """−1 for every environment step."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """The same for every step."""
         return [TermReward(-1.0) for _ in episode.transitions]
 
 
@@ -142,7 +146,7 @@ class ToolErrors(Term):
     """−1 to an agent for every call of a tool that could not be read, or failed."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """Failed calls of each step, to whom made them."""
         given: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             errors = sum(call.error for call in action.calls)
@@ -155,7 +159,7 @@ class MessageTokens(Term):
     """−1 for every token that others read of an agent's messages, to the agent that wrote them."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """Tokens read in each step, to whoever wrote them."""
         owners = {action.id: action.agent for action in episode.actions}
         costs: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
@@ -176,7 +180,7 @@ class Format(Term):
         yield from unknown_roles(self.agents, roles)
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """Texts of each step that hold the pattern, to whoever wrote them."""
         given: list[dict[str, float]] = [{} for _ in episode.transitions]
         for action in episode.actions:
             if action.step < len(given) and (not self.agents or action.agent in self.agents):
@@ -198,11 +202,11 @@ class Function(Term):
         return call
 
     def written(self) -> str:
-        """See :class:`Term`."""
+        """Where the function stands: file and line."""
         return defined(import_path(self.call))
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """See :class:`Term`."""
+        """Ask the function about the whole episode; what it gives counts at the end."""
         said = import_path(self.call)(episode)
         return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, float(said))
 

@@ -110,16 +110,16 @@ class FunctionSource(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """What the functions' signatures and docstrings say of them."""
         return [function.tool for function in self.functions.values()]
 
     @property
     def stateful(self) -> bool:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """Whether the functions are methods of an object made for each episode."""
         return isinstance(self.found, type)
 
     def open(self, task: Task, seed: int) -> FunctionSession:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """Make the object that an episode's calls go to, where there is one."""
         if not isinstance(self.found, type):
             return FunctionSession(self.functions, {self.found.__name__: self.found})
         made = self.found(task, seed)
@@ -135,7 +135,7 @@ class FunctionSession:
     owner: Any = None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tool_sources.ToolSession`."""
+        """Call the function → its result as text; what it raises is the agent's to read."""
         result = self.bodies[tool](**self.functions[tool].bind(arguments))
         if isinstance(result, Awaitable):
             result = await result
@@ -164,7 +164,7 @@ class SessionSource(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """What the session's class says of its methods."""
         return [function.tool for function in self.functions.values()]
 
     def open(self, task: Task, seed: int) -> ToolSession:
@@ -172,7 +172,7 @@ class SessionSource(ToolSource):
         raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
 
     def joined(self, session: Session) -> ToolSession:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """The methods of the environment's own session."""
         return FunctionSession(self.functions, {name: getattr(session, name) for name in self.functions})
 
 

@@ -111,15 +111,15 @@ class SharedServer(StatelessSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """What the server lists."""
         return self._tools
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tool_sources.ToolSession`."""
+        """Ask the server → the text of its answer."""
         return await self.connection.call(tool, arguments)
 
     def close(self) -> None:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """End the connection, and the server where we started it."""
         self.connection.close()
 
 
@@ -132,17 +132,17 @@ class OwnServers(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """What the server lists, asked once."""
         return self._tools
 
     def open(self, task: Task, seed: int) -> ToolSession:  # noqa: ARG002
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """A connection of the episode's own."""
         connection = Connection(self.settings)
         self._live.add(connection)
         return OwnServer(connection, self._live)
 
     def close(self) -> None:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """End the connections of all episodes that are not over."""
         for ending in [connection.end() for connection in list(self._live)]:
             ending.result()
 
@@ -158,11 +158,11 @@ class OwnServer:
         self._connection, self._live = connection, live
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tool_sources.ToolSession`."""
+        """Ask the episode's server → the text of its answer."""
         return await self._connection.call(tool, arguments)
 
     async def end(self) -> None:
-        """See :class:`marft.game.tool_sources.ToolSession`. It goes on where nobody waits for it any more."""
+        """End the episode's server. It goes on where nobody waits for it any more."""
         ending = self._connection.end()
         ending.add_done_callback(lambda _: self._live.discard(self._connection))
         await asyncio.shield(asyncio.wrap_future(ending))

@@ -46,7 +46,7 @@ class Sandboxed(StatelessSource):
 
     @property
     def longest(self) -> float:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """Seconds that the sandbox lets a call run."""
         return self.limits.seconds
 
 
@@ -58,12 +58,12 @@ class PythonSource(Sandboxed):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """One tool, which takes a program."""
         code = {"type": "string", "description": "The whole program."}
         return [Tool("python", ABOUT, {"type": "object", "properties": {"code": code}, "required": ["code"]})]
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """See :class:`marft.game.tool_sources.ToolSession`."""
+        """Run the program in a jail → what it printed."""
         code = arguments.get("code")
         if not isinstance(code, str):
             raise ValueError('code must be a string, such as {"code": "print(2 + 3)"}')

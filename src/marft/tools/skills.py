@@ -111,7 +111,7 @@ class SkillSource(Sandboxed):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """See :class:`marft.game.tool_sources.ToolSource`."""
+        """What an agent may read and run of the skills."""
         skill, offered = self.skill, []
         if skill.texts:
             file = {"type": "string", "enum": skill.texts}
@@ -128,7 +128,7 @@ class SkillSource(Sandboxed):
         return offered
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """See :class:`marft.game.tool_sources.ToolSession`."""
+        """Read a skill's file, or run one of its scripts in the sandbox → text."""
         if tool == f"{self.skill.prefix}_read":
             return self.skill.files[_one_of(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
         script = _one_of(arguments, "script", self.skill.scripts)

@@ -12,5 +12,5 @@ class Last(Plugin):
     """The last of the messages; what came before is not seen, and not recorded as seen."""
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """See :class:`marft.game.rendering.Channel`."""
+        """None for all but the last message."""
         return [*[None] * (len(messages) - 1), *messages[-1:]]

@@ -12,5 +12,5 @@ class Raw(Plugin):
     """The whole text of every action that is seen."""
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """See :class:`marft.game.rendering.Channel`."""
+        """Every message as it is."""
         return messages

@@ -80,7 +80,7 @@ class Record(Plugin):
         return self
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """See :class:`marft.game.rendering.Channel`."""
+        """A record for each message; None where there is nothing to record and nothing else is passed on."""
         return [self._record(message) for message in messages]
 
     def _record(self, message: Message) -> Message | None:

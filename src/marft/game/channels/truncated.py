@@ -20,7 +20,7 @@ class Truncated(Plugin):
     keep: Literal["start", "end"] = "end"
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
-        """See :class:`marft.game.rendering.Channel`."""
+        """Every message, shortened where it is too long."""
         return [replace(message, text=self._cut(message.text)) for message in messages]
 
     def _cut(self, text: str) -> str:

@@ -20,7 +20,7 @@ class AgentGroup(Estimator):
     scale: bool = True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """What an agent earned, against what it earned in the group's other attempts."""
         rows = [
             (number, agent, earned)
             for number, agents in enumerate(agent_returns(inputs))

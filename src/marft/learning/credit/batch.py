@@ -20,7 +20,7 @@ class Batch(Estimator):
     whiten: bool = True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The return of each decision, whitened over the batch."""
         earned = earned_returns(inputs)
         returns = to_actions(inputs, earned)
         if inputs.costs:

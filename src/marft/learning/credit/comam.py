@@ -27,7 +27,7 @@ class CoMAM(Estimator):
     fallback_weight: NotNegative = 1.0  # w_i of an agent whose local reward is the same throughout its group
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The team's and the agent's own normalised rewards, weighed by how they go together."""
         rows: list[tuple[int, str, float, float, float]] = []  # episode, agent, local, global, cost
         for number, (episode, costs) in enumerate(zip(inputs.episodes, agent_costs(inputs), strict=True)):
             local = local_rewards(episode)

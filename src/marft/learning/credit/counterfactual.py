@@ -28,7 +28,7 @@ class Counterfactual(Estimator):
     symmetric: bool = True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """What an action earned, against what others in its place did."""
         returns = team_returns(inputs)
         drawn: dict[Fork, dict[int, float]] = {}  # at each fork, the return of each episode that drew an action there
         for number, episode in enumerate(inputs.episodes):

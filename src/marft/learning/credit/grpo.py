@@ -17,7 +17,7 @@ class GRPO(Estimator):
     scale: bool = True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The team's return, against the group's mean and over its deviation."""
         keys = [episode.task.id for episode in inputs.episodes]
         advantages, metrics = compare(team_returns(inputs), keys, scale=self.scale, costs=team_costs(inputs))
         return Credits(to_actions(inputs, advantages), metrics=metrics)

@@ -32,7 +32,7 @@ class MAGRPO(Estimator):
         return "cross" if self.joint_mode == "cross" else ""
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The return from each turn on, against the group's at that turn."""
         return self._cross(inputs) if self.joint_mode == "cross" else self._aligned(inputs)
 
     def _aligned(self, inputs: CreditInputs) -> Credits:

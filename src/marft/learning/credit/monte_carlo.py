@@ -24,7 +24,7 @@ class MonteCarlo(Estimator):
     gamma_step: Fraction = 0.99
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The return from each decision on: the whole estimate of GAE with λ = 1 and values of 0."""
         zeros = Values([np.zeros(size) for size in inputs.sizes()])
         whole = GAE(
             successor=self.successor, gamma_token=self.gamma_token, gamma_agent=self.gamma_agent,

@@ -24,7 +24,7 @@ class RAE(Estimator):
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`. Moves the baselines: once a batch."""
+        """What an agent earned, against its running mean. Moves the baselines: once a batch."""
         returns = agent_returns(inputs)
         advantages = [
             returns[number][action.agent] - self._baselines.get(action.agent, 0.0)

@@ -15,7 +15,7 @@ class RLOO(Estimator):
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The team's return, against the mean of the group's other attempts."""
         keys = [episode.task.id for episode in inputs.episodes]
         advantages, metrics = compare(team_returns(inputs), keys, leave_one_out=True, costs=team_costs(inputs))
         return Credits(to_actions(inputs, advantages), metrics=metrics)

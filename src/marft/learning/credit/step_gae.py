@@ -32,7 +32,7 @@ class StepGAE(Estimator):
     lambda_critic: Fraction = 1.0
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """The advantage of each environment step, to all that acted in it."""
         assert inputs.values is not None, "StepGAE reads a critic's values"
         results: dict[str, list[Floats]] = {"advantages": [], "returns": [], "monte_carlo": []}
         first, sizes = 0, inputs.sizes()

@@ -29,7 +29,7 @@ class Tree(Estimator):
     scale: bool = True
 
     def assign(self, inputs: CreditInputs) -> Credits:
-        """See :class:`marft.learning.interfaces.Credit`."""
+        """A candidate's score, against the other candidates at its branch."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
         keys = [_state(*rows[k]) for k in chosen]
