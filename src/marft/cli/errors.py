@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import errno
 import os
 import platform
@@ -21,7 +20,7 @@ from marft import __version__
 from marft.atomic import write_file
 from marft.endpoints.keys import masked, secrets_typed
 from marft.errors import RunError
-from marft.faults import OURS, described, place_of
+from marft.faults import deliberate, described, place_of
 from marft.texts import cut, storable, visible
 
 DEBUG = "--debug"  # with any command: print the traceback of an error
@@ -98,11 +97,11 @@ def _explained(error: Exception) -> tuple[str, int]:
     """What to say of it, and the exit status."""
     if _now.debug:
         traceback.print_exception(error)
-    deliberate = isinstance(error, RunError) or (isinstance(error, ValueError) and _deliberate(error))
-    about_files = _about_files(error, only_full=deliberate)  # what is deliberate names cause and remedy itself
+    meant = isinstance(error, RunError) or (isinstance(error, ValueError) and deliberate(error))
+    about_files = _about_files(error, only_full=meant)  # what is deliberate names cause and remedy itself
     if about_files:
         return about_files, 2
-    if deliberate:
+    if meant:
         return str(error), 2
     return _fault(error), 1
 
@@ -112,18 +111,6 @@ def _say(message: str) -> None:
     if shown not in _now.said:  # what ends a thread often comes back to whoever waits for it
         _now.said.add(shown)
         print(f"marft: {shown}", file=sys.stderr)  # noqa: T201
-
-
-def _deliberate(error: BaseException) -> bool:
-    """Whether it comes from a ``raise`` of MARFT's own, and not from something that MARFT called."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None:
-        return True
-    code = last.tb_frame.f_code
-    raised_here = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
-    return raised_here and Path(code.co_filename).is_relative_to(OURS)
 
 
 def _about_files(error: BaseException, only_full: bool = False) -> str:

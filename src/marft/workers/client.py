@@ -1,0 +1,73 @@
+"""Who samples, as a worker process sees it: requests go to the run's engine, and their answers come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from marft.engines.stillness import Stillness
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.workers.messages import Answer, Choose, Failure, Forget, Sample
+
+
+class Client:
+    """A :class:`~marft.game.engine.Sampler` whose engine is in another process.
+
+    Args:
+        send: sends a message there.
+        in_messages: policies that are asked in messages; all others are asked in token ids alone.
+    """
+
+    def __init__(self, send: Callable[[Any], None], in_messages: Collection[str]) -> None:
+        self.stillness = Stillness()
+        self._send, self._in_messages = send, in_messages
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        """Have the run's engine sample one action; raises ``EpisodeFailedError`` where that does."""
+        number = next(self._numbers)
+        completion: Completion = await self._asked(Sample(number, policy, self._lean(policy, prompt), sampling, key))
+        return completion
+
+    async def choose(
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, Versions]:
+        """Have the run's engine choose; raises ``EpisodeFailedError`` where that does."""
+        number = next(self._numbers)
+        asked = Choose(number, policy, self._lean(policy, prompt), tuple(options), sampling, key)
+        choice, versions = await self._asked(asked)
+        return replace(choice, options=tuple(options)), versions
+
+    def external_wait(self) -> AbstractContextManager[None]:
+        """While it is held, this process may ask for more, and the run's engine is not told otherwise."""
+        return self.stillness.external_wait()
+
+    def hear(self, answer: Answer) -> None:
+        """Hand an answer to whoever waits for it."""
+        future = self._waiting.get(answer.number)
+        if future is None or future.done():
+            return
+        if isinstance(answer.outcome, Failure):
+            future.set_exception(answer.outcome.error())
+        else:
+            future.set_result(answer.outcome)
+
+    async def _asked(self, request: Sample | Choose) -> Any:
+        future = self._waiting[request.number] = asyncio.get_running_loop().create_future()
+        self._send(request)
+        self.stillness.stir()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._send(Forget(request.number))
+            raise
+        finally:
+            del self._waiting[request.number]
+
+    def _lean(self, policy: str, prompt: Prompt) -> Prompt:
+        return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())
