@@ -44,9 +44,14 @@ class Crew:
             RunError: a worker ended before it had begun.
         """
         self.links = [Link(child, self.engine, self.patience) for child in children]
-        for done in await asyncio.gather(*(link.start(self.begin) for link in self.links), return_exceptions=True):
-            if isinstance(done, BaseException):
-                raise done
+        starting = [asyncio.create_task(link.start(self.begin)) for link in self.links]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for link in self.links:
+                link.child.end()
+            await asyncio.gather(*starting, *(link.over for link in self.links), return_exceptions=True)
+            raise
         self._keeping = [asyncio.create_task(self._keep(place)) for place in range(len(children))]
         self._keeping.append(asyncio.create_task(self._watch()))
 
