@@ -20,7 +20,8 @@ from marft.config import RunSettings
 from marft.config.plugins import Plugin
 from marft.game.agents import Agents
 from marft.game.environment import tool
-from marft.types import Episode, JointAction, Observation, Step, Task
+from marft.game.tool_sources import StatelessSource
+from marft.types import Episode, JointAction, Observation, Step, Task, Tool
 
 REASONS = ("raises", "exits", "killed", "hangs")
 
@@ -77,6 +78,39 @@ class Crowd(Plugin):
 
         done = await asyncio.gather(branch(3), branch(0), branch(1))
         return JointAction(answer=done[0])
+
+
+class Scarce(Plugin):
+    """A tool of which the whole run makes one call at a time."""
+
+    folder: str
+
+    def connect(self) -> ScarceSource:
+        return ScarceSource(Path(self.folder))
+
+
+class ScarceSource(StatelessSource):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        return [
+            Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}})
+        ]
+
+    @property
+    def at_once(self) -> int:
+        return 1
+
+    async def call(self, tool: str, arguments: Any) -> str:
+        try:
+            (self.folder / "taken").mkdir()
+        except FileExistsError:
+            return "somebody else is at it"
+        time.sleep(0.05)
+        (self.folder / "taken").rmdir()
+        return "5"
 
 
 class Doomed(Plugin):

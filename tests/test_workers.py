@@ -59,8 +59,10 @@ class TestTheSame:
 
     @pytest.mark.usefixtures("calls_first")
     def test_uses_of_tools_are_those_of_one_process(self, tmp_path: Path) -> None:
-        here, there = (played(with_tools(tmp_path, "--rollout.processes", processes)) for processes in "02")
-        assert all(action.calls for episode in here[0] for action in episode.actions if action.agent == "reasoner")
+        scarce = ("--tools.sums", f"{{name = 'tests.crews:Scarce', folder = '{tmp_path}'}}")
+        here, there = (played(with_tools(tmp_path, "--rollout.processes", count, *scarce)) for count in "02")
+        calls = [call for episode in [*here[0], *there[0]] for action in episode.actions for call in action.calls]
+        assert [call.output for call in calls] == ["5"] * 2 * len(here[0])  # one at a time, also in two processes
         assert {episode.status for episode in [*here[0], *here[1]]} == {"terminated"}, here[0][0].error
         assert told(there[0]) == told(here[0])
         assert told(there[1]) == told(here[1])

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from marft.config.run import RunSettings
 from marft.game.game import Attempt, Game
+from marft.game.loop_threads import LoopThreadPool
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.playing import added, nobody
@@ -45,7 +46,7 @@ class LocalRollouts:
             self._samplers = Samplers(run, end_all)
             started.callback(self._samplers.close)
             self.models, self.engine = self._samplers.models, self._samplers.engine
-            self._stage = Stage(run, terms, self.engine, self._samplers.renderer)
+            self._stage = Stage(run, terms, self.engine, self._samplers.renderer, LoopThreadPool())
             started.callback(self._stage.close)
             self.game, self.compose = self._stage.game, self._stage.compose
             self._started = started.pop_all()

@@ -25,12 +25,15 @@ class Stage:
 
     Args:
         terms: the recipe's reward terms, opened (:func:`open_terms`).
+        threads: for sessions, tools and terms; they are closed with it.
 
     Raises:
         ValueError: a tool cannot be had, or an agent has tools that its model's template cannot show.
     """
 
-    def __init__(self, run: RunSettings, terms: Sequence[Term], engine: Sampler, renderer: ChatRenderer) -> None:
+    def __init__(
+        self, run: RunSettings, terms: Sequence[Term], engine: Sampler, renderer: ChatRenderer, threads: LoopThreadPool
+    ) -> None:
         self._terms = terms
         with ExitStack() as started:  # what has been started ends, should the rest fail
             self.toolkit = Toolkit(run)
@@ -41,7 +44,7 @@ class Stage:
                 tools=self.toolkit.sources,
                 engine=engine,
                 renderer=renderer,
-                threads=LoopThreadPool(),
+                threads=threads,
                 seed=run.seed,
                 max_steps=run.rollout.max_steps,
                 timeout=run.rollout.timeout_seconds,

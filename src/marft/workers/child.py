@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 
 from marft.texts import cut, visible
@@ -37,20 +38,23 @@ class Child:
     def __init__(self, name: str) -> None:
         self.name = name
         self.socket, theirs = socket.socketpair()
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()),
-                 sys.executable, "-u", "-X", "faulthandler", "-c", START, path, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
-        self._printing = threading.Thread(target=self._print, name="marft-worker-output", daemon=True)
-        self._printing.start()
+        begun: Future[subprocess.Popen[bytes]] = Future()
+        self._keeper = threading.Thread(target=self._keep, args=(theirs, begun), name="marft-worker", daemon=True)
+        self._keeper.start()
+        self._process = begun.result()
 
-    def _print(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+    def _keep(self, theirs: socket.socket, begun: Future[subprocess.Popen[bytes]]) -> None:
+        """Start the process, on a thread that is there as long as it is: a process that ends with its parent ends, on
+        Linux, with the thread that has started it."""
+        try:
+            with theirs:
+                process = _start(theirs.fileno())
+        except Exception as error:  # noqa: BLE001  whoever waits must hear of it
+            begun.set_exception(error)
+            return
+        begun.set_result(process)
+        assert process.stdout is not None
+        for line in process.stdout:
             said = visible(line.decode("utf-8", "replace").rstrip("\r\n"))
             with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is no stderr
                 sys.stderr.write(f"{self.name}: {cut(said, LONGEST_LINE)}\n")
@@ -72,9 +76,19 @@ class Child:
         except subprocess.TimeoutExpired:
             self.end()
             status = self._process.wait()
-        self._printing.join(END_SECONDS)
+        self._keeper.join(END_SECONDS)
         number = -status if status < 0 else status - 128  # as a shell has it
         if number > 0:
             with suppress(ValueError):
                 return f"was killed ({signal.Signals(number).name})"
         return f"ended itself (exit status {status})"
+
+
+def _start(descriptor: int) -> subprocess.Popen[bytes]:
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()),
+         sys.executable, "-u", "-X", "faulthandler", "-c", START, path, str(descriptor)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[descriptor],
+        start_new_session=True,
+    )  # fmt: skip

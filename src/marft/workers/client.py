@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from marft.engines.stillness import Stillness
+from marft.game.loop_threads import LoopThreadPool
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
-from marft.workers.messages import Answer, Choose, Failure, Forget, Sample
+from marft.workers.messages import Answer, Choose, Failure, Forget, GiveBack, Granted, Lease, Sample
 
 
 class Client:
@@ -47,12 +48,27 @@ class Client:
         """While it is held, this process may ask for more, and the run's engine is not told otherwise."""
         return self.stillness.external_wait()
 
-    def hear(self, answer: Answer) -> None:
+    @asynccontextmanager
+    async def slot(self, name: str, count: int) -> AsyncIterator[None]:
+        """One of ``count`` that the run has in all its processes."""
+        number = next(self._numbers)
+        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send(Lease(number, name, count))
+        try:
+            await granted
+            yield
+        finally:
+            del self._waiting[number]
+            self._send(GiveBack(number))
+
+    def hear(self, answer: Answer | Granted) -> None:
         """Hand an answer to whoever waits for it."""
         future = self._waiting.get(answer.number)
         if future is None or future.done():
             return
-        if isinstance(answer.outcome, Failure):
+        if isinstance(answer, Granted):
+            future.set_result(None)
+        elif isinstance(answer.outcome, Failure):
             future.set_exception(answer.outcome.error())
         else:
             future.set_result(answer.outcome)
@@ -71,3 +87,15 @@ class Client:
 
     def _lean(self, policy: str, prompt: Prompt) -> Prompt:
         return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())
+
+
+class LeasingThreads(LoopThreadPool):
+    """Threads of a worker process. What is counted over all episodes is counted over those of all workers."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+
+    def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
+        """What lets ``count`` calls of one kind be under way at a time, over all episodes of the run."""
+        return self._client.slot(name, count)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from marft.errors import RunError
 from marft.game.engine import Sampler
 from marft.game.game import Attempt
+from marft.game.loop_threads import LoopThreadPool
 from marft.playing import added
 from marft.workers.child import Child
 from marft.workers.link import Link, Playing
@@ -30,11 +31,11 @@ class Crew:
         self.begin, self.engine, self.patience = begin, engine, timeout + GRACE_SECONDS
         self.links: list[Link] = []
         self.lost = 0
+        self._slots = LoopThreadPool().slots  # of the run: workers lease them
         self._used: Mapping[str, float] = {}  # by workers that are gone
         self._keeping: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._failure: Exception | None = None  # of a place that could not be filled again
-        self._ending = False
 
     async def start(self, children: Sequence[Child]) -> None:
         """Fill every place.
@@ -43,7 +44,7 @@ class Crew:
             ValueError: something that the recipe names cannot be had in a worker.
             RunError: a worker ended before it had begun.
         """
-        self.links = [Link(child, self.engine, self.patience) for child in children]
+        self.links = [Link(child, self.engine, self._slots, self.patience) for child in children]
         starting = [asyncio.create_task(link.start(self.begin)) for link in self.links]
         try:
             await asyncio.gather(*starting)
@@ -81,7 +82,6 @@ class Crew:
 
     async def end(self) -> None:
         """End every worker."""
-        self._ending = True
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*(link.end() for link in self.links))
@@ -109,7 +109,7 @@ class Crew:
         """
         name = self.links[place].child.name
         for number in range(TRIES):
-            self.links[place] = link = Link(Child(name), self.engine, self.patience)
+            self.links[place] = link = Link(Child(name), self.engine, self._slots, self.patience)
             try:
                 await link.start(self.begin)
             except RunError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -27,6 +27,9 @@ from marft.workers.messages import (
     End,
     Failure,
     Forget,
+    GiveBack,
+    Granted,
+    Lease,
     Over,
     Ping,
     Play,
@@ -38,6 +41,8 @@ from marft.workers.messages import (
     pickled,
 )
 from marft.workers.wire import Wire
+
+Slots = Callable[[str, int], AbstractAsyncContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,12 +82,13 @@ class Link:
     says that it is still: so an engine that admits requests in order waits for all workers as it would for tools.
 
     Args:
+        slots: what the run has a number of, by name (:meth:`~marft.game.loop_threads.LoopThreadPool.slots`).
         patience: seconds in which a worker must answer.
     """
 
-    def __init__(self, child: Child, engine: Sampler, patience: float) -> None:
+    def __init__(self, child: Child, engine: Sampler, slots: Slots, patience: float) -> None:
         loop = asyncio.get_running_loop()
-        self.child, self.engine, self.patience = child, engine, patience
+        self.child, self.engine, self.slots, self.patience = child, engine, slots, patience
         self.agents: tuple[Agent, ...] = ()
         self.usage: Mapping[str, float] = {}
         self.pid = 0
@@ -92,7 +98,8 @@ class Link:
         self._called_off = asyncio.Event()
         self._numbers = count()
         self._playing: dict[int, Playing] = {}
-        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
+        self._listening: asyncio.Task[None] | None = None
         self._team: bytes | None = None
         self._sent = 0  # messages that may set something going
         self._wait = ExitStack()  # holds the engine's external wait while the worker may ask
@@ -149,6 +156,9 @@ class Link:
 
     async def end(self) -> None:
         """Have the process end; one that does not is ended."""
+        if self._listening is None:  # it had hardly been started
+            self.child.end()
+            return
         self._wire.send(End())
         _, left = await asyncio.wait([self.over], timeout=END_SECONDS)
         if left:
@@ -171,7 +181,9 @@ class Link:
         match message:
             case Sample() | Choose():
                 self._requests[message.number] = asyncio.create_task(self._answer(message))
-            case Forget(number):
+            case Lease(number):
+                self._requests[number] = asyncio.create_task(self._lend(message))
+            case Forget(number) | GiveBack(number):
                 if task := self._requests.pop(number, None):
                     task.cancel()
             case Still(received):
@@ -210,6 +222,12 @@ class Link:
         finally:
             self._requests.pop(asked.number, None)
         self._set_going(Answer(asked.number, outcome))
+
+    async def _lend(self, asked: Lease) -> None:
+        """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""
+        async with self.slots(asked.name, asked.count):
+            self._wire.send(Granted(asked.number))
+            await asyncio.Event().wait()
 
     def _set_going(self, message: Play | Answer) -> None:
         self._sent += 1

@@ -93,6 +93,13 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease of this number begins."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallOff:
     """Nobody needs what is being played any more."""
 
@@ -161,6 +168,22 @@ class Choose:
 @dataclass(frozen=True, slots=True)
 class Forget:
     """Nobody waits for that request any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Something of which the run has ``count`` in all, such as calls of a tool that are under way, is asked for."""
+
+    number: int
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """The lease of this number is over, or no longer wanted."""
 
     number: int
 

@@ -17,7 +17,7 @@ from marft.game.team import Team
 from marft.sandbox.runner import end_all
 from marft.stage import Stage, open_terms
 from marft.types import Task
-from marft.workers.client import Client
+from marft.workers.client import Client, LeasingThreads
 from marft.workers.messages import (
     Answer,
     Begin,
@@ -27,6 +27,7 @@ from marft.workers.messages import (
     Change,
     End,
     Fault,
+    Granted,
     Over,
     Ping,
     Play,
@@ -83,7 +84,8 @@ class Worker:
         formats = pickle.loads(begin.formats)
         self.wire = wire
         self.client = Client(wire.send, [name for name, format in formats.items() if format.remote])
-        self.stage = Stage(run, open_terms(run, started.callback), self.client, ChatRenderer(formats))
+        terms, threads = open_terms(run, started.callback), LeasingThreads(self.client)
+        self.stage = Stage(run, terms, self.client, ChatRenderer(formats), threads)
         started.callback(self.stage.close)
         self.team = self.stage.game.team
         self._playing: set[asyncio.Task[None]] = set()
@@ -111,7 +113,7 @@ class Worker:
             self._received += 1
             self.client.stillness.stir()
             self._set_going.set()
-        if isinstance(message, Answer):
+        if isinstance(message, Answer | Granted):
             self.client.hear(message)
         elif isinstance(message, Play):
             task = asyncio.create_task(self._play(message, self.team))
