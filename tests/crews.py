@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from marft.config import RunSettings
+from marft.config.parts import EnvironmentPart, OrganizationPart
 from marft.config.plugins import Plugin
 from marft.game.agents import Agents
-from marft.game.environment import tool
 from marft.game.tool_sources import StatelessSource
 from marft.types import Episode, JointAction, Observation, Step, Task, Tool
 
 REASONS = ("raises", "exits", "killed", "hangs")
 
 
-class Restless(Plugin):
+class Restless(EnvironmentPart):
     """Two steps, each after as long as it happens to take; what they pay depends on what was said and on the seed."""
 
     def tasks(self, split: str) -> list[Task]:
@@ -54,18 +54,8 @@ class RestlessSession:
     async def close(self) -> None:
         return None
 
-    @tool
-    def look(self, where: str = "here") -> str:
-        """Look around.
 
-        Args:
-            where: to look.
-        """
-        time.sleep(random.random() * 0.02)
-        return f"{where}: {self.random.random():.3f}"
-
-
-class Crowd(Plugin):
+class Crowd(OrganizationPart):
     """Branches that ask the same agents, each a little later than the other, and choose on the way."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -113,7 +103,7 @@ class ScarceSource(StatelessSource):
         return "5"
 
 
-class Doomed(Plugin):
+class Doomed(EnvironmentPart):
     """Tasks that end as their names say. ``folder`` is where sessions leave notes."""
 
     folder: str = ""

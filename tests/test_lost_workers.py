@@ -169,7 +169,8 @@ def started(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
         [sys.executable, "-c", textwrap.dedent(STARTED), str(folder)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    until(lambda: len(list(folder.glob("stepping-*-0"))) == 2)
+    until(lambda: len(list(folder.glob("stepping-*-0"))) == 2 or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[0]
     pids = [int(word) for note in folder.glob("stepping-*-0") for word in note.read_text().split()]
     assert len(set(pids)) == 3
     assert all(map(is_there, pids))

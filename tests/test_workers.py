@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from marft import forking
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.bundled import bundled_names
 from marft.evaluation.evaluate import evaluate
+from marft.forking.counterfactual import counterfactuals
 from marft.game.game import Attempt
 from marft.playing import Rollouts
 from marft.rollouts import LocalRollouts, open_rollouts
@@ -44,7 +44,7 @@ def played(run: RunSettings) -> tuple[list[Episode], list[Episode]]:
         episodes = rollouts.play(attempts, on_done=lambda episode: done.append(episode.name))
         assert sorted(done) == sorted(episode.name for episode in episodes)
         assert [episode.task for episode in episodes] == [attempt.task for attempt in attempts]
-        forks = forking.counterfactuals(rollouts.play, attempts[:1], episodes[:1], 1, run.trained_policies)
+        forks = counterfactuals(rollouts.play, attempts[:1], episodes[:1], 1, run.trained_policies)
         return episodes, forks
 
 
