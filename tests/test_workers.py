@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import re
+import traceback
 from pathlib import Path
 
 import pytest
 
 from marft.config import RunSettings, load_recipe, parse_recipe
 from marft.config.bundled import bundled_names
+from marft.config.plugins import find_plugin
+from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.forking.counterfactual import counterfactuals
 from marft.game.game import Attempt
@@ -17,6 +21,7 @@ from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode
+from marft.workers.messages import Fault
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew, told
 from tests.helpers import recipe, settings
@@ -115,6 +120,18 @@ class TestTravelling:
         assert again == run
         assert (type(again.environment), again.environment.words, again.team.loud) == (type(run.environment), 5, True)
         assert not hasattr(again.environment, "lock")
+
+    def test_errors_arrive_as_what_they_mean_to_people(self) -> None:
+        with pytest.raises(ValueError, match="no environment is called 'nowhere'") as meant:
+            find_plugin("environments", "nowhere")
+        arrived = Fault.of(meant.value).error()
+        assert (type(arrived), str(arrived)) == (ValueError, str(meant.value))
+        assert isinstance(Fault.of(RunError("enough")).error(), RunError)
+        with pytest.raises(ValueError, match="invalid literal") as unforeseen:
+            int("one")
+        arrived = Fault.of(unforeseen.value).error()
+        assert re.fullmatch(r"in a worker process: ValueError: invalid .* \(test_workers.py:\d+\)", str(arrived))
+        assert "Traceback" in "".join(traceback.format_exception(arrived))
 
     def test_both_ways_to_play_keep_to_the_protocol(self) -> None:
         for kind in (LocalRollouts, WorkerRollouts):
