@@ -24,8 +24,8 @@ class Counterfactual(Estimator):
 
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "counterfactual"
 
-    resamples: Few = 2
-    symmetric: bool = True
+    resamples: Few = 2  # of each action
+    symmetric: bool = True  # the re-samples are trained as well
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """What an action earned, against what others in its place did."""

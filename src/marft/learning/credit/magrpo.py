@@ -24,8 +24,8 @@ class MAGRPO(Estimator):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    joint_mode: Literal["aligned", "cross"] = "aligned"
-    scale: bool = False
+    joint_mode: Literal["aligned", "cross"] = "aligned"  # cross: every tuple of the agents' samples is scored
+    scale: bool = False  # divide by the deviation
 
     @property
     def forks(self) -> Literal["cross", ""]:  # type: ignore[override]

@@ -24,9 +24,9 @@ class Tree(Estimator):
 
     forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "tree"
 
-    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4
-    carry: Literal["best", "first"] = "best"
-    scale: bool = True
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # sampled from one state
+    carry: Literal["best", "first"] = "best"  # the candidate that the episode goes on with
+    scale: bool = True  # divide by the deviation
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """A candidate's score, against the other candidates at its branch."""

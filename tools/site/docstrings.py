@@ -1,0 +1,28 @@
+"""Docstrings as Markdown reads them: without the roles and double colons of reStructuredText."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:[\w.]*\.)?(\w+)`")
+COLONS = re.compile(r"(?m)^[ \t]*::[ \t]*\n(\n)?")
+
+
+def plain(text: str) -> str:
+    """
+    >>> plain("See :class:`marft.config.run.RunSettings`.")
+    'See `RunSettings`.'
+    """
+    return COLONS.sub("", ROLE.sub(r"`\1`", text))
+
+
+class Plain(griffe.Extension):
+    """Applied to every docstring that the site shows."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite it, once it is found."""
+        if obj.docstring:
+            obj.docstring.value = plain(obj.docstring.value)
