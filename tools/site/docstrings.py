@@ -1,4 +1,4 @@
-"""Docstrings as Markdown reads them: without the roles and double colons of reStructuredText."""
+"""Docstrings as Markdown reads them: doctests as code, no roles and double colons of reStructuredText."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import griffe
 
 ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:[\w.]*\.)?(\w+)`")
 COLONS = re.compile(r"(?m)^[ \t]*::[ \t]*\n(\n)?")
+DOCTEST = re.compile(r"(?m)^>>> .*(?:\n(?!\s*$).*)*")
 
 
 def plain(text: str) -> str:
@@ -16,7 +17,8 @@ def plain(text: str) -> str:
     >>> plain("See :class:`marft.config.run.RunSettings`.")
     'See `RunSettings`.'
     """
-    return COLONS.sub("", ROLE.sub(r"`\1`", text))
+    text = COLONS.sub("", ROLE.sub(r"`\1`", text))
+    return DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
 
 
 class Plain(griffe.Extension):
