@@ -28,7 +28,7 @@ from tests.docs import ROOT, Block, blocks, inline
 from tests.fuzzing import OURS
 from tests.helpers import recipe
 
-LANGUAGES = {"csv", "log", "python", "sh", "text", "toml"}
+LANGUAGES = {"csv", "output", "python", "sh", "text", "toml"}
 NOT_OURS = {  # commands that are somebody else's, and why they are not looked at
     "pip": "an installation takes a network and minutes",
     "vllm": "vLLM is no dependency",
@@ -169,7 +169,7 @@ def methods(text: str) -> list[tuple[str, str]]:
     return [(cls.name, ast.unparse(node)) for cls in classes for node in cls.body if isinstance(node, functions)]
 
 
-@pytest.mark.parametrize("sentence", [block.text for block in blocks("log")])
+@pytest.mark.parametrize("sentence", [block.text for block in blocks("output")])
 def test_the_sentences_of_troubleshooting_are_those_of_the_code(sentence: str) -> None:
     """Most of each is what texts of the code always say; the rest is what they are filled in with."""
     said: set[int] = set()

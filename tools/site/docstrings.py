@@ -21,7 +21,7 @@ def plain(text: str) -> str:
     return DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
 
 
-class Plain(griffe.Extension):
+class Plain(griffe.Extension):  # type: ignore[misc, unused-ignore]  # unknown where the docs are not built
     """Applied to every docstring that the site shows."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
