@@ -97,7 +97,7 @@ def inner_tables(field: FieldInfo) -> list[type[Settings]]:
 
     def look(kind: Any) -> None:
         if isinstance(kind, type) and issubclass(kind, Settings):
-            found.extend([] if kind in PARTS else [kind])
+            found.extend([] if issubclass(kind, PARTS) else [kind])
         for argument in get_args(kind):
             look(argument)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.run import RunSettings
-from marft.forking import as_played
+from marft.forking.interface import as_played
 from marft.learning.batching import Denominators, KnownLogProbs
 from marft.learning.credit.comam import rank_correlation
 from marft.learning.critic import explained_variance
@@ -130,16 +130,15 @@ class _Judge:
                     self.learner.assign_credit(as_played(_scored(path)), KnownLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
-        forks = getattr(self.learner.credit, "forks", "")
-        if forks and not any(episode.fork for episode in with_forks):
+        forking = self.learner.credit.forking
+        if forking and not any(episode.fork for episode in with_forks):
             self.notes.append(
-                "its episodes would be played again from single actions on, and these were not"
-                + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
+                "its episodes would be played again from single actions on, and these were not" + forking.without
             )
         cut = sum(episode.status == "truncated" and not episode.bootstrap for episode in own)
         if cut and self.learner.critic:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
-        batch = list(with_forks if forks else own)
+        batch = list(with_forks if forking else own)
         recorded = {id(action): action.log_probs.astype(np.float64) for action in all_actions(batch)}
         known = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
         credited = self.learner.assign_credit(batch, known)

@@ -235,5 +235,5 @@ class Learner:
             inputs = credited.inputs
             traced = replace(inputs, traces=ratios.traces(inputs.actions))
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
-            return ratios.join(again, 0.5 * phase.clip_scale * float(getattr(self.objective, "clip", 0.0)))
+            return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples

@@ -68,7 +68,7 @@ class Update:
         self.meter.add("idle_phases", float(not mine))
         if not mine:
             return
-        settings, objective = self.settings, _scaled(self.objective, phase.clip_scale)
+        settings, objective = self.settings, self.objective.scaled(phase.clip_scale)
         plan = [minibatches(mine, settings.minibatches, self.seed, step, epoch) for epoch in range(settings.epochs)]
         self.packing = self.packing.in_one_size([part for parts in plan for part in parts])
         for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
@@ -258,12 +258,3 @@ class Update:
         for scope in ("", f"policies/{policy}/"):
             self.meter.add(f"{scope}gradient_norm", norm)
             self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)))
-
-
-def _scaled(objective: Objective, scale: float) -> Objective:
-    """The objective with its clip ``scale`` as wide."""
-    if scale == 1.0:
-        return objective
-    update = {name: width * scale for name in ("clip", "clip_high") if (width := getattr(objective, name, None))}
-    copied: Objective = objective.model_copy(update=update)  # type: ignore[attr-defined]
-    return copied
