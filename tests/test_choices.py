@@ -104,9 +104,9 @@ class TestTheEngine:
             pack = replace(
                 packing(backbone), backbones={"a": backbone}, adapters={"a": adapter}, temperatures={"a": 1.0}
             )
-            from marft.learning.measuring import score_actions
+            from marft.learning.scoring import score_actions
 
-            logs = score_actions(pack, [Sample(said, 1.0, np.zeros(1))])[id(said)]
+            logs = score_actions(pack, [Sample(said, 1.0, np.zeros(1))])[said.key]
             found.append(float(logs.sum()) / option.normaliser)
         total = math.log(sum(map(math.exp, found)))
         return [x - total for x in found]

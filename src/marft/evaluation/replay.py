@@ -139,10 +139,10 @@ class _Judge:
         if cut and self.learner.critic:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forking else own)
-        recorded = {id(action): action.log_probs.astype(np.float64) for action in all_actions(batch)}
+        recorded = {action.key: action.log_probs.astype(np.float64) for action in all_actions(batch)}
         known = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
         credited = self.learner.assign_credit(batch, known)
-        found = {id(s.action): s.advantages for s in credited.samples}
+        found = {s.action.key: s.advantages for s in credited.samples}
         metrics = {**credited.credits.metrics, **advantage_metrics(credited.samples, credited.raw)}
         explained = math.nan
         if credited.inputs.values is not None and credited.credits.monte_carlo:
@@ -150,7 +150,7 @@ class _Judge:
             explained = explained_variance(np.concatenate(values), np.concatenate(targets))
         return Opinion(
             algorithm=self.settings.name,
-            advantages=[found.get(id(action)) for episode in own for action in episode.actions],
+            advantages=[found.get(action.key) for episode in own for action in episode.actions],
             metrics=metrics,
             gradient_share=self._gradient_shares(credited),
             critic=self.critic,
