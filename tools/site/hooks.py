@@ -106,7 +106,7 @@ def _folder_page(target: str) -> str:
     lines = [_head(target), "| file | |", "| --- | --- |"]
     for file in sorted((ROOT / target).iterdir()):
         if file.suffix in LANGUAGES and file.suffix != ".json":
-            lines.append(f"| [`{file.name}`]({file.parent.name}/{file.name}) | {_first_line(file)} |")
+            lines.append(f"| [`{file.name}`]({file.parent.name}/{file.name}) | {_about(file)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -114,8 +114,9 @@ def _head(target: str) -> str:
     return f"---\ntitle: {target}\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n# `{target}`\n"
 
 
-def _first_line(file: Path) -> str:
+def _about(file: Path) -> str:
+    """The first paragraph of what a module says of itself."""
     if file.suffix != ".py":
         return ""
-    about = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-    return about.replace("``", "`").replace("|", "\\|")
+    about = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
+    return " ".join(about.split()).replace("``", "`").replace("|", "\\|")
