@@ -26,6 +26,14 @@ def test_links_to_sections_find_them(page: Path) -> None:
             assert section in _sections(other), f"{page.name} links to {target}#{section}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_rows_of_tables_have_as_many_cells_as_their_header(page: Path) -> None:
+    """A bar within a cell, as in |log π|, would end it, unless it is escaped."""
+    for table in re.findall(r"(?:^\|.*\|$\n)+", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert len(set(cells)) == 1, f"{name_of(page)}: {table.splitlines()[cells.index(max(cells))]}"
+
+
 def test_every_promise_has_its_test() -> None:
     promises = [line for line in RELIABILITY.splitlines() if line.startswith("| ") and "test_" in line]
     assert len(promises) > 30
