@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,10 @@ def test_the_comment_beside_a_key_is_its_meaning(keys: ModuleType) -> None:
     steps, share = keys.keys_of(Told)
     assert (steps.type, steps.default, steps.meaning) == ("integer, ≥ 1", "3", "how often")
     assert (share.type, share.default, share.meaning) == ("number", "none", "of the beginning, and what comes after it")
+
+
+def test_its_examples_are_true(keys: ModuleType) -> None:
+    assert doctest.testmod(keys) == (0, 2)
 
 
 def test_a_key_without_a_meaning_is_refused(keys: ModuleType) -> None:

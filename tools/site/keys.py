@@ -59,7 +59,7 @@ def meanings_of(cls: type[Settings]) -> Mapping[str, str]:
 
     >>> from marft.config.run import TrainingSettings
     >>> meanings_of(TrainingSettings)["record_episodes_every"]
-    'steps; 0 records none'
+    'steps from one recording to the next; 0 records none'
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
