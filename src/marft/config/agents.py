@@ -69,6 +69,7 @@ class AgentSettings(Settings):
     skills: Names = ()  # folders with a SKILL.md
     sampling: SamplingSettings = SamplingSettings()
     context: ContextSettings = ContextSettings()
+    memory: Literal["none", "own"] = "none"  # what of its earlier actions in the episode it is asked with
 
     @property
     def profile(self) -> Profile:
