@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -117,8 +118,17 @@ def test_a_template_that_drops_a_thought_restarts_at_the_deepest_turn_that_it_le
 
 
 def test_a_template_that_never_continues_begins_anew_at_once() -> None:
-    record, node = spoken(Letters(never=True), ("a", "b"), ("c", "d"))
+    asked: list[TokenIds] = []
+
+    class Counted(Letters):
+        def go_on(self, ids: TokenIds, *rest: Any) -> TokenIds | NotExact:
+            asked.append(ids)
+            return super().go_on(ids, *rest)
+
+    record, node = spoken(Counted(never=True), ("a", "b"), ("c", "d"))
+    asked.clear()
     told = record.tell([user("e")], node)
+    assert len(asked) == 1
     assert text_of(told.context) == "u:a;a:b;u:c;a:d;u:e;>"
     assert told.before is record.root
 

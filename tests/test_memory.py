@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from marft.forking import counterfactuals, tree
+from marft.game import memory
 from marft.game.agents import Agents, Excerpt
+from marft.game.conversation import Conversation
 from marft.game.game import Attempt, Game, Replay
 from marft.game.memory import AT_ONCE, FULL
 from marft.game.play import play
@@ -31,6 +33,7 @@ from marft.types import (
     Tool,
 )
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game, goes_on
+from tests.test_conversation import nodes
 from tests.test_turns import Acts, Doing, failed, run
 
 
@@ -228,6 +231,24 @@ class TestSeveralAtOnce:
         again = run(g, replay=whole(episode))
         assert again.error == ""
         assert [a.continues for a in again.actions] == [a.continues for a in episode.actions]
+
+    def test_each_action_stands_in_its_conversation_as_sampled_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        records: list[Conversation] = []
+
+        class Kept(Conversation):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                records.append(self)
+
+        monkeypatch.setattr(memory, "Conversation", Kept)
+        episode = run(remembering(acting(at_once, steps=3)))
+        turns = [node for node in nodes(records[0].root) if node.said]
+        once = [node for node in turns if node.sampled]
+        assert sorted(node.said for node in once) == sorted(action.id for action in episode.actions)
+        assert len(turns) > len(once)  # others stand in later prompts
+        for node in once:
+            action = next(action for action in episode.actions if action.id == node.said)
+            assert node.context.tolist() == [*action.prompt, *action.tokens]
 
 
 def whole(episode: Episode) -> Replay:

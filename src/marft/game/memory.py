@@ -205,9 +205,7 @@ class Memory:
             for name in kept:
                 exchange = self._exchanges[name]
                 told = self._conversation.tell(self._opening(node) + exchange.told, node)
-                node = self._conversation.say(
-                    told, exchange.turn.messages, exchange.action.tokens, name, sampled=exchange.turn.before is told
-                )
+                node = self._conversation.say(told, exchange.turn.messages, exchange.action.tokens, name, sampled=False)
             return self._conversation.tell(self._opening(node) + new, node)
         except ValueError as error:
             raise EpisodeFailedError("failed", f"{self.agent.role}: {error}") from error
