@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.forking import counterfactuals, tree
+from marft.forking.counterfactual import counterfactuals
+from marft.forking.tree import tree
 from marft.game import memory
 from marft.game.agents import Agents, Excerpt
 from marft.game.conversation import Conversation
