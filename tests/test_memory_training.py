@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,20 @@ from rich.console import Console
 from marft.cli.prompts import Recorded
 from marft.cli.show import transcript
 from marft.config import RunSettings
+from marft.engines.human import HumanSampler
 from marft.engines.local import LocalEngine
 from marft.game.game import Attempt
+from marft.game.play import play
+from marft.game.rendering import Message
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Action, ActionKey, Completion, Episode, Mark, Prompt, Sampling
+from marft.types import Action, ActionKey, Completion, Episode, Mark, Observation, Prompt, Sampling
 from tests import templates
+from tests.endpoint import says, serving
 from tests.helpers import settings
+from tests.remotely import team
 from tests.test_tool_training import calls_first, with_tools
 
 __all__ = ["calls_first"]
@@ -118,6 +125,44 @@ def test_a_template_that_cannot_show_a_conversation_is_refused_by_agent(tmp_path
     with pytest.raises(ValueError, match=r"agents.actor.memory: its chat template cannot show a conversation"):
         LocalRollouts(guessing(tmp_path, "--agents.actor.memory", "own", models=models))
     LocalRollouts(guessing(tmp_path, models=models)).close()
+
+
+def test_an_endpoint_is_sent_its_growing_conversation_and_others_train_beside_it(tmp_path: Path) -> None:
+    with serving(lambda body, n: says(f"plan {n}")) as server:
+        run = team(server, tmp_path, *REMEMBER)
+        folder, episodes = trained(run.model_copy(update={"environment": guessing(tmp_path).environment}))
+        for episode in episodes:
+            check_goes_on(episode)
+        sent = [[message["role"] for message in request["messages"]] for request in server.requests]
+    assert {tuple(roles) for roles in sent} == {
+        ("system", *("user", "assistant") * rounds, "user") for rounds in range(3)
+    }
+    longest = max(server.requests, key=lambda request: len(request["messages"]))["messages"]
+    assert [m["content"].startswith("plan") for m in longest if m["role"] == "assistant"] == [True] * 2
+    assert all(np.isfinite(row["policy_loss"]) for row in folder.read_metrics())
+
+
+def test_a_person_remembers_and_is_told_what_is_new(tmp_path: Path) -> None:
+    told: list[list[str]] = []
+
+    class Watcher:
+        def observed(self, observation: Observation) -> None: ...
+
+        def asked(self, role: str, read: Sequence[Message]) -> None:
+            if role == "actor":
+                told.append([message.text for message in read])
+
+        def acted(self, action: Action) -> None: ...
+
+    with LocalRollouts(guessing(tmp_path, *REMEMBER)) as rollouts:
+        person = HumanSampler(rollouts.game.renderer, lambda role, options: "zero", rollouts.decode)
+        game = replace(rollouts.game, engine=rollouts.engine.seating({"actor": person}), watcher=Watcher())
+        task = rollouts.run.environment.tasks("train")[0]  # type: ignore[attr-defined]
+        episode = rollouts.wait_for(play(game, Attempt(task, "s")))
+    check_goes_on(episode)
+    mine = [action for action in episode.actions if action.agent == "actor"]
+    assert [action.text for action in mine] == ["zero"] * 3
+    assert told == [[a.text] for a in episode.actions if a.agent == "reasoner"]
 
 
 class TestHigherOrLower:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from marft.engines.messages import changes_turns, continue_ids, render_messages
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.rendering import ChatMessage, NotExact
-from marft.types import TokenIds, Tool
+from marft.types import Action, Mark, TokenIds, Tool, ToolCall
 from tests import templates
+from tests.episodes import make_action
 from tests.test_tool_format import speaks
 
 TOOL = Tool("add", "Add.", {"type": "object", "properties": {}})
@@ -128,3 +130,59 @@ def test_a_template_that_cannot_show_what_was_said_is_refused_with_a_remedy(
     ChatRenderer({"p": format_of(tiny_tokenizer, templates.BEGINS)}).check_continues("p")
     with pytest.raises(ValueError, match=r"cannot show a conversation \(.*: no\); set models.….chat_template"):
         ChatRenderer({"p": format_of(tiny_tokenizer, templates.ONCE)}).check_continues("p")
+
+
+def said_with_calls(*, begun: str = "") -> Action:
+    """Two turns that call tools, the first after what a teammate wrote, and an answer."""
+    calls = [
+        ToolCall("add", '{"a": 1}', output="one", round=0),
+        ToolCall("add", '{"a": 2}', output="two", round=0),
+        ToolCall("sub", "{}", output="three", round=1),
+        ToolCall("add", "{}", output="never heard", round=2),
+    ]
+    tokens = np.array([*[ord(character) for character in begun], 1, 2, 3], np.int32)
+    marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * 3, np.uint8)
+    texts = ("Hm. <tool_call>{}</tool_call>", "<tool_call>{}</tool_call>")
+    one = replace(make_action("a"), policy="p", tokens=tokens, marks=marks, intermediate_texts=texts)
+    return replace(one, calls=tuple(calls), text="It is 3.")
+
+
+def test_an_action_with_tools_is_a_chat_of_turns_and_answers(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.HERMES)})
+    messages = renderer.turn("p", said_with_calls())
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("assistant", "Hm."), ("tool", "one"), ("tool", "two"), ("assistant", ""), ("tool", "three"),
+        ("assistant", "It is 3."),
+    ]  # fmt: skip
+    assert [len(message["tool_calls"]) for message in messages if "tool_calls" in message] == [2, 1]
+    assert renderer.formats["p"].tokenizer.apply_chat_template([*ASKED, *messages], tokenize=False)
+
+
+def test_what_a_teammate_began_is_part_of_the_first_turn(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.HERMES)})
+    action = said_with_calls()
+    begun = tiny_tokenizer.encode("Let me see. ", add_special_tokens=False)
+    tokens = np.array([*begun, *action.tokens], np.int32)
+    marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * len(action.tokens), np.uint8)
+    assert renderer.turn("p", replace(action, tokens=tokens, marks=marks))[0]["content"] == "Let me see. Hm."
+
+
+class TestEndpoints:
+    """They are sent messages; what is recorded is what their reader's template would have appended, where it can."""
+
+    @staticmethod
+    def appended(tokenizer: PreTrainedTokenizerBase, template: str | None, ended: bool = True) -> str:
+        format = replace(format_of(tokenizer, template), remote=True)
+        ids = np.array([7, *format.stop_ids] if ended else [7], np.int32)
+        found = ChatRenderer({"p": format}).go_on("p", ids, [*ASKED, SAID], NEW, (TOOL,))
+        assert isinstance(found, np.ndarray)
+        return str(tokenizer.decode(found.tolist()))
+
+    def test_what_is_new_is_recorded_in_the_readers_template(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        begins = "<|im_start|>user\nAnd <|im_end|> twice?<|im_end|>\n<|im_start|>assistant\n"
+        assert self.appended(tiny_tokenizer, None) == f"\n{begins}"
+        assert self.appended(tiny_tokenizer, None, ended=False) == f"<|im_end|>\n{begins}"
+
+    @pytest.mark.parametrize("template", [templates.REWRITES, templates.ONCE.replace("> 3", "> 2")])
+    def test_or_as_its_words_alone(self, tiny_tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        assert self.appended(tiny_tokenizer, template) == "And <|im_end|> twice?"

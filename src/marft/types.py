@@ -222,8 +222,7 @@ class Action:
     actions that the agent did not see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that
     are marked as its own. An agent that calls tools goes on after their answers, whose tokens are marked as theirs;
     ``text`` is then what it says last, and ``intermediate_texts`` what it said before. With a memory, its prompt holds
-    actions of its own (``continues``) and what they saw: all in ``sees``, with no ``message_tokens``; ``restarted`` is
-    why it does not begin with the very ids of the last.
+    actions of its own (``continues``) and all that they saw: ``restarted`` is why not by the very ids of the last.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
