@@ -78,6 +78,7 @@ def test_a_conversation_is_trained_as_it_was_sampled_tools_and_all(level: str, t
             assert action.decisions == len(action.log_probs) == int((action.marks == Mark.SAMPLED).sum())
             assert {call.round for call in action.calls} == set(range(len(action.intermediate_texts)))
     assert max(len(action.continues) for episode in episodes for action in episode.actions) == 2
+    assert [row["restarts"] for row in rows] == [0.0, 0.0]
     write_episodes(tmp_path / "again.parquet", episodes)
     again = read_episodes(tmp_path / "again.parquet")
     kept = [[(a.id, a.continues, a.restarted, a.sees) for a in e.actions] for e in episodes]
@@ -89,12 +90,14 @@ def test_a_template_that_never_continues_trains_too_and_says_why(tmp_path: Path)
     template.write_text(templates.BEGINS)
     models = {"base": {"path": "tiny", "chat_template": str(template)}}
     folder, episodes = trained(guessing(tmp_path, *REMEMBER, models=models))
-    assert all(row["log_prob_difference_max"] < 1e-4 for row in folder.read_metrics())
+    rows = folder.read_metrics()
+    assert all(row["log_prob_difference_max"] < 1e-4 for row in rows)
     later = [action for episode in episodes for action in episode.actions if action.continues]
     assert later
     assert {action.restarted for action in later} == {
         "its chat template shows a turn that was said otherwise than one that begins"
     }
+    assert rows[0]["restarts"] == len(later)
 
 
 @pytest.mark.usefixtures("calls_first")
