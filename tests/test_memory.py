@@ -14,6 +14,7 @@ from marft.forking.counterfactual import counterfactuals
 from marft.forking.tree import tree
 from marft.game import memory
 from marft.game.agents import Agents, Excerpt
+from marft.game.channels.last import Last
 from marft.game.conversation import Conversation
 from marft.game.game import Attempt, Game, Replay
 from marft.game.memory import AT_ONCE, FULL
@@ -155,6 +156,16 @@ class TestWhatIsRemembered:
         told = prompts(run(remembering(acting(act, "a", "b", steps=1), "a")))[1:]
         assert [prompt.count("Message from b:\nx") for prompt in told] == [1, 1, 1]
         assert told[-1].endswith("[u:begin\n\nMessage from b:\ny][")
+
+    def test_what_the_channel_left_out_is_still_new(self) -> None:
+        async def act(observation: Observation, agents: Agents) -> JointAction:
+            said = await agents.b(observation)
+            await agents.a(observation, sees=[Excerpt(said, "x"), Excerpt(said, "y")])
+            return JointAction(await agents.a(observation, sees=[Excerpt(said, "x")]))
+
+        g = remembering(acting(act, "a", "b", steps=1), "a")
+        told = prompts(run(replace(g, team=replace(g.team, channel=Last()))))
+        assert [(prompt.count("b:\nx"), prompt.count("b:\ny")) for prompt in told[1:]] == [(0, 1), (1, 1)]
 
     def test_guidance_stands_at_the_end_of_every_turn(self) -> None:
         g = remembering(acting(once))

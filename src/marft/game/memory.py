@@ -147,8 +147,6 @@ class Memory:
         """Remember an action."""
         assert asked.node is not None, "it was asked with this memory"
         messages = tuple(self.renderer.turn(action.policy, action))
-        given = [hear(self.replaced, seen) for seen in request.sees]
-        read = {one.action.id for one in asked.heard}
         before = [self._exchanges[name] for name in action.continues]
         since = max((exchange.since for exchange in before), default=0)
         if action.restarted == FULL:
@@ -157,8 +155,8 @@ class Memory:
         self._exchanges[action.id] = Exchange(
             action=action,
             told=asked.told,
-            heard=frozenset((one.action.id, one.message.text) for one in given if one.action.id in read),
-            saw=(*read, *([request.begins.id] if request.begins else ())),
+            heard=frozenset((one.action.id, one.passed_on) for one in asked.heard),
+            saw=(*(one.action.id for one in asked.heard), *([request.begins.id] if request.begins else ())),
             turn=self._conversation.say(asked.node, messages, action.tokens, action.id),
             since=since,
             size=told + len(action.tokens),
@@ -190,7 +188,7 @@ class Memory:
         new = []
         for seen in sees:
             one = hear(self.replaced, seen)
-            if one.action.id not in kept and (one.action.id, one.message.text) not in known:
+            if one.action.id not in kept and (one.action.id, one.passed_on) not in known:
                 new.append(seen)
         return listen(self.channel, self.replaced, new)
 
