@@ -215,7 +215,8 @@ def page() -> str:
         "# Metrics",
         "",
         "What stands in `metrics.jsonl`, one object a step; TensorBoard has the same names. A metric of an agent is",
-        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good.",
+        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good. *Shown as* is",
+        "what a step's line and the pictures call it.",
         "(This page is written by `python -m marft.metrics`.)",
     ]
     for title, metrics in CATALOGUE.items():
@@ -223,14 +224,15 @@ def page() -> str:
             "",
             f"## {title}",
             "",
-            "| metric | for | meaning | where it looks wrong |",
-            "| --- | --- | --- | --- |",
+            "| metric | shown as | for | meaning | where it looks wrong |",
+            "| --- | --- | --- | --- | --- |",
         ]
         for metric in metrics:
             arrow = {"higher": " ↑", "lower": " ↓", "": ""}[metric.better]
             unit = f" ({metric.unit})" if metric.unit else ""
             scopes = ", ".join(metric.scopes)
-            lines.append(f"| `{metric.name}`{arrow} | {scopes} | {metric.meaning}{unit} | {metric.advice} |")
+            meaning = f"{metric.meaning}{unit}".replace("|", "\\|")
+            lines.append(f"| `{metric.name}`{arrow} | {metric.label} | {scopes} | {meaning} | {metric.advice} |")
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,9 @@ Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
 class Organization(Protocol):
     """The dependency function D_t, as ordinary asyncio code."""
 
-    async def act(self, observation: Observation, agents: Agents) -> JointAction: ...
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """One environment step: let seats act, and say whose text is the answer."""
+        ...
 
 
 @runtime_checkable
@@ -32,9 +34,13 @@ class EpisodicOrganization(Organization, Protocol):
     it was.
     """
 
-    def opened(self, task: Task, seed: int) -> EpisodicOrganization: ...
+    def opened(self, task: Task, seed: int) -> EpisodicOrganization:
+        """One of its own for an episode."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The episode is over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Functions(Plugin):
         call = "my_package.tools:search"
     """
 
-    call: str
+    call: str  # import path of a function or a class
 
     @field_validator("call")
     @classmethod
