@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.engines.messages import changes_turns, continue_ids, render_messages
 from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.game.conversation import Conversation
 from marft.game.rendering import ChatMessage, NotExact
 from marft.types import Action, Mark, TokenIds, Tool, ToolCall
 from tests import templates
@@ -186,3 +187,37 @@ class TestEndpoints:
     @pytest.mark.parametrize("template", [templates.REWRITES, templates.ONCE.replace("> 3", "> 2")])
     def test_or_as_its_words_alone(self, tiny_tokenizer: PreTrainedTokenizerBase, template: str) -> None:
         assert self.appended(tiny_tokenizer, template) == "And <|im_end|> twice?"
+
+
+def test_what_a_template_drops_is_dropped_from_there_on_and_what_came_before_stays_as_it_was_sampled(
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """One turn sampled letter by letter, then one with a thought, which the template shows no more."""
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.DROPS)})
+
+    class Spoken:
+        def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+            return renderer.start("p", messages, ())
+
+        def go_on(
+            self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
+        ) -> TokenIds | NotExact:
+            return renderer.go_on("p", ids, messages, new, ())
+
+    def letters(text: str) -> TokenIds:
+        parts = [tiny_tokenizer.encode(letter, add_special_tokens=False) for letter in text]
+        return np.array([*np.concatenate(parts), *renderer.formats["p"].stop_ids], np.int32)
+
+    record, thought = Conversation(Spoken()), "Hm.</think>Four."
+    told = record.tell(ASKED, record.root)
+    first = record.say(told, [SAID], letters("It is 3."), "0")
+    second = record.say(
+        record.tell(NEW, first), [{"role": "assistant", "content": thought}], letters(thought), "1"
+    )  # fmt: skip
+    third = record.tell([{"role": "user", "content": "Sure?"}], second)
+    assert third.context[: len(first.context)].tolist() == first.context.tolist()
+    assert third.before is first
+    assert "rewrites what came before" in third.restarted
+    shown = str(tiny_tokenizer.decode(third.context.tolist()))
+    assert "Four.<|im_end|>" in shown
+    assert "Hm." not in shown
