@@ -86,6 +86,9 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", BOTH),
+        Metric("restarts", "restarts", "prompts of agents with a memory that begin anew, not by the ids so far", ".0f",
+               scopes=BOTH, better="lower", unless_zero=True,
+               advice="`marft show` says why: a full context, or a chat template that changes earlier turns"),
         Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=BOTH),
         Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=BOTH),
         Metric("tool_errors", "failed calls", "calls that could not be read, or failed", ".0f", scopes=BOTH,

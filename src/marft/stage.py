@@ -28,7 +28,7 @@ class Stage:
         threads: for sessions, tools and terms; they are closed with it.
 
     Raises:
-        ValueError: a tool cannot be had, or an agent has tools that its model's template cannot show.
+        ValueError: a tool cannot be had, or an agent has tools or a memory that its model's template cannot show.
     """
 
     def __init__(
@@ -85,9 +85,15 @@ def open_terms(run: RunSettings, closing: Callable[[Callable[[], None]], object]
 def _team(run: RunSettings, toolkit: Toolkit, renderer: ChatRenderer) -> Team:
     team = Team.of(run, toolkit.equip)
     for agent in team.agents:
-        if agent.profile.tools and not renderer.formats[agent.policy].remote:
+        if renderer.formats[agent.policy].remote:
+            continue
+        for key, asked_for, check in (
+            ("tools", agent.profile.tools, renderer.tool_format),
+            ("memory", agent.memory == "own", renderer.check_continues),
+        ):
             try:
-                renderer.tool_format(agent.policy)
+                if asked_for:
+                    check(agent.policy)
             except ValueError as error:
-                raise ValueError(f"agents.{agent.role}.tools: {error}") from error
+                raise ValueError(f"agents.{agent.role}.{key}: {error}") from error
     return team
