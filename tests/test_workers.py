@@ -35,7 +35,8 @@ SHORT = ("--agents.reasoner.sampling.max_new_tokens", "12", "--agents.actor.samp
 def crowd(output: Path, processes: int) -> RunSettings:
     return crew(
         output, {"name": "tests.crews:Restless"}, *SHORT, "--team.organization", "tests.crews:Crowd",
-        "--rollout.max_live_episodes", "3", "--engine.max_rows", "5", processes=processes,
+        "--rollout.max_live_episodes", "3", "--engine.max_rows", "5", "--agents.reasoner.memory", "own",
+        processes=processes,
     )  # fmt: skip
 
 
