@@ -76,7 +76,9 @@ class Row:
         (call,) = self.renderer.calls("", turn, (TOOL,))
         if not call.error:
             call = replace(call, output=str(multiply(**json.loads(call.arguments))))
-        self._add(self.renderer.tool_response("", [call], turn), False)
+        answer = self.renderer.tool_format("").response([call])
+        assert isinstance(answer, np.ndarray), "the template leaves turns as they are"
+        self._add(answer, False)
         self.result = call.output
         return not call.error
 

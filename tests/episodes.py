@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from marft.learning.interfaces import Level, Values
-from marft.types import Action, ActionKey, Episode, Mark, Observation, Task, Transition, all_actions
+from marft.learning.interfaces import Level, Values, all_actions
+from marft.types import Action, ActionKey, Episode, Mark, Observation, Task, Transition
 
 ROLES = ("a", "b", "c", "d")
 FLOATS = st.floats(-3, 3, allow_nan=False, width=32)

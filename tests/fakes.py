@@ -15,7 +15,7 @@ from marft.game.engine import Weights
 from marft.game.game import Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
-from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose
+from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose, exchange
 from marft.game.team import Organization, Team
 from marft.types import (
     Action,
@@ -74,7 +74,17 @@ class FakeRenderer:
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         return Syntax("CALL", "name", "arguments").read(bytes(tokens.astype(np.uint8)).decode())
 
-    def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
+    def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:
+        return exchange(bytes(begun.astype(np.uint8)).decode() + text, calls)
+
+    def tool_response(
+        self,
+        policy: str,
+        turn: TokenIds,
+        messages: Sequence[ChatMessage],
+        calls: Sequence[ToolCall],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:
         text = "".join(f"[{call.output}]" for call in calls)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 

@@ -80,3 +80,11 @@ MOVES = r"""
 {% endif -%}
 """  # the tools to the last question
 ONCE = DROPS.replace("{%- for", "{%- if messages | length > 3 -%}{{ raise_exception('no') }}{%- endif -%}{%- for")
+FORGETS = HERMES.replace(
+    "{{ m.content }}{% for call", "{% if loop.last or not m.tool_calls %}{{ m.content }}{% endif %}{% for call"
+)  # what stood before a call, once a tool has answered
+THINKS = HERMES.replace(
+    "{{ m.content }}{% for call",
+    "{% if loop.last and '</think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}{% for call",
+)  # an empty thought to a last turn that has none
+NO_ANSWERS = HERMES.replace("<tool_response>\n{{ m.content }}", "<tool_response>\n{{ raise_exception('no') }}")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.learning.credit.gae import GAE
-from marft.learning.interfaces import CreditInputs, Level, Values
+from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
 from marft.learning.rewarding import mix
-from marft.types import Episode, Observation, Task, Transition, all_actions
+from marft.types import Episode, Observation, Task, Transition
 from tests import references
 from tests.episodes import episodes, make_action, values_for
 

@@ -9,8 +9,8 @@ import pytest
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.links import backward_sum, link
 from marft.learning.credit.monte_carlo import MonteCarlo
-from marft.learning.interfaces import CreditInputs, Level, Values
-from marft.types import Action, Episode, Observation, Task, Transition, all_actions
+from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
+from marft.types import Action, Episode, Observation, Task, Transition
 from tests import references
 from tests.episodes import make_action
 

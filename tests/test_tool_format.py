@@ -95,9 +95,12 @@ def test_what_a_tool_says_never_becomes_a_control_token(tiny_tokenizer: PreTrain
     ("template", "why"),
     [
         (None, "leaves tools out"),
-        (templates.REWRITES, "rewrites a turn"),
+        (templates.NO_ANSWERS, "cannot render tools and their answers"),
         (templates.TAGS, "does not write calls as JSON"),
-        (templates.HERMES.replace("{{ tool | tojson }}", "{{ raise_exception('no') }}"), "cannot render tools"),
+        (
+            templates.HERMES.replace("{{ tool | tojson }}", "{{ raise_exception('no') }}"),
+            "cannot render tools and their",
+        ),
     ],
 )
 def test_a_template_that_will_not_do_is_refused_with_a_remedy(

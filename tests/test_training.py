@@ -15,7 +15,7 @@ from marft import atomic
 from marft.collection import attempts_at, training_tasks
 from marft.config import load_recipe
 from marft.errors import RunError
-from marft.learning.interfaces import Progress
+from marft.learning.interfaces import Progress, all_actions
 from marft.learning.learner import Learner
 from marft.rollouts import LocalRollouts
 from marft.runs import checkpoints
@@ -23,7 +23,6 @@ from marft.runs.checkpoints import Checkpoints
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
-from marft.types import all_actions
 from tests.helpers import settings
 
 LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")

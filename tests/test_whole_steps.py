@@ -147,7 +147,8 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "KL stop": ({"kl_stop": 0.02}, ("action", "token", "turns")),
     "KL stop at once": ({"kl_stop": 1e-6}, ("action",)),
     # clips
-    "clip": ({"objective": {"name": "ppo", "clip": 0.05}}, ("action", "token", "turns", "a2po")),
+    "clip": ({"objective": {"name": "ppo", "clip": 0.05}}, ("token", "turns", "a2po")),
+    "wide clip": ({"objective": {"name": "ppo", "clip": 0.4}}, ("action",)),
     "clip higher": ({"objective": {"name": "ppo", "clip": 0.05, "clip_high": 0.3}}, ("action",)),
     "dual clip": ({"objective": {"name": "ppo", "dual_clip": 1.05}, "optimizer": {"learning_rate": 0.03}}, ("action", "token")),
     "cispo": ({"objective": {"name": "cispo", "high": 0.05}}, ("action", "token")),

@@ -86,14 +86,16 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", BOTH),
-        Metric("restarts", "restarts", "prompts of agents with a memory that begin anew, not by the ids so far", ".0f",
+        Metric("restarts", "restarts", "how often a chat was rendered anew in place of going on by its ids: prompts of "
+               "agents with a memory, and turns after tools have answered", ".0f",
                scopes=BOTH, better="lower", unless_zero=True,
                advice="`marft show` says why: a full context, or a chat template that changes earlier turns"),
         Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=BOTH),
         Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=BOTH),
         Metric("tool_errors", "failed calls", "calls that could not be read, or failed", ".0f", scopes=BOTH,
                better="lower", advice="`marft show` has the answers that agents got"),
-        Metric("tool_tokens", "tools' tokens", "tokens of tools' answers", ".0f", "tokens", BOTH),
+        Metric("tool_tokens", "tools' tokens", "tokens of tools' answers, but for those in chats that were rendered "
+               "anew", ".0f", "tokens", BOTH),
         Metric("tool_seconds", "seconds a call", "mean time of a call", ".2f", "s", BOTH, better="lower"),
         Metric("forks", "forks", "episodes played again from one action on", ".0f"),
         Metric("forks_failed", "forks failed", "forks that could not be scored", ".0f", better="lower",

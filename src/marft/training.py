@@ -23,6 +23,7 @@ from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.learning.cautions import Cautions
+from marft.learning.choice_scoring import tokens_read
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
@@ -173,7 +174,7 @@ def _step(
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
             write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", collection.recorded)
-    read = sum(len(a.prompt) + len(a.tokens) for episode in collection.credit_inputs for a in episode.actions)
+    read = sum(tokens_read(a) for episode in collection.credit_inputs for a in episode.actions)
     return state, metrics | watch.metrics() | {
         "tokens_per_second/sampling": sampled / watch.seconds["sampling"],
         "tokens_per_second/learning": read / watch.seconds["learning"],

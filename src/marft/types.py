@@ -2,13 +2,13 @@
 
 ``Task → Observation → Action → JointAction → Step → Episode → Sample``
 
-Everything here is frozen and slotted, imports nothing of MARFT and no torch. Token ids are recorded once, when
-an engine samples them, and travel unchanged to the learner: no later hop re-tokenises text.
+Everything here is frozen and slotted, and imports no torch. Token ids are recorded once, when an engine samples them,
+and travel unchanged to the learner: no later hop re-tokenises text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 from operator import add
@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from marft.segments import Restart, Segment, segments_of
 
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
@@ -94,8 +96,8 @@ class Tool:
 class ToolCall:
     """One use of a tool: what the agent asked for, and what it was answered.
 
-    ``arguments`` is JSON as the agent wrote it. A call that could not be read, or failed, has its ``error`` set, and
-    the ``output`` says why: that is what the agent is shown.
+    ``arguments`` is JSON as the agent wrote it. A call that could not be read (then it has no name), or failed, has its
+    ``error`` set, and the ``output`` says why: that is what the agent is shown.
 
     >>> ToolCall("add", '{"a": 1, "b": 2}', output="3").output
     '3'
@@ -108,11 +110,6 @@ class ToolCall:
     seconds: float = 0.0
     place: int = 0  # among the calls of its episode
     round: int = 0  # turn of its action that made it
-
-    @property
-    def unreadable(self) -> bool:
-        """Whether the agent wrote something that names no tool."""
-        return not self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +220,7 @@ class Action:
     are marked as its own. An agent that calls tools goes on after their answers, whose tokens are marked as theirs;
     ``text`` is then what it says last, and ``intermediate_texts`` what it said before. With a memory, its prompt holds
     actions of its own (``continues``) and all that they saw: ``restarted`` is why not by the very ids of the last.
+    ``restarts`` are the places from which on its tokens were sampled after another context than what came before.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -256,6 +254,7 @@ class Action:
     usage: Usage | None = None
     continues: tuple[str, ...] = ()  # ids of the agent's own actions that its prompt holds, oldest first
     restarted: str = ""
+    restarts: tuple[Restart, ...] = ()
 
     @property
     def id(self) -> str:
@@ -284,6 +283,11 @@ class Action:
     def decisions(self) -> int:
         """How many decisions the agent made, and has log-probs of: the sampled tokens, or one choice."""
         return 1 if self.choice else int(self.sampled.sum())
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The stretches of its tokens that were each sampled after a context of their own."""
+        return segments_of(self.prompt, len(self.tokens), self.restarts)
 
     @property
     def by_teammate(self) -> npt.NDArray[np.bool_]:
@@ -393,8 +397,3 @@ class Sample:
     advantages: npt.NDArray[np.float64]  # [1] or [sampled tokens]
     successful: bool = False  # its episode solved the task
     log_factor: float = 0.0  # joins the ratio: that of policies updated before (A2PO)
-
-
-def all_actions(episodes: Sequence[Episode]) -> list[Action]:
-    """The actions of ``episodes``, flat, in order: the row order of values, credits and features."""
-    return [action for episode in episodes for action in episode.actions]

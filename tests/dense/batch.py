@@ -1,5 +1,6 @@
 """Small episodes that hold everything at once: uneven groups, several steps, own rewards, a truncated end, a frozen
-teammate, tools' answers and a teammate's text inside an action, a choice from a list, states that say more than prompts.
+teammate, tools' answers and a teammate's text inside an action, chats that were rendered anew within one, a choice from a
+list, states that say more than prompts.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from marft.segments import Restart
 from marft.types import Action, ActionKey, Choice, Episode, Fork, Mark, Observation, Option, Task, Transition
 
 LogProbs = Callable[[Action], list[float]]  # what the policies say of an action's decisions
@@ -36,7 +38,7 @@ class Writer:
     score: LogProbs
     policies: dict[str, str]
     drift: float = 0.0
-    extras: bool = True  # tools, teammates' text, choices
+    extras: bool = True  # tools, teammates' text, choices, chats that were rendered anew
     seed: int = 0
     vocabulary: int = 400
     random: np.random.Generator = field(init=False)
@@ -53,9 +55,13 @@ class Writer:
     ) -> Action:  # fmt: skip
         tokens = self.ids(1, 5)
         marks = np.zeros(len(tokens), np.uint8)
-        choice, teammate = None, None
+        choice, teammate, restarts = None, None, tuple[Restart, ...]()
         if kind == "tool":  # two turns with an answer between them
             tokens, marks = np.concatenate([tokens, self.ids(4, 4)]), np.concatenate([marks, [1, 1, 0, 0]])
+        if kind == "anew":  # a second segment with an answer in it, and a third
+            said = len(tokens)
+            tokens, marks = np.concatenate([tokens, self.ids(6, 6)]), np.concatenate([marks, [0, 1, 0, 0, 0, 0]])
+            restarts = tuple(Restart(said + n, self.ids(3, 7), n, "it was rewritten") for n in (0, 4))
         if kind == "begun":
             tokens, marks = np.concatenate([self.ids(3, 3), tokens]), np.concatenate([[Mark.TEAMMATE] * 3, marks])
             teammate = self.random.normal(-5, 1, 3).astype(np.float32)
@@ -69,7 +75,7 @@ class Writer:
             sees=tuple(a.id for a in sees), prompt=prompt, tokens=tokens.astype(np.int32), marks=marks.astype(np.uint8),
             log_probs=np.zeros(0, np.float32), text=" ".join(["word"] * int(self.random.integers(1, 4))), finish="stop",
             state=np.concatenate([prompt, self.ids(1, 3)]) if index % 3 == 1 else None,
-            teammate_log_probs=teammate, choice=choice,
+            teammate_log_probs=teammate, choice=choice, restarts=restarts,
         )  # fmt: skip
         return replace(made, log_probs=self.recorded(made))
 
@@ -90,7 +96,7 @@ class Writer:
             here: list[Action] = []
             speakers = [*(["judge"] if (sample + step) % 2 else []), "planner", "solver"]
             for place, role in enumerate(speakers):
-                kinds = {1: "tool", 3: "begun", 4: "choice"} if self.extras else {}
+                kinds = {1: "tool", 3: "begun", 4: "choice", 5: "anew"} if self.extras else {}
                 kind = kinds.get((sample + 2 * step + place) % 6, "plain") if role != "judge" else "plain"
                 seen = [a for a in here if a.agent != "judge" or sample % 2]
                 here.append(self.action(role, task, sample, step, len(actions) + len(here), seen, kind))

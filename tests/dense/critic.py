@@ -12,21 +12,27 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, silu
 
 from marft.types import Action
-from tests.dense.model import Base, merged
+from tests.dense.model import Base, merged, stretches
 from tests.dense.optimizer import AdamW, Gradients, clipped, norm_of
 
 Reading = tuple[tuple[int, ...], int]  # ids of a row, and the position whose hidden state is read
 
 
 def reading(action: Action, level: str, independent: bool) -> list[Reading]:
-    """Where each decision of an action is valued: at the token before it, never at what it judges."""
+    """Where each decision of an action is valued: at the token before it, never at what it judges. Where its chat was
+    rendered anew, that token is the last of what it was sampled after then."""
     state = action.prompt if independent or action.state is None else action.state
     state, tokens, marks = state.tolist(), action.tokens.tolist(), action.marks.tolist()
     if action.choice is not None:
         return [(tuple(state), len(state) - 1)]
     own = [j for j, mark in enumerate(marks) if mark == 0]
     own = own[:1] if level == "action" else own
-    return [((*state, *tokens[:j]), len(state) + j - 1) for j in own]
+    reads: list[Reading] = []
+    for j in own:
+        before, begun = next((before, first) for before, first, last in stretches(action) if first <= j < last)
+        before = state if begun == 0 else before
+        reads.append(((*before, *tokens[begun:j]), len(before) + j - begun - 1))
+    return reads
 
 
 class Scale:

@@ -82,7 +82,11 @@ def score(base: Base, weights: Weights, action: Action, temperature: float) -> S
     """log π of what the agent did, at the temperature that it was sampled with."""
     if action.choice is not None:
         return _score_choice(base, weights, action, temperature)
-    log_p = _predictions(base, weights, action.prompt.tolist(), action.tokens.tolist(), temperature)
+    parts = [
+        _predictions(base, weights, before, action.tokens[first:last].tolist(), temperature)
+        for before, first, last in stretches(action)
+    ]
+    log_p = torch.cat(parts)
     scores = Scores([], [], [])
     for j, (token, mark) in enumerate(zip(action.tokens.tolist(), action.marks.tolist(), strict=True)):
         if mark == 0:  # sampled by the agent
@@ -91,6 +95,16 @@ def score(base: Base, weights: Weights, action: Action, temperature: float) -> S
         elif mark == 2:  # written by a teammate
             scores.teammates.append(log_p[j, token])
     return scores
+
+
+def stretches(action: Action) -> list[tuple[list[int], int, int]]:
+    """What an action's tokens were sampled after: the ids in context, and the first and behind the last token of each
+    stretch of tokens that follows on such ids."""
+    found, before, first = [], action.prompt.tolist(), 0
+    for restart in action.restarts:
+        found.append((before, first, restart.at))
+        before, first = restart.context.tolist(), restart.at
+    return [*found, (before, first, len(action.tokens))]
 
 
 def _score_choice(base: Base, weights: Weights, action: Action, temperature: float) -> Scores:

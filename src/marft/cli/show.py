@@ -136,14 +136,24 @@ def _acted(action: Action, by_id: dict[str, Action], recorded: Recorded) -> Iter
         for seen in (seen for seen in newly_seen(action, by_id) if seen not in action.continues):
             text = by_id[seen].text if seen in by_id else "(not recorded)"
             yield Text(visible(f"  {action.agent} reads of {seen}: {text}"), style="dim")
-    for text in action.intermediate_texts:
-        yield _panel(text, f"{action.id} says before it uses tools")
-    for call in action.calls:
-        used = f"  {action.agent} uses {call.name or '(an unreadable call)'} {call.arguments} → {call.output}"
-        yield Text(visible(used), style="red" if call.error else "dim")
+    yield from _turns_before(action)
     chose = f"chooses {action.choice.chosen + 1} of {len(action.choice.options)}" if action.choice else "says"
     ended = ", cut at its limit" if action.finish == "length" else ""
     yield _panel(action.text, f"{action.id} {chose}, {len(action.tokens):,} tokens{ended}")
+
+
+def _turns_before(action: Action) -> Iterator[RenderableType]:
+    """What was said before the last turn, what tools answered, and where the chat was rendered anew."""
+    anew = {restart.turns: restart for restart in action.restarts}
+    for number in range(len(action.intermediate_texts) + 1):
+        if number in anew:
+            tokens, reason = len(anew[number].context), anew[number].reason
+            yield Text(visible(f"  {action.agent} goes on from its chat, rendered anew to {tokens:,} tokens: {reason}"))
+        for text in action.intermediate_texts[number : number + 1]:
+            yield _panel(text, f"{action.id} says before it uses tools")
+        for call in (call for call in action.calls if call.round == number):
+            used = f"  {action.agent} uses {call.name or '(an unreadable call)'} {call.arguments} → {call.output}"
+            yield Text(visible(used), style="red" if call.error else "dim")
 
 
 def _panel(text: str, title: str, style: str = "") -> Panel:

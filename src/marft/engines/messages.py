@@ -23,6 +23,7 @@ ASKED = {"role": "user", "content": "?"}
 MORE = {"role": "user", "content": "More?"}
 LAST = {"role": "user", "content": "Last?"}
 PROBES = (((ASKED, SAID), (LAST,)), ((ASKED, SAID, MORE, SAID), (LAST,)))  # a conversation, and what is new
+REWRITES = "its chat template rewrites what came before once more is said"
 CANNOT_RENDER = (TemplateError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
@@ -88,16 +89,45 @@ def continue_ids(
         new: messages of users, tools and the system, or turns of others.
     """
     try:
-        before = render_text(format, messages[:-1], tools)
-        after = render_text(format, messages, tools, begin=False)
-        said = str(messages[-1].get("content") or "").strip()
-        if not after.startswith(before):
-            return NotExact("its chat template shows a turn that was said otherwise than one that begins")
-        if not after[len(before) :].lstrip().startswith(said):
-            return NotExact("its chat template leaves out parts of what was said")
+        shown = _shown(format, messages, tools)
+        if isinstance(shown, NotExact):
+            return shown
         return appended(format, messages, new, tools, ended=len(ids) > 0 and int(ids[-1]) in format.stop_ids)
     except CANNOT_RENDER as error:
         return NotExact(f"its chat template cannot show the conversation: {raised(error)}")
+
+
+def rewritten(
+    format: Format, messages: Sequence[ChatMessage], new: Sequence[ChatMessage], tools: Sequence[Tool]
+) -> NotExact | None:
+    """Why a template does not leave a conversation as it stands once ``new`` follows on its last turn, if so: found in
+    its text alone, which is not tokenised. None also where it cannot show it.
+
+    Args:
+        messages: the conversation; the last one is the assistant's sampled turn.
+    """
+    try:
+        shown = _shown(format, messages, tools)
+        if isinstance(shown, NotExact):
+            return shown
+        after = render_text(format, [*messages, *new], tools)
+    except CANNOT_RENDER:
+        return None
+    stops = [str(format.tokenizer.decode([stop])) for stop in format.stop_ids]
+    end = max((shown.rfind(stop) + len(stop) for stop in stops if stop in shown), default=len(shown))
+    return None if after.startswith(shown[:end]) else NotExact(REWRITES)
+
+
+def _shown(format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str | NotExact:
+    """The text of a conversation whose last turn was sampled, where that is shown as it was said."""
+    before = render_text(format, messages[:-1], tools)
+    shown = render_text(format, messages, tools, begin=False)
+    said = str(messages[-1].get("content") or "").strip()
+    if not shown.startswith(before):
+        return NotExact("its chat template shows a turn that was said otherwise than one that begins")
+    if not shown[len(before) :].lstrip().startswith(said):
+        return NotExact("its chat template leaves out parts of what was said")
+    return shown
 
 
 def appended(
@@ -122,7 +152,7 @@ def appended(
         return NotExact("its chat template puts no end of turn after what was said")
     end = int(ends[-1])
     if not np.array_equal(after[: end + 1], before[: end + 1]):
-        return NotExact("its chat template rewrites what came before once more is said")
+        return NotExact(REWRITES)
     return after[end + bool(ended) :]
 
 

@@ -16,6 +16,7 @@ from marft.engines.messages import (
     changes_turns,
     continue_ids,
     render_messages,
+    rewritten,
 )
 from marft.engines.tool_format import ToolFormat
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
@@ -97,18 +98,18 @@ class ChatRenderer:
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
-        format, messages = self.formats[policy], list[ChatMessage]()
+        messages, begun = list[ChatMessage](), action.tokens[: int(np.argmax(action.sampled))]
         for number, text in enumerate(action.intermediate_texts):
             calls = [call for call in action.calls if call.round == number]
-            whole = self._begun(format, action) + text if number == 0 else text
-            messages += exchange(whole if format.remote else self.tool_format(policy).content(whole), calls)
+            messages += self.calling_turn(policy, text, calls, begun if number == 0 else begun[:0])
         return [*messages, {"role": "assistant", "content": action.text}]
 
-    @staticmethod
-    def _begun(format: ChatFormat, action: Action) -> str:
-        """What a teammate wrote at the beginning of an action."""
-        ids = action.tokens[: int(np.argmax(action.sampled))]
-        return str(format.tokenizer.decode(ids.tolist(), skip_special_tokens=True)) if len(ids) else ""
+    def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> list[ChatMessage]:
+        """A turn that called tools, after what a teammate began it with, and what they answered, as messages."""
+        format = self.formats[policy]
+        if len(begun):
+            text = str(format.tokenizer.decode(begun.tolist(), skip_special_tokens=True)) + text
+        return list(exchange(text if format.remote else self.tool_format(policy).content(text), calls))
 
     @staticmethod
     def _recorded(format: ChatFormat, ids: TokenIds, new: Sequence[ChatMessage]) -> TokenIds:
@@ -165,13 +166,24 @@ class ChatRenderer:
         """The tools that a sampled turn calls, read in the format of the model's own template."""
         return self.tool_format(policy).read(tokens, tools)
 
-    def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
-        """What the template puts after a turn that called tools: their answers, and the start of the next turn."""
+    def tool_response(
+        self, policy: str, turn: TokenIds, messages: Sequence[ChatMessage], calls: Sequence[ToolCall],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:  # fmt: skip
+        """What the template puts after a turn that called tools (their answers, and the start of the next turn), where
+        it leaves the conversation as it stands."""
         format = self.formats[policy]
         if format.remote:  # for the record alone: the endpoint is sent messages
             return _encoded(format, [call.output for call in calls])
+        said, answers = messages[: -len(calls)], messages[-len(calls) :]
+        changed = rewritten(format, said, answers, tools)
+        if changed:
+            return changed
         ended = bool(len(turn)) and int(turn[-1]) in format.stop_ids
-        return self.tool_format(policy).response(calls, ended)
+        found = self.tool_format(policy).response(calls, ended)
+        if isinstance(found, NotExact):  # a turn that says nothing, as the format's probe, may be shown otherwise
+            return appended(format, said, answers, tools, ended)
+        return found
 
     def tool_format(self, policy: str) -> ToolFormat:
         """How the model of a policy writes calls.

@@ -101,15 +101,15 @@ class ToolFormat:
         """Read the format off a tokenizer's chat template.
 
         Raises:
-            ValueError: it has none, or none that can be continued after a call.
+            ValueError: it has none, or cannot show what tools answered.
         """
         format_ = ToolFormat(tokenizer, options, stop_ids, None)
         try:
             plain = render_text(format_, [ASKED])
             told = render_text(format_, [ASKED], (PROBE,))
-            called = render_text(format_, [ASKED, exchange("", [PROBE_CALL])[0]], (PROBE,), begin=False)
+            called = render_text(format_, [ASKED, *exchange("", [PROBE_CALL])], (PROBE,), begin=False)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"its chat template cannot render tools ({error}); {REMEDY}") from error
+            raise ValueError(f"its chat template cannot render tools and their answers ({error}); {REMEDY}") from error
         if plain == told:
             raise ValueError(f"its chat template has no tool format: it leaves tools out; {REMEDY}")
         if getattr(tokenizer, "response_template", None) is None:
@@ -130,22 +130,23 @@ class ToolFormat:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             return [unreadable(text, raised(error))]
 
-    def response(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds:
-        """The ids that come after a turn which made ``calls``: what the tools answered, and the start of a new turn.
+    def response(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds | NotExact:
+        """The ids that come after a turn which made ``calls`` and said nothing else: what the tools answered, and the
+        start of a new turn.
 
         Args:
             ended: whether the turn's last token was an end of turn; else it is added.
 
         Raises:
-            ValueError: the template cannot show it, or rewrites what came before, so that nothing can be appended.
+            ValueError: the template cannot show it.
         """
         turn, *answers = exchange("", [replace(call, arguments="{}") for call in calls])  # only what follows counts
         try:
-            return self._appended(turn, answers, ended)
+            return appended(self, [ASKED, turn], answers, (PROBE,), ended)
         except TemplateError:  # some templates allow for one call a turn
             alone = {**turn, "tool_calls": turn["tool_calls"][:1]}
         try:
-            return self._appended(alone, answers, ended)
+            return appended(self, [ASKED, alone], answers, (PROBE,), ended)
         except TemplateError as error:
             raise ValueError(f"its chat template cannot show what tools answered ({error}); {REMEDY}") from error
 
@@ -157,12 +158,6 @@ class ToolFormat:
             return str(self.tokenizer.parse_response(text, prefix="").get("content") or "")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return text
-
-    def _appended(self, turn: dict[str, Any], answers: Sequence[dict[str, Any]], ended: bool) -> TokenIds:
-        found = appended(self, [ASKED, turn], answers, (PROBE,), ended)
-        if isinstance(found, NotExact):
-            raise ValueError(f"its chat template rewrites a turn once tools have answered; {REMEDY}")
-        return found
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:

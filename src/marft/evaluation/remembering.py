@@ -17,7 +17,8 @@ def known_tokens(action: Action, by_id: Mapping[str, Action]) -> int:
     before = by_id.get(action.continues[-1]) if action.continues else None
     if before is None or action.restarted:
         return 0
-    ids = np.concatenate([before.prompt, before.tokens])
+    context, start, stop = before.segments[-1]
+    ids = np.concatenate([context, before.tokens[start:stop]])
     return len(ids) if np.array_equal(action.prompt[: len(ids)], ids) else 0
 
 

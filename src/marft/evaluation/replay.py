@@ -23,7 +23,7 @@ from marft.forking.interface import as_played
 from marft.learning.batching import Denominators, KnownLogProbs
 from marft.learning.credit.comam import rank_correlation
 from marft.learning.critic import explained_variance
-from marft.learning.interfaces import Floats, LossInputs, Stateful
+from marft.learning.interfaces import Floats, LossInputs, Stateful, all_actions
 from marft.learning.learner import CreditedEpisodes, Learner
 from marft.learning.measuring import advantage_metrics, gradient_shares, measure_gradient_share
 from marft.learning.metering import Meter
@@ -31,10 +31,11 @@ from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, load_critic, verify
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
-from marft.types import Episode, all_actions
+from marft.types import Episode
 
 FITTING_FILES = 8  # recorded steps that a critic is fitted on
 FITTING_PASSES = 25
+ANEW = "\n[the chat was rendered anew]\n"  # before the first word of a later segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,7 +230,11 @@ def _words(episodes: Sequence[Episode], models: Models) -> list[list[str]]:
     for episode in episodes:
         for action in episode.actions:
             tokenizer, ids = models.policies[action.policy].tokenizer, action.tokens[action.sampled].tolist()
-            found.append(_word_by_word([str(tokenizer.decode(ids[: n + 1])) for n in range(len(ids))]))
+            words = _word_by_word([str(tokenizer.decode(ids[: n + 1])) for n in range(len(ids))])
+            for restart in action.restarts:
+                first = int(action.sampled[: restart.at].sum())
+                words[first] = ANEW + words[first]
+            found.append(words)
     return found
 
 

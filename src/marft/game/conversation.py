@@ -3,7 +3,8 @@
 A conversation is a list of messages. Its record is a tree: a node adds messages and the ids that they came to, and the
 ids from the root to a node are what was in context there. Turns stay the ids that were sampled. What goes on from a
 turn is appended to it; what cannot be appended exactly begins a new segment, at the deepest turn that its chat template
-leaves as it is, or at the root.
+leaves as it is, or at the root. A turn that went on from a chat that was rendered anew is there as it ended: after that
+chat, with what was sampled from it.
 """
 
 from __future__ import annotations
@@ -107,6 +108,20 @@ class Conversation:
                 if not ids.everywhere:
                     break
         return self._add(node, rest, self.template.start(rest), reason)
+
+    def begin(self, messages: Sequence[ChatMessage], reason: str, ids: TokenIds | None = None) -> Node:
+        """A conversation that is rendered as a whole: the node that its next turn goes on from.
+
+        Args:
+            ids: as which it has been rendered before, where it has.
+
+        Raises:
+            ValueError: the chat template cannot show it.
+        """
+        known = _told(self.root, tuple(messages))
+        return known or self._add(
+            self.root, tuple(messages), self.template.start(messages) if ids is None else ids, reason
+        )
 
     def say(
         self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True

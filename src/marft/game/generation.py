@@ -13,8 +13,9 @@ import numpy.typing as npt
 from marft.game.agents import Agent, Request
 from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
-from marft.game.rendering import Renderer, exchange
+from marft.game.rendering import ChatMessage, NotExact, Renderer
 from marft.game.tool_belt import ToolBelt
+from marft.segments import Restart
 from marft.texts import raised
 from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Mark, Option, Prompt, TokenIds, ToolCall, Usage
 
@@ -30,19 +31,23 @@ class ResponsePrefix:
 
 
 def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -> ResponsePrefix:
-    """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others."""
+    """What a turn begins with: a teammate's tokens, under the marks and log-probs that they have for others. Of an
+    action that went on from a chat that was rendered anew, those that came after it.
+    """
     if begins is None:
         return ResponsePrefix()
     if begins.choice:
         raise ValueError(f"{begins.id} was chosen from a list: no turn can begin with it; pass it on as a message")
-    count = renderer.response_prefix(policy, begins)
+    count, start = renderer.response_prefix(policy, begins), begins.segments[-1].start
     log_probs = np.zeros(len(begins.tokens), np.float32)
     log_probs[begins.sampled] = begins.log_probs
     if begins.teammate_log_probs is not None:
         log_probs[begins.by_teammate] = begins.teammate_log_probs
     written = begins.sampled | begins.by_teammate
     marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
-    return ResponsePrefix(begins.tokens[:count], marks, log_probs[:count][written[:count]], begins.text)
+    return ResponsePrefix(
+        begins.tokens[start:count], marks[start:], log_probs[start:count][written[start:count]], begins.text
+    )
 
 
 def options_of(renderer: Renderer, policy: str, request: Request) -> list[Option]:
@@ -84,15 +89,15 @@ async def generate(
             replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens), round=rounds)
             for c in answered
         ]
-        answer = _appended(renderer, agent, answered, completion.tokens)
+        draft.calls += answered
+        heard = draft.heard(renderer, agent, completion, answered)
         rounds += 1
         left = min(
-            agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length - len(answer)
+            agent.sampling.max_new_tokens - draft.sampled, renderer.context(agent.policy) - draft.length_with(heard)
         )
         if left < 1:
-            draft.calls += answered
             return draft.action(key, agent.policy, "length")
-        draft.hear(completion, answered, answer)
+        draft.hear(heard)
 
 
 def turn_key(key: ActionKey, rounds: int) -> ActionKey:
@@ -108,11 +113,18 @@ def _calls_in(renderer: Renderer, agent: Agent, completion: Completion) -> Seque
     return renderer.calls(agent.policy, completion.tokens, agent.profile.tools)
 
 
-def _appended(renderer: Renderer, agent: Agent, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
-    try:
-        return renderer.tool_response(agent.policy, calls, turn)
-    except (ValueError, TypeError, RecursionError) as error:  # of a template that renders what others wrote
-        raise EpisodeFailedError("failed", f"{agent.role}: {raised(error)}") from error
+@dataclass(frozen=True, slots=True, eq=False)
+class _Heard:
+    """What comes after a turn that called tools.
+
+    Args:
+        messages: of the chat so far.
+        ids: that are appended, or those of the whole chat, rendered anew, where there is a reason for it.
+    """
+
+    messages: list[ChatMessage]
+    ids: TokenIds  # [T]
+    anew: str = ""
 
 
 class Draft:
@@ -124,31 +136,58 @@ class Draft:
         self.calls: list[ToolCall] = []
         self._turns: list[Completion] = []
         self._tokens, self._marks = [prefix.tokens], [prefix.marks]
+        self._context = [prompt.ids, prefix.tokens]  # what the next turn is sampled from
+        self._restarts: list[Restart] = []
 
     @property
     def sampled(self) -> int:
         return sum(len(turn.tokens) for turn in self._turns)
 
-    @property
-    def length(self) -> int:
-        """Tokens so far, the prompt's included."""
-        return len(self.prompt.ids) + sum(map(len, self._tokens))
-
     def so_far(self) -> Prompt:
         """What the next turn is sampled from."""
-        return replace(self.prompt, ids=np.concatenate([self.prompt.ids, *self._tokens]), chat=tuple(self.chat))
+        return replace(self.prompt, ids=np.concatenate(self._context), chat=tuple(self.chat))
 
     def say(self, completion: Completion) -> None:
         self._turns.append(completion)
-        self._tokens.append(completion.tokens)
-        self._marks.append(np.full(len(completion.tokens), Mark.SAMPLED, np.uint8))
+        self._write(completion.tokens, Mark.SAMPLED)
 
-    def hear(self, completion: Completion, calls: Sequence[ToolCall], answer: TokenIds) -> None:
-        """Take in what tools answered."""
-        self.calls += calls
-        self.chat += exchange(completion.text, calls)
-        self._tokens.append(answer)
-        self._marks.append(np.full(len(answer), Mark.TOOL, np.uint8))
+    def heard(
+        self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]
+    ) -> _Heard:  # fmt: skip
+        """What the chat template puts after the last turn; the whole chat where it changes what stands there.
+
+        Raises:
+            EpisodeFailedError: the template cannot show it.
+        """
+        policy, tools = agent.policy, self.prompt.tools
+        begun = self.prefix.tokens if len(self._turns) == 1 else self.prefix.tokens[:0]
+        try:
+            chat = [*self.chat, *renderer.calling_turn(policy, completion.text, calls, begun)]
+            found = renderer.tool_response(policy, completion.tokens, chat, calls, tools)
+            if isinstance(found, NotExact):
+                return _Heard(chat, renderer.start(policy, chat, tools), found.reason)
+        except (ValueError, TypeError, RecursionError) as error:  # of a template that renders what others wrote
+            raise EpisodeFailedError("failed", f"{agent.role}: {raised(error)}") from error
+        return _Heard(chat, found)
+
+    def length_with(self, heard: _Heard) -> int:
+        """Tokens that the next turn would be sampled from."""
+        return len(heard.ids) + (0 if heard.anew else sum(map(len, self._context)))
+
+    def hear(self, heard: _Heard) -> None:
+        """Go on after what tools answered: a segment begins where the chat was rendered anew."""
+        self.chat = heard.messages
+        if heard.anew:
+            at = sum(map(len, self._tokens))
+            self._restarts.append(Restart(at, heard.ids, len(self._turns), heard.anew))
+            self._context = [heard.ids]
+        else:
+            self._write(heard.ids, Mark.TOOL)
+
+    def _write(self, ids: TokenIds, mark: Mark) -> None:
+        self._tokens.append(ids)
+        self._marks.append(np.full(len(ids), mark, np.uint8))
+        self._context.append(ids)
 
     def action(self, key: ActionKey, policy: str, finish: Finish) -> Action:
         texts = [turn.text for turn in self._turns]
@@ -170,6 +209,7 @@ class Draft:
             finish=finish,
             versions=reduce(or_, (turn.versions for turn in self._turns)),
             usage=sum(used, Usage()) if used else None,
+            restarts=tuple(self._restarts),
         )
 
 

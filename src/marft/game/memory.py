@@ -2,6 +2,9 @@
 
 An agent remembers its actions that were finished when it is asked, in the order asked for. What it was told and said
 stands in its prompt by the same ids, each once; from the new observation on it is told what it has not read yet.
+
+Of an action whose chat was rendered anew while it used tools, what it said before stands there as its template shows
+it, and what it sampled since by the same ids: also where the action is taken over into another branch.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Exchange:
     Args:
         heard: of whom and what, as it was passed on.
         saw: ids of the actions that it saw.
+        messages: what it said, called and was answered.
         turn: where it stands in the conversation.
         since: place in the episode from which on actions are remembered: what is older has given way.
         size: tokens, about.
@@ -64,6 +68,7 @@ class Exchange:
 
     action: Action
     told: tuple[ChatMessage, ...]
+    messages: tuple[ChatMessage, ...]
     heard: frozenset[tuple[str, str]]
     saw: tuple[str, ...]
     turn: Node
@@ -155,9 +160,10 @@ class Memory:
         self._exchanges[action.id] = Exchange(
             action=action,
             told=asked.told,
+            messages=messages,
             heard=frozenset((one.action.id, one.passed_on) for one in asked.heard),
             saw=(*(one.action.id for one in asked.heard), *([request.begins.id] if request.begins else ())),
-            turn=self._conversation.say(asked.node, messages, action.tokens, action.id),
+            turn=self._say(asked.node, messages, action),
             since=since,
             size=told + len(action.tokens),
         )
@@ -203,10 +209,26 @@ class Memory:
             for name in kept:
                 exchange = self._exchanges[name]
                 told = self._conversation.tell(self._opening(node) + exchange.told, node)
-                node = self._conversation.say(told, exchange.turn.messages, exchange.action.tokens, name, sampled=False)
+                node = self._say(told, exchange.messages, exchange.action, sampled=False)
             return self._conversation.tell(self._opening(node) + new, node)
         except ValueError as error:
             raise EpisodeFailedError("failed", f"{self.agent.role}: {error}") from error
+
+    def _say(self, told: Node, messages: tuple[ChatMessage, ...], action: Action, sampled: bool = True) -> Node:
+        """An action's turn, after what the agent was told, or after its chat as it was last rendered anew.
+
+        Raises:
+            ValueError: the chat template cannot show it.
+        """
+        shown = 0
+        if action.restarts:
+            last = action.restarts[-1]
+            turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+            shown = turns[last.turns]
+            chat = (*told.conversation, *messages[:shown])
+            told = self._conversation.begin(chat, last.reason, last.context if sampled else None)
+        ids = action.tokens[action.segments[-1].start :]
+        return self._conversation.say(told, messages[shown:], ids, action.id, sampled)
 
     def _opening(self, node: Node) -> tuple[ChatMessage, ...]:
         return self._system if node is self._conversation.root else ()

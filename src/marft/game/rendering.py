@@ -109,8 +109,26 @@ class Renderer(Protocol):
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         """The tools that a sampled turn calls. A call that cannot be read comes back as an error that says why."""
 
-    def tool_response(self, policy: str, calls: Sequence[ToolCall], turn: TokenIds) -> TokenIds:
-        """What is appended to a ``turn`` that called tools: their answers, and the start of the next turn.
+    def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:
+        """A turn that called tools, and what they answered, as messages of a chat.
+
+        Args:
+            text: as it was sampled, calls included.
+            begun: what a teammate wrote at its beginning.
+        """
+
+    def tool_response(
+        self,
+        policy: str,
+        turn: TokenIds,
+        messages: Sequence[ChatMessage],
+        calls: Sequence[ToolCall],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:
+        """What is appended to a ``turn`` that made ``calls``: their answers, and the start of the next turn.
+
+        Args:
+            messages: the conversation, which ends with the turn and its answers.
 
         Raises:
             ValueError: the model's chat template cannot show them.

@@ -80,7 +80,7 @@ class ToolBelt:
     async def _use(self, limits: ToolUse, call: ToolCall) -> ToolCall:
         self._made += 1
         call = replace(call, place=self._made)
-        if call.unreadable:
+        if not call.name:
             return call
         name = limits.sources.get(call.name)
         if name is None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from marft import seeds
-from marft.learning.choice_scoring import Chosen, scored_tokens
+from marft.learning.choice_scoring import Chosen, scored_tokens, tokens_read
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.learning.ranks import Ranks
 from marft.learning.rewarding import succeeded
@@ -302,7 +302,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
     device = backbone.device
     written = [(action, said) for action in actions for said in scored_tokens(action)]
     rows = PackedRows.of(
-        [np.concatenate([action.prompt, said.tokens[:-1]]) for action, said in written],
+        [np.concatenate([said.context, said.tokens[:-1]]) for _, said in written],
         [packing.adapters[action.policy] for action, _ in written],
         device,
         packing.sizes.get(id(backbone), 0),
@@ -310,8 +310,8 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
     counts = np.array([action.decisions for action in actions])
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
     positions = [
-        start + len(action.prompt) - 1 + np.flatnonzero(said.scored)
-        for start, (action, said) in zip(rows.starts(), written, strict=True)
+        start + len(said.context) - 1 + np.flatnonzero(said.scored)
+        for start, (_, said) in zip(rows.starts(), written, strict=True)
     ]
     targets = [said.tokens[said.scored] for _, said in written]
     scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
@@ -369,7 +369,7 @@ def _first_rows(actions: Sequence[Action], rows: PackedRows) -> list[int]:
 
 def length(sample: Sample) -> int:
     """Tokens that are read to score a sample."""
-    return sum(len(sample.action.prompt) + len(said.tokens) - 1 for said in scored_tokens(sample.action))
+    return tokens_read(sample.action)
 
 
 def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:

@@ -17,17 +17,27 @@ from marft.types import Action, TokenIds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """A text to be scored after an action's prompt, and which of its tokens count."""
+    """A text to be scored after what it was sampled from, and which of its tokens count."""
 
+    context: TokenIds  # [C]
     tokens: TokenIds  # [T]
     scored: npt.NDArray[np.bool_]  # [T]
 
 
 def scored_tokens(action: Action) -> list[ScoredTokens]:
-    """What has to be scored for an action: what it says, or every option that it was chosen from."""
+    """What has to be scored for an action: each of its segments, or every option that it was chosen from."""
     if action.choice is None:
-        return [ScoredTokens(action.tokens, action.sampled)]
-    return [ScoredTokens(option.tokens, np.ones(len(option.tokens), bool)) for option in action.choice.options]
+        return [
+            ScoredTokens(context, action.tokens[start:stop], action.sampled[start:stop])
+            for context, start, stop in action.segments
+        ]
+    options = (option.tokens for option in action.choice.options)
+    return [ScoredTokens(action.prompt, tokens, np.ones(len(tokens), bool)) for tokens in options]
+
+
+def tokens_read(action: Action) -> int:
+    """Tokens that are read to score an action, the contexts of all its segments or options included."""
+    return sum(len(said.context) + len(said.tokens) - 1 for said in scored_tokens(action))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

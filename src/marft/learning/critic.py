@@ -13,13 +13,13 @@ from torch import Tensor
 
 from marft import seeds
 from marft.config.algorithm import CriticSettings
-from marft.learning.interfaces import Floats, Level, Values, split_rows
+from marft.learning.interfaces import Floats, Level, Values, all_actions, split_rows
 from marft.learning.ranks import ALONE, Ranks, merged, share, total
 from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
 from marft.models.critic import ValueHead
-from marft.types import Action, Episode, TokenIds, all_actions
+from marft.types import Action, Episode, TokenIds
 
 LORA_TARGETS = ("q_proj", "v_proj")
 
@@ -51,7 +51,7 @@ def explained_variance(values: Floats, returns: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What the critic reads for one action, and the positions at which its decisions' values stand."""
+    """What the critic reads for a segment of an action, and the positions at which its decisions' values stand."""
 
     ids: TokenIds  # [T]
     positions: npt.NDArray[np.int64]  # [U]
@@ -121,8 +121,8 @@ class Critic:
     def evaluate(self, episodes: Sequence[Episode]) -> Values:
         """V at every decision of ``episodes`` and at the end of truncated ones. Keeps what updates will read."""
         actions = all_actions(episodes)
-        reads = [reading(action, self.level, self.settings.kind) for action in actions]
-        sizes = [len(read.positions) for read in reads]
+        reads = [readings(action, self.level, self.settings.kind) for action in actions]
+        sizes = [sum(len(read.positions) for read in of_action) for of_action in reads]
         firsts = np.cumsum([0, *sizes])
         flat = np.zeros(sum(sizes))
         owners = [self._head_of(action.agent, action.policy) for action in actions]
@@ -139,12 +139,12 @@ class Critic:
                 continue
             mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
             of_all_ranks = _rows_of(mine, firsts)
-            mine = share(self.ranks, mine, lambda i: len(reads[i].ids))
+            mine = share(self.ranks, mine, lambda i: sum(len(read.ids) for read in reads[i]))
             mine_ends = share(self.ranks, mine_ends, lambda end: len(end[-1].ids))
             base = self.base_of[name]
-            readings = [*(reads[i] for i in mine), *(read for *_, read in mine_ends)]
+            of_decisions = [read for i in mine for read in reads[i]]
             with torch.no_grad():
-                features = self._features(base, readings)
+                features = self._features(base, [*of_decisions, *(read for *_, read in mine_ends)])
                 values = head(features).double().cpu().numpy()
                 if name in self.normalisers:
                     values = self.normalisers[name].denormalise(values)
@@ -153,7 +153,7 @@ class Critic:
             for (i, agent, _), value in zip(mine_ends, values[len(rows) :], strict=True):
                 finals[i, agent] = float(value)
             kept = features[: len(rows)] if self.settings.body == "frozen" else None
-            self._decisions.append(_Decisions(name, base, of_all_ranks, rows, readings[: len(mine)], kept))
+            self._decisions.append(_Decisions(name, base, of_all_ranks, rows, of_decisions, kept))
         flat, finals = total(self.ranks, flat), merged(self.ranks, finals)
         of_ends = [
             {agent: finals.get((i, agent), 0.0) for agent in episode.bootstrap} for i, episode in enumerate(episodes)
@@ -269,8 +269,22 @@ def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
         yield agent, policies[agent], ids
 
 
+def readings(action: Action, level: Level, kind: str = "centralised") -> list[Reading]:
+    """What is read for the decisions of an action, in their order: one reading for each segment that holds any.
+
+    What a chat that was rendered anew shows is what the agent itself saw, for a centralised critic too.
+    """
+    later = action.segments[1:] if level == "token" else ()
+    return [
+        reading(action, level, kind),
+        *(_of_tokens(context, action, start, stop) for context, start, stop in later),
+    ]
+
+
 def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
-    """The value of a decision is read at the token before it: a baseline must not see what it judges.
+    """What is read for the decisions of an action's first segment, which at action level is all.
+
+    The value of a decision is read at the token before it: a baseline must not see what it judges.
 
     At action level that is the last token of the state; at token level, for each sampled token, the position whose
     logits predict it. An independent critic reads the agent's own rollout observation, a centralised one also the
@@ -282,8 +296,13 @@ def reading(action: Action, level: Level, kind: str = "centralised") -> Reading:
         return Reading(np.concatenate([state, begun]), np.array([len(state) + len(begun) - 1]))
     if action.choice:
         return Reading(state, np.array([len(state) - 1]))
-    ids = np.concatenate([state, action.tokens[:-1]])
-    return Reading(ids, len(state) - 1 + np.flatnonzero(action.sampled))
+    first = action.segments[0]
+    return _of_tokens(state, action, first.start, first.stop)
+
+
+def _of_tokens(context: TokenIds, action: Action, start: int, stop: int) -> Reading:
+    ids = np.concatenate([context, action.tokens[start : stop - 1]])
+    return Reading(ids, len(context) - 1 + np.flatnonzero(action.sampled[start:stop]))
 
 
 def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None) -> Tensor:

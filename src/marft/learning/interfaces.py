@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.forking.interface import Forking
-from marft.types import Action, Episode, all_actions
+from marft.types import Action, Episode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +26,14 @@ def split_rows(flat: Floats, sizes: Sequence[int] | npt.NDArray[np.int64]) -> li
     return np.split(flat, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
+def all_actions(episodes: Sequence[Episode]) -> list[Action]:
+    """The actions of ``episodes``, flat, in order: the row order of values, credits and features."""
+    return [action for episode in episodes for action in episode.actions]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """V at every decision, in the row order of ``marft.types.all_actions``.
+    """V at every decision, in the row order of :func:`all_actions`.
 
     >>> values = Values(actions=[np.array([0.5]), np.array([0.7])], bootstrap=[{}, {"planner": 0.9, "coder": 0.4}])
     >>> values.final(0), values.final(1), values.final(1, "coder")
@@ -47,7 +52,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CreditInputs:
-    """What credit is judged by. Actions are in the row order of ``marft.types.all_actions``.
+    """What credit is judged by. Actions are in the row order of :func:`all_actions`.
 
     >>> inputs = CreditInputs(episodes=(), level="action")
     >>> inputs.actions, inputs.values is None

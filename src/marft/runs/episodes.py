@@ -22,6 +22,7 @@ from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
+ADDED = {"restarts"}  # columns that older files lack: there the field has its default
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
 BOOTSTRAP = codec_of(Mapping[str, TokenIds])  # by agent
@@ -75,7 +76,7 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
     if not path.is_file():
         raise ValueError(f"cannot read the episodes of {path}: it is no file")
     try:
-        missing = set(SCHEMA.names) - set(pq.read_schema(path).names)
+        missing = set(SCHEMA.names) - set(pq.read_schema(path).names) - ADDED
         rows = read_rows(path, task) if not missing else []
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"cannot read the episodes of {path}: {error}") from error
@@ -127,7 +128,7 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         stream=first["stream"],
         sample=first["sample"],
         actions=tuple(
-            Action(**{name: codec.read(row[name]) for name, codec in ACTION.items()})
+            Action(**{name: codec.read(row[name]) for name, codec in ACTION.items() if name in row})
             for row in rows
             if row["agent"] is not None
         ),
