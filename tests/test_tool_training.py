@@ -28,9 +28,11 @@ from tests.helpers import recipe, settings, shown_in_docs
 CALL = 'Hm. <tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
-def with_tools(tmp_path: Path, *overrides: str, model: Path | str = "tiny", **changes: Any) -> RunSettings:
+def with_tools(
+    tmp_path: Path, *overrides: str, model: Path | str = "tiny", chat: str = templates.HERMES, **changes: Any
+) -> RunSettings:  # fmt: skip
     template = tmp_path / "template.jinja"
-    template.write_text(templates.HERMES)
+    template.write_text(chat)
     table = recipe(model, tmp_path, **changes)
     table["models"]["base"]["chat_template"] = str(template)
     table["tools"] = {"sums": {"name": "function", "call": "tests.tools:add"}}
@@ -40,22 +42,28 @@ def with_tools(tmp_path: Path, *overrides: str, model: Path | str = "tiny", **ch
 
 @pytest.fixture
 def calls_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first turn of the reasoner makes a call, with the log-probs that its policy gives it."""
+    """The first turn of the reasoner makes a call."""
+    begin_with(monkeypatch, CALL)
+
+
+def begin_with(monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
+    """The reasoner's first turns are these, with the log-probs that its policy gives them."""
     sample = LocalEngine.sample
 
     async def forced(
         self: LocalEngine, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey
     ) -> Completion:  # fmt: skip
-        if key.agent != "reasoner" or "+" in key.stream:
+        number = int(key.stream.partition("+")[2] or 0)
+        if key.agent != "reasoner" or number >= len(turns):
             return await sample(self, policy, prompt, sampling, key)
-        local = self.policies[policy]
-        tokens = np.array([*local.tokenizer.encode(CALL, add_special_tokens=False), local.stop_ids[0]], np.int32)
+        local, said = self.policies[policy], turns[number]
+        tokens = np.array([*local.tokenizer.encode(said, add_special_tokens=False), local.stop_ids[0]], np.int32)
         packed = PackedRows.of([np.concatenate([prompt.ids, tokens[:-1]])], [local.adapter], local.backbone.device)
         with torch.inference_mode():
             hidden = local.backbone.hidden_states(packed)[len(prompt.ids) - 1 :]
             head = local.backbone.head
             scores = token_scores(hidden, head.weight, head.bias, torch.from_numpy(tokens).long(), None)
-        return Completion(tokens, scores.log_probs.float().numpy(), CALL, "stop")
+        return Completion(tokens, scores.log_probs.float().numpy(), said, "stop")
 
     monkeypatch.setattr(LocalEngine, "sample", forced)
 
