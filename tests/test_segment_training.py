@@ -4,8 +4,10 @@ as it was sampled, is stored, shown, remembered and resumed.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,21 @@ from marft.config import RunSettings
 from marft.engines.messages import REWRITES
 from marft.evaluation.replay import ANEW, replay
 from marft.evaluation.replay_page import pictures_of, write_replay
-from marft.game.game import Attempt
-from marft.game.rendering import ChatMessage, NotExact
+from marft.game.agents import Agents
+from marft.game.game import Attempt, Game
+from marft.game.memory import AT_ONCE
+from marft.game.rendering import ChatMessage, NotExact, exchange
+from marft.game.team import Team
 from marft.models.backbone import PackedRows
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Action, Episode, Mark, TokenIds, Tool, ToolCall
+from marft.types import Action, Episode, JointAction, Mark, Observation, TokenIds, Tool, ToolCall
 from tests import templates
 from tests import tools as offered
-from tests.fakes import FakeRenderer
+from tests.fakes import FakeRenderer, Script, ends, goes_on
+from tests.test_memory import Plain
 from tests.test_memory_training import REMEMBER, guessing
 from tests.test_resume import StopAfter, assert_same
 from tests.test_segments import context_of
@@ -40,6 +46,7 @@ from tests.test_tool_training import CALL, begin_with
 from tests.test_tool_training import with_tools as equipped
 from tests.test_tools import call, run, says
 from tests.test_tools import with_tools as playing
+from tests.test_turns import Acts, Doing
 
 BARE_CALL = CALL.removeprefix("Hm. ")
 TURNS = (CALL, BARE_CALL, CALL.replace("Hm", "Oh"))  # the template has something to drop in the first and the third
@@ -214,6 +221,10 @@ def test_a_template_that_cannot_show_an_answer_at_all_is_refused_by_agent(tmp_pa
         LocalRollouts(forgetting(tmp_path, chat=templates.NO_ANSWERS))
 
 
+def ids_of(text: str) -> TokenIds:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
 class Forgets(FakeRenderer):
     """Shows an action that used tools by the answers alone."""
 
@@ -226,7 +237,7 @@ class Forgets(FakeRenderer):
 
     def start(self, policy: str, messages: Any, tools: Any) -> TokenIds:
         heard = [message["content"] for message in messages if message["role"] == "tool"]
-        return np.frombuffer(f"heard {heard}".encode(), np.uint8).astype(np.int32)
+        return ids_of(f"heard {heard}")
 
     def context(self, policy: str) -> int:
         return self.size
@@ -270,3 +281,62 @@ class TestLimits:
         action, asked = self.played(1, size=len("heard ['3']"))
         assert (len(asked), action.finish, action.restarts) == (1, "length", ())
         assert json.loads(action.calls[0].arguments) == {"a": 1, "b": 2}
+
+
+class Rewrites(Plain):
+    """Renders a chat anew once a tool has answered."""
+
+    def tool_response(self, *_: Any) -> TokenIds | NotExact:
+        return NotExact("it rewrites")
+
+    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+        turns = [
+            exchange(text, [c for c in action.calls if c.round == n])
+            for n, text in enumerate(action.intermediate_texts)
+        ]
+        return [message for turn in turns for message in turn] + [{"role": "assistant", "content": action.text}]
+
+
+def acting(acts: Acts, *roles: str) -> Game:
+    """Agents that use a tool once and then say what it answered; each of them remembers."""
+    g = playing(says(TestLimits.SAID, "three"), offered.add, script=Script([goes_on(text="o1"), ends()]))
+    agents = tuple(
+        replace(agent, profile=replace(agent.profile, role=role, instructions="I"), memory="own")
+        for agent in g.team.agents
+        for role in roles
+    )
+    return replace(g, renderer=Rewrites(), team=Team(agents, Doing(acts)))
+
+
+def test_an_action_that_is_taken_over_into_another_branch_ends_there_as_it_was_sampled() -> None:
+    """What was asked for at once does not know each other; what is asked for later knows all of it."""
+
+    async def at_once(observation: Observation, agents: Agents) -> JointAction:
+        if observation.text == "o1":
+            return JointAction(await agents.a(observation))
+        await asyncio.gather(*(agents.a(Observation(f"o0.{n}")) for n in range(2)))
+        return JointAction()
+
+    episode = run(acting(at_once, "a"))
+    assert episode.error == ""
+    first, second, last = episode.actions
+    used = f"[a:{TestLimits.SAID}][t:3]"
+    assert [bytes(a.restarts[0].context.astype(np.uint8)).decode() for a in (first, second)] == [
+        f"[s:I][u:o0.0]{used}[", f"[s:I][u:o0.1]{used}["
+    ]  # fmt: skip
+    assert bytes(last.prompt.astype(np.uint8)).decode() == (f"[s:I][u:o0.0]{used}[a:three][u:o0.1]{used}[three][u:o1][")
+    assert (last.continues, last.restarted) == ((first.id, second.id), AT_ONCE)
+
+
+def test_a_turn_begins_with_what_a_teammate_wrote_since_its_chat_was_rendered_anew() -> None:
+    async def begins(observation: Observation, agents: Agents) -> JointAction:
+        return JointAction(await agents.b(observation, begins=await agents.a(observation)))
+
+    mine, other = run(acting(begins, "a", "b")).actions[:2]
+    said = len("three")
+    assert other.tokens[:said].tolist() == mine.tokens[-said:].tolist()
+    assert other.by_teammate[: said + 1].tolist() == [True] * said + [False]
+    assert other.teammate_log_probs is not None
+    assert other.teammate_log_probs.tolist() == mine.log_probs[-said:].tolist()
+    assert other.restarts[0].at == said + len(TestLimits.SAID)
+    assert b"three" + TestLimits.SAID.encode() in bytes(other.restarts[0].context.astype(np.uint8))
