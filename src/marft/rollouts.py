@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from marft.config.run import RunSettings
 from marft.game.game import Attempt, Game
@@ -85,7 +85,7 @@ class LocalRollouts:
         finally:
             await self.engine.settle()
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
         return self._samplers.wait_for(coroutine)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from marft.config.run import RunSettings
 from marft.endpoints.client import Endpoint
@@ -74,7 +74,7 @@ class Samplers:
         trained = {name: self.models.policies[name] for name in self.run.trained_policies}
         self.wait_for(self.engine.publish(trained, version))
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
         return self._thread.wait_for(coroutine)
 

@@ -88,12 +88,12 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
 
 
-def _check_depth(table: Mapping[str, Any], source: str) -> None:
+def _check_depth(table: Mapping[str, object], source: str) -> None:
     if too_deep(table):
         raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
 
 
-def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
+def explain(error: ValidationError, table: Mapping[str, object]) -> str:
     """One indented line for each problem: where it is, what is wrong, and the value that was given."""
     lines = []
     problems = error.errors(include_url=False)
@@ -134,12 +134,12 @@ def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
     return len(location) > len(outer) and tuple(location[: len(outer)]) == tuple(outer)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
-def _readable(location: Sequence[str | int], table: Mapping[str, Any]) -> list[str]:
+def _readable(location: Sequence[str | int], table: Mapping[str, object]) -> list[str]:
     """``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']`` where the agent has a role."""
     if location[-1:] == ("[key]",):  # the name of a table is wrong, which the message shows
         location = location[:-2]
@@ -156,7 +156,7 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return [".".join(key) for key, _ in _pairs(overrides)]
 
 
-def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
+def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
     pairs = []
     words = list(overrides)
     while words:
@@ -176,7 +176,7 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
     return pairs
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -195,15 +195,15 @@ class _Broken(str):
         return broken
 
 
-def _is_word(value: Any) -> bool:
+def _is_word(value: object) -> bool:
     return isinstance(value, str) and not isinstance(value, _Broken)
 
 
-def _change(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
+def _change(table: dict[str, object], key: Sequence[str], value: object) -> None:
     """Set a key; a bare word in the place of a plugin names it, and the keys of one of another name go."""
     tag = NAMED.get(".".join(key))
     if tag and _is_word(value):
-        place: Any = table
+        place: object = table
         for part in key:
             place = place.get(part) if isinstance(place, dict) else None
         kept = place if isinstance(place, dict) and place.get(tag, value) == value else {}
@@ -211,8 +211,8 @@ def _change(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
     _set(table, key, value)
 
 
-def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
-    place: Any = table
+def _set(table: dict[str, object], key: Sequence[str], value: object) -> None:
+    place: object = table
     for depth, part in enumerate(key):
         last = depth == len(key) - 1
         if isinstance(place, list):
@@ -233,7 +233,7 @@ def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
             raise ValueError(f"--{'.'.join(key)}: {'.'.join(key[:depth])} is no table")
 
 
-def _list_index(items: list[Any], part: str, key: str) -> int:
+def _list_index(items: list[object], part: str, key: str) -> int:
     roles = [item.get("role") if isinstance(item, dict) else None for item in items]
     if part in roles:
         return roles.index(part)

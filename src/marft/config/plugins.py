@@ -117,7 +117,7 @@ class Plugin(Settings):
         return ()
 
     @model_serializer(mode="wrap")
-    def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
 
 
@@ -166,7 +166,7 @@ def import_path(path: str) -> Any:
     return _imported(path, lambda: getattr(importlib.import_module(module), attribute))
 
 
-def _imported(path: str, load: Callable[[], Any]) -> Any:
+def _imported(path: str, load: Callable[[], object]) -> object:
     try:
         return load()
     except (Exception, SystemExit) as error:
@@ -184,11 +184,11 @@ def _where_to_look(path: str, error: BaseException) -> str:
     )
 
 
-def resolver(kind: str) -> Any:
+def resolver(kind: str) -> object:
     """Validates a key that holds a part of this kind: from its table, or the part itself."""
     tag = TAGS.get(kind, "name")
 
-    def resolve(table: Any, info: ValidationInfo) -> Any:
+    def resolve(table: object, info: ValidationInfo) -> object:
         if isinstance(table, Plugin):
             return table
         if not isinstance(table, dict):
@@ -207,7 +207,7 @@ def resolver(kind: str) -> Any:
     return BeforeValidator(resolve)
 
 
-def _made(cls: type[Plugin], table: dict[str, Any], context: Mapping[str, Any] | None) -> Plugin:
+def _made(cls: type[Plugin], table: dict[str, object], context: Mapping[str, object] | None) -> Plugin:
     try:
         return cls.model_validate(table, context=context)
     except (ValidationError, PydanticCustomError):

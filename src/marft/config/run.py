@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -96,7 +96,7 @@ class RunSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, table: Any) -> Any:
+    def _fill_in(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
         table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, "engine": {}, **table}
@@ -125,7 +125,7 @@ class RunSettings(Settings):
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if policy.train != "frozen")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A run travels to other processes as what its recipe says, and is read again where it arrives: so its parts
         need not pickle, but for what can be read by their names."""
         return _read_again, (self.model_dump(mode="json", exclude_none=True),)
@@ -137,7 +137,7 @@ class RunSettings(Settings):
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
 
 
-def _read_again(table: dict[str, Any]) -> RunSettings:
+def _read_again(table: dict[str, object]) -> RunSettings:
     from marft.config.load import parse_recipe
 
     return parse_recipe(table)

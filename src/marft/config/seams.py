@@ -41,7 +41,7 @@ class Seam:
     noun: str
     base: str
     methods: Mapping[str, Method]
-    attributes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    attributes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     together: Mapping[str, Method] = field(default_factory=dict)
 
 

@@ -51,7 +51,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
 
 
 @plain_labels()
-def _curves(rows: Sequence[Mapping[str, Any]]) -> str:
+def _curves(rows: Sequence[Mapping[str, object]]) -> str:
     """Training curves as SVG: one panel a metric, one line an agent where agents have it, else the team's."""
     panels = [(metric, lines) for metric in map(named, CURVES) if (lines := _lines(rows, metric))]
     if not panels:
@@ -103,14 +103,14 @@ def _unit(metric: Metric) -> str:
     return f", {metric.unit}" if metric.unit else ""
 
 
-def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, object]]]]:
     """The same held-out tasks before and after."""
     sampled = [e for e in evaluations if e["mode"] == "sampled" and not e["shuffled_messages"] and e["examples"]]
     ordered = sorted(sampled, key=lambda e: (e["checkpoint"] != "base", e["checkpoint"]))
     return [("before" if e["checkpoint"] == "base" else e["checkpoint"], e["examples"]) for e in ordered]
 
 
-def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, object]]]]:
     """While nothing is evaluated, the newest training episodes."""
     files = folder.recorded_steps()
     if not files:

@@ -182,7 +182,7 @@ class RunFolder:
         path = self.checkpoints / str(start)
         return path if start and path.is_dir() else None
 
-    def _mark(self) -> dict[str, Any]:
+    def _mark(self) -> dict[str, object]:
         return dict(atomic.read_json(self.path / "run.json")) if self.is_run() else {}
 
     def write_config(self, run: RunSettings) -> None:
@@ -265,12 +265,12 @@ class RunFolder:
         """Which lines of the metrics cannot be read. A last one that a crash cut short is none of them."""
         return read_rows(self.metrics)[1]
 
-    def write_evaluation(self, evaluation: Mapping[str, Any], name: str) -> Path:
+    def write_evaluation(self, evaluation: Mapping[str, object], name: str) -> Path:
         path = self.evaluations / f"{name}.json"
         atomic.write_file(path, json.dumps(evaluation, indent=2) + "\n")
         return path
 
-    def read_evaluations(self) -> list[dict[str, Any]]:
+    def read_evaluations(self) -> list[dict[str, object]]:
         """All evaluations, by name.
 
         Raises:
@@ -295,10 +295,10 @@ class _Evaluated(BaseModel):
     reward_interval: tuple[float, float] | None = None
     outcomes: dict[str, bool] = {}
     rewards: dict[str, float] = {}
-    examples: list[dict[str, Any]] = []
+    examples: list[dict[str, object]] = []
 
 
-def _evaluation(path: Path) -> dict[str, Any]:
+def _evaluation(path: Path) -> dict[str, object]:
     try:
         return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
     except ValidationError as error:

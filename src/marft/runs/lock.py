@@ -79,7 +79,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _owner(descriptor: int) -> dict[str, Any]:
+def _owner(descriptor: int) -> dict[str, object]:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except (ValueError, RecursionError):
@@ -102,7 +102,7 @@ def _may_live(owner: dict[str, Any]) -> bool:
     return True
 
 
-def _refusal(path: Path, owner: dict[str, Any]) -> ValueError:
+def _refusal(path: Path, owner: dict[str, object]) -> ValueError:
     who = f"process {owner['pid']} on {owner.get('host')}, since {owner.get('since')}" if owner else "another process"
     return ValueError(
         f"{path.parent} is at work: {who}. Wait for it or stop it; or give this run another name (--name …). If it is "
