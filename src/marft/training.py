@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from marft.collection import collect, training_tasks
 from marft.config.run import RunSettings
@@ -26,46 +25,14 @@ from marft.learning.cautions import Cautions
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
+from marft.observing import Observer, Silent
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
-from marft.types import Episode, Task
-
-
-class Observer(Protocol):
-    """Whoever watches a run: the terminal, a notebook, nobody."""
-
-    def began(self, done: int, steps: int) -> None: ...
-
-    def episode(self, episode: Episode) -> None: ...
-
-    def step(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def wants_stop(self) -> bool: ...
-
-
-class Silent:
-    """Nobody watches."""
-
-    def began(self, done: int, steps: int) -> None:
-        pass
-
-    def episode(self, episode: Episode) -> None:
-        pass
-
-    def step(self, step: int, metrics: dict[str, float]) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def wants_stop(self) -> bool:
-        return False
+from marft.types import Task
 
 
 def train(

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from marft.evaluation.compare import between, number, percent
 from marft.metrics import named
+from marft.observing import Observer
 from marft.texts import one_line, visible
 from marft.types import Episode
 
@@ -67,7 +68,7 @@ def in_bold(text: str) -> Text:
     return Text(text, style="bold")
 
 
-class Terminal:
+class Terminal(Observer):
     """An observer of training that prints, and turns the first Ctrl-C into a wish to stop after the step."""
 
     def __init__(self, roles: Sequence[str]) -> None:

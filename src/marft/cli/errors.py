@@ -89,6 +89,11 @@ def friendly(debug: bool = False) -> Iterator[None]:
         threading.excepthook = before
 
 
+def about_files(error: Exception) -> str:
+    """What the system says about a file, and what to do; "" where an error is of another kind, or says so itself."""
+    return _about_files(error, only_full=_is_deliberate(error))
+
+
 def _in_a_thread(what: threading.ExceptHookArgs) -> None:
     if isinstance(what.exc_value, Exception):
         _say(_explained(what.exc_value)[0])
@@ -98,11 +103,10 @@ def _explained(error: Exception) -> tuple[str, int]:
     """What to say of it, and the exit status."""
     if _now.debug:
         traceback.print_exception(error)
-    deliberate = isinstance(error, RunError) or (isinstance(error, ValueError) and _deliberate(error))
-    about_files = _about_files(error, only_full=deliberate)  # what is deliberate names cause and remedy itself
-    if about_files:
-        return about_files, 2
-    if deliberate:
+    files = about_files(error)
+    if files:
+        return files, 2
+    if _is_deliberate(error):
         return str(error), 2
     return _fault(error), 1
 
@@ -114,8 +118,11 @@ def _say(message: str) -> None:
         print(f"marft: {shown}", file=sys.stderr)  # noqa: T201
 
 
-def _deliberate(error: BaseException) -> bool:
-    """Whether it comes from a ``raise`` of MARFT's own, and not from something that MARFT called."""
+def _is_deliberate(error: Exception) -> bool:
+    """Whether it comes from a ``raise`` of MARFT's own, which names cause and remedy, and not from something that MARFT
+    called."""
+    if not isinstance(error, ValueError):
+        return isinstance(error, RunError)
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
@@ -91,6 +91,7 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +117,11 @@ class RunSettings(Settings):
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
         return self
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What was given in Python, by the words that it is recorded by: files that name it are read with it."""
+        return self._given
 
     @property
     def trained_policies(self) -> tuple[str, ...]:
