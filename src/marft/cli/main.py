@@ -181,6 +181,27 @@ def show(
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where the files go; made where it is not there.")] = Path("my_team"),
+    data: Annotated[
+        str | None, typer.Option(help="Your table: CSV, JSONL, Parquet; '' for a few invented rows.")
+    ] = None,
+    question: Annotated[str, typer.Option(help="Its column with the questions.")] = "",
+    answer: Annotated[str | None, typer.Option(help="Its column with the right answers; '' for none.")] = None,
+    model: Annotated[str, typer.Option(help="tiny (bundled), a folder, or a Hugging Face id.")] = "",
+    team: Annotated[str, typer.Option(help="reasoner-actor, writer-critic, or single.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take what is not named by default.")] = False,
+) -> None:
+    """Begin a team of your own: recipe, reward function with a test, data.
+
+    It asks on a terminal alone, and overwrites nothing.
+    """
+    from marft.cli.init import init as run_init
+
+    run_init(folder, data, question, answer, model, team, yes)
+
+
+@app.command()
 def algorithms(
     name: Annotated[str, typer.Argument(help="A preset, to see every setting of it.")] = "",
 ) -> None:

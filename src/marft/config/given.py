@@ -60,8 +60,8 @@ def refuse_missing(table: Mapping[str, Any], source: str) -> None:
         first = next(iter(missing.values()))
         raise NotGivenError(
             f"{source} names what was given in Python and lies in no file: {places}. In Python, give it again: "
-            f"given=[{names}], to marft.load_run, marft.train or marft.evaluate. For commands, put it into a module and "
-            f"name that in its place: my_module:{first}"
+            f"given=[{names}], to marft.load_run, marft.train or marft.evaluate. For commands, put it into a module "
+            f"and name that in its place: my_module:{first}"
         )
 
 
