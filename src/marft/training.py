@@ -83,12 +83,12 @@ def _go_on(
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             state, metrics = _step(rollouts, careful, state, tasks, folder, observer)
-            stop = observer.wants_stop()
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
             cautions.look(metrics)
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
+            stop = observer.wants_stop()
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
             if due:
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))
