@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from marft.config import RunSettings, parse_recipe
-from marft.models.backbone import Backbone, PackedRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marft.models.backbone import Backbone, PackedRows
 
 CHAIN_SUM = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}
 

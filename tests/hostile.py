@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.game.environment import tool
 from marft.game.game import EpisodeFailedError
 from marft.rewards.terms import TermReward
@@ -252,7 +252,7 @@ class WorldSession:
         return str(await self._do("look", "a door"))
 
 
-class Bad(Plugin):
+class Bad(EnvironmentPart):
     """The world as a recipe names it: every other task has a misdeed in its last step."""
 
     calm: bool = False

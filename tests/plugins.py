@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart, ObjectivePart, OrganizationPart
 from marft.game.agents import Agents
 from marft.learning.interfaces import LossInputs, LossOutput
 from marft.types import Action, JointAction, Observation, Step, Task
 
 
-class Reversed(Plugin):
+class Reversed(OrganizationPart):
     """A chain from the last agent to the first."""
 
     loud: bool = False
@@ -23,7 +23,7 @@ class Reversed(Plugin):
         return JointAction(answer=done[-1])
 
 
-class Flaky(Plugin):
+class Flaky(EnvironmentPart):
     """An environment that always rewards 1, except where it fails."""
 
     fails: Literal["none", "odd", "all"] = "none"
@@ -62,14 +62,14 @@ class FlakySession:
         return None
 
 
-class NotANumber(Plugin):
+class NotANumber(ObjectivePart):
     """An objective whose loss is NaN."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(inputs.log_probs * float("nan"))
 
 
-class Apart(Plugin):
+class Apart(OrganizationPart):
     """Everybody acts once and sees nobody: D = 0."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -77,7 +77,7 @@ class Apart(Plugin):
         return JointAction()
 
 
-class Continued(Plugin):
+class Continued(OrganizationPart):
     """Everybody writes on from where the one before stopped, in one turn."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:

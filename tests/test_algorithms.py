@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from marft.algorithms import PRESETS
 from marft.collection import attempts_at, collect, training_tasks
 from marft.config import parse_recipe
-from marft.forking import counterfactuals, crossed, dependents, tree
+from marft.forking.counterfactual import counterfactuals, dependents
+from marft.forking.crossed import crossed
+from marft.forking.tree import tree
 from marft.game.game import Attempt
 from marft.game.organizations.graph import Graph
 from marft.game.rollout import play_all

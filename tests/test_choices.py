@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.forking import counterfactuals
+from marft.forking.counterfactual import counterfactuals
 from marft.game.agents import Agents
 from marft.game.game import Attempt
 from marft.game.organizations.joining import together
@@ -104,9 +104,9 @@ class TestTheEngine:
             pack = replace(
                 packing(backbone), backbones={"a": backbone}, adapters={"a": adapter}, temperatures={"a": 1.0}
             )
-            from marft.learning.measuring import score_actions
+            from marft.learning.scoring import score_actions
 
-            logs = score_actions(pack, [Sample(said, 1.0, np.zeros(1))])[id(said)]
+            logs = score_actions(pack, [Sample(said, 1.0, np.zeros(1))])[said.key]
             found.append(float(logs.sum()) / option.normaliser)
         total = math.log(sum(map(math.exp, found)))
         return [x - total for x in found]
@@ -209,7 +209,7 @@ def test_a_choice_is_one_decision_at_any_level() -> None:
     assert normaliser(action, "words") == 1.0
 
 
-class Chooser(Plugin):
+class Chooser(OrganizationPart):
     """The first agent chooses who answers."""
 
     twice: bool = False
@@ -326,7 +326,7 @@ def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:
     assert price_overlong([chosen], {"a": 1, "b": 1}, 1)[0].transitions[0].agent_rewards == {}
 
 
-class OneFails(Plugin):
+class OneFails(OrganizationPart):
     """Two at once, of which one raises on some tasks."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -338,7 +338,7 @@ class OneFails(Plugin):
         return JointAction(answer=actions[-1])
 
 
-class Leaves(Plugin):
+class Leaves(OrganizationPart):
     """Starts what it does not wait for."""
 
     async def act(self, observation: Observation, agents: Agents) -> Any:

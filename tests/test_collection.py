@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from marft import forking
 from marft.collection import Collection, attempts_at, collect
 from marft.config import RunSettings
 from marft.game.game import Attempt
@@ -185,7 +184,7 @@ class TestForks:
             come_to.append(replace(candidate, fork=Fork("root", "9/actor/0")))
             return come_to, [candidate, come_to[0]] if as_played else come_to
 
-        monkeypatch.setattr(forking, "tree", tree)
+        monkeypatch.setattr("marft.forking.tree.tree", tree)
         for as_played in (True, False):
             come_to.clear()
             scores.clear()

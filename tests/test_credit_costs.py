@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from marft.config.parts import CreditPart
 from marft.learning.credit.agent_group import AgentGroup
 from marft.learning.credit.batch import Batch
 from marft.learning.credit.comam import CoMAM
 from marft.learning.credit.counterfactual import Counterfactual
-from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.grpo import GRPO
 from marft.learning.credit.magrpo import MAGRPO
 from marft.learning.credit.rae import RAE
@@ -55,7 +55,7 @@ class TestCosts:
         assert numbers(RLOO().assign(inputs())) == pytest.approx(expected, rel=1e-12)
 
     @pytest.mark.parametrize("credit", [AgentGroup(scale=False), Tree(scale=False), CoMAM(scale=False)])
-    def test_an_agent_judged_by_itself_pays_for_its_own_actions(self, credit: Estimator) -> None:
+    def test_an_agent_judged_by_itself_pays_for_its_own_actions(self, credit: CreditPart) -> None:
         of_a, of_b = ([reward - costs[k] for reward, costs in zip(REWARDS, COSTS, strict=True)] for k in (0, 1))
         expected = [x for a, b in zip(of_a, of_b, strict=True) for x in (a - sum(of_a) / 3, b - sum(of_b) / 3)]
         assert numbers(credit.assign(inputs())) == pytest.approx(expected, rel=1e-12)
@@ -114,7 +114,7 @@ class TestCounted:
         }  # fmt: skip
 
     @pytest.mark.parametrize("credit", [GRPO(), RLOO(), AgentGroup(), MAGRPO(), CoMAM(), Tree(), Batch()])
-    def test_where_nothing_was_played_nothing_is_counted(self, credit: Estimator) -> None:
+    def test_where_nothing_was_played_nothing_is_counted(self, credit: CreditPart) -> None:
         credits = credit.assign(CreditInputs([], "action"))
         assert set(credits.metrics.values()) == {0.0}
         assert len(credits.advantages) == 0
@@ -144,7 +144,7 @@ class TestCounted:
 
 class TestSmallGroups:
     @pytest.mark.parametrize("credit", [GRPO(), AgentGroup(), Tree()])
-    def test_differences_that_are_hardly_more_than_rounding_are_damped(self, credit: Estimator) -> None:
+    def test_differences_that_are_hardly_more_than_rounding_are_damped(self, credit: CreditPart) -> None:
         """Over their own deviation they would be as large as any: ±0.7071."""
         advantages = numbers(credit.assign(CreditInputs([pair(0, 0.0), pair(1, 4e-8)], "action")))
         deviation = 4e-8 / math.sqrt(2)

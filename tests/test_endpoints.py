@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.endpoints.rate_limit import RateLimit
 from marft.endpoints.replies import read_body, reply_of
 from marft.game.agents import Agents
@@ -187,7 +187,7 @@ def test_no_malformed_body_is_a_crash_or_a_reward() -> None:
     assert tried[0] >= 1000
 
 
-class Together(Plugin):
+class Together(OrganizationPart):
     """All at once, in one of several ways of asyncio."""
 
     how: str = "gather"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from marft.cli.console import evaluation_table
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.evaluation.compare import comparison_tables, gains, gains_of
 from marft.evaluation.evaluate import evaluate, greedy, shuffle
 from marft.evaluation.intervals import paired_difference, wilson
@@ -25,7 +25,7 @@ from tests.helpers import settings
 from tests.test_unknown_success import saved
 
 
-class Uneven(Plugin):
+class Uneven(EnvironmentPart):
     """Fails in the first task, says nothing of the success of the second, and solves the others."""
 
     def tasks(self, split: str) -> list[Task]:

@@ -188,16 +188,15 @@ class TestFoldersThatTakeNothing:
 
 
 THEIRS = """\
-from marft.config.plugins import Plugin
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart, EnvironmentPart
 
 
-class Careless(Estimator):
+class Careless(CreditPart):
     def assign(self, inputs):
         return 1 / 0
 
 
-class Chatty(Plugin):
+class Chatty(EnvironmentPart):
     def tasks(self, split):
         raise RuntimeError("[bold]no \\x1b[2J tasks[/bold]")
 

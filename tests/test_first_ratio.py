@@ -19,14 +19,15 @@ from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
-from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
+from marft.learning.ranks import ALONE, Ranks
+from marft.learning.scoring import score_actions
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
-from marft.types import Episode, Observation, Sample, Task, Transition
+from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
 
@@ -42,14 +43,14 @@ def recipe(tmp_path: Path, name: str, *overrides: str, dtype: str = "float32") -
     )  # fmt: skip
 
 
-def begun(run: RunSettings) -> Learner:
+def begun(run: RunSettings, ranks: Ranks = ALONE) -> Learner:
     """A learner whose adapters say something of their own."""
     torch.manual_seed(0)
     models = Models(run)
     for role in ROLES:  # a policy of whole weights has none
         for adapter in models.bases["base"].adapters(role).values():
             torch.nn.init.normal_(adapter.b, std=0.05)
-    return Learner(run, models)
+    return Learner(run, models, ranks)
 
 
 def episodes(count: int = 12, seed: int = 0, noise: float = 0.1) -> list[Episode]:
@@ -149,8 +150,8 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
     learner, samples = begun(run), samples_of(episodes())
     scored: list[int] = []
 
-    def counted(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
-        scored.extend(id(sample.action) for sample in wanted)
+    def counted(packing: Packing, wanted: Sequence[Sample], *ranks: Ranks) -> dict[ActionKey, Floats]:
+        scored.extend(sample.action.key for sample in wanted)
         return score_actions(packing, wanted)
 
     monkeypatch.setattr(update_module, "score_actions", counted)
@@ -159,7 +160,7 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
     )
     update.run(UpdatePhase(ROLES), samples, step=1)
     assert len(scored) == len(set(scored)) == round(share * len(samples))
-    assert update.old.keys() == {id(sample.action) for sample in samples}
+    assert update.old.keys() == {sample.action.key for sample in samples}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,7 +168,7 @@ def test_scores_from_before_are_taken_over_only_where_packing_makes_no_differenc
     """KL in the reward has scored everything, in batches of any size: in half precision those are not π_old's."""
     run = recipe(tmp_path, "marft", "--algorithm.epochs", "1", "--algorithm.minibatches", "3", dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
-    known = {id(sample.action): np.full(sample.action.decisions, -7.0) for sample in samples}
+    known = {sample.action.key: np.full(sample.action.decisions, -7.0) for sample in samples}
     update = Update(
         learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(known), Meter(), 0
     )
@@ -224,10 +225,10 @@ class TestScoresThatDependOnTheirCompany:
     def spoiled(monkeypatch: pytest.MonkeyPatch, which: Callable[[Sequence[Sample]], Sample]) -> None:
         """One of the actions is scored otherwise wherever only a few are scored together."""
 
-        def off(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
+        def off(packing: Packing, wanted: Sequence[Sample], *ranks: Ranks) -> dict[ActionKey, Floats]:
             scored = score_actions(packing, wanted)
             if 0 < len(wanted) <= 4:
-                scored[id(which(wanted).action)] += 0.25
+                scored[which(wanted).action.key] += 0.25
             return scored
 
         monkeypatch.setattr(update_module, "score_actions", off)

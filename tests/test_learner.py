@@ -18,9 +18,9 @@ from marft.learning import learner as learner_module
 from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
-from marft.learning.measuring import score_actions
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.schedules import Simultaneous
+from marft.learning.scoring import score_actions
 from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.types import Sample
@@ -150,7 +150,7 @@ class TestScoresBeforeTheStep:
 
     def test_a_frozen_policys_actions_are_not(self, tmp_path: Path) -> None:
         _, batch, known = self.scored(tmp_path, "reward", 0.5, False, *FROZEN)
-        actors = {id(action) for episode in batch for action in episode.actions if action.agent == "actor"}
+        actors = {action.key for episode in batch for action in episode.actions if action.agent == "actor"}
         assert known.old.keys() == known.base.keys() == actors
 
     def test_steps_of_the_critic_alone_ask_for_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ class TestKLAsACost:
         (batch,) = episodes(1)
         one, other = make_action("actor", tokens=(5, 6, 7)), make_action("reasoner", index=1, tokens=(8, 9))
         old, base = np.array([-1.0, -31.0, -2.0]), np.array([-31.0, -1.0, -2.5])
-        scored = KnownLogProbs({id(one): old}, {id(one): base}) if known else KnownLogProbs()
+        scored = KnownLogProbs({one.key: old}, {one.key: base}) if known else KnownLogProbs()
         return mine._costs([replace(batch, actions=(one, other))], scored)
 
     def test_is_cut_at_20_nats_a_token_and_summed_over_an_action(self, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ class TestALearningStep:
             chosen = samples_of(batch[:share])
             old, base = score_actions(mine.packing, chosen), score_actions(mine.base_packing, chosen)
             for sample in chosen:
-                rows = base[id(sample.action)] - old[id(sample.action)]
+                rows = base[sample.action.key] - old[sample.action.key]
                 expected[sample.action.agent] += [math.exp(d) - 1 - d for d in rows.tolist()]
             metrics = mine.learn(batch, START)
             for agent, rows in expected.items():

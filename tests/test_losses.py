@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from marft.learning.batching import normalise, normaliser
 from marft.learning.critic import explained_variance, value_loss
 from marft.learning.interfaces import LossInputs
-from marft.learning.measuring import k3
 from marft.learning.objectives.ppo import PPO
+from marft.learning.scoring import k3
 from tests import references
 from tests.episodes import make_action
 

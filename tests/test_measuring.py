@@ -17,7 +17,6 @@ from marft.learning.measuring import (
     advantage_sizes,
     first_of_each_agent,
     gradient_shares,
-    k3,
     measure_base_kl,
     measure_difference,
     measure_gradient_share,
@@ -25,6 +24,7 @@ from marft.learning.measuring import (
     measure_units,
 )
 from marft.learning.metering import Meter
+from marft.learning.scoring import k3
 from marft.types import Sample
 from tests.episodes import make_action
 
@@ -162,12 +162,12 @@ def test_of_each_agent_the_first_few_are_taken() -> None:
 
 
 def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:
-    one, two, other = sample("a", 0.0), sample("a", 0.0), sample("b", 0.0)
-    old = {id(one.action): np.array([-1.0, -2.0]), id(two.action): np.array([-1.0]), id(other.action): np.array([-3.0])}
+    one, two, other = (Sample(make_action(a, sample=n), 1.0, np.zeros(1)) for n, a in enumerate("aab"))
+    old = {one.action.key: np.array([-1.0, -2.0]), two.action.key: np.array([-1.0]), other.action.key: np.array([-3.0])}
     base = {
-        id(one.action): np.array([-1.5, -1.0]),
-        id(two.action): np.array([-1.0]),
-        id(other.action): np.array([-5.0]),
+        one.action.key: np.array([-1.5, -1.0]),
+        two.action.key: np.array([-1.0]),
+        other.action.key: np.array([-5.0]),
     }
     meter = Meter()
     measure_base_kl(meter, [one, two, other], old, base)

@@ -140,7 +140,7 @@ def test_units_are_sums_over_z_at_action_level_and_tokens_else() -> None:
 def test_numbers_by_action_come_back_as_they_went_in() -> None:
     batch, _ = micro_batch("token")
     random = np.random.default_rng(0)
-    given = {id(sample.action): random.normal(size=sample.action.decisions) for sample in batch.samples}
+    given = {sample.action.key: random.normal(size=sample.action.decisions) for sample in batch.samples}
     flat = batch.of_tokens(given)
     assert flat.dtype == torch.float64
     back = batch.by_action(flat.requires_grad_())
@@ -152,10 +152,10 @@ def test_numbers_by_action_come_back_as_they_went_in() -> None:
 
 def test_what_the_untuned_base_says_goes_along_where_it_is_known() -> None:
     samples = samples_of("token")
-    base = {id(s.action): np.arange(s.action.decisions) + 10.0 * n for n, s in enumerate(samples)}
+    base = {s.action.key: np.arange(s.action.decisions) + 10.0 * n for n, s in enumerate(samples)}
     (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False), KnownLogProbs(base=base))
     assert batch.base_log_probs is not None
-    assert batch.base_log_probs.tolist() == [x for s in batch.samples for x in base[id(s.action)]]
+    assert batch.base_log_probs.tolist() == [x for s in batch.samples for x in base[s.action.key]]
 
 
 def test_where_every_temperature_is_1_there_are_none_and_no_teammate_text_where_it_is_not_trained() -> None:

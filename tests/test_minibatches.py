@@ -12,9 +12,10 @@ import torch
 
 from marft.learning.batching import Denominators, KnownLogProbs
 from marft.learning.interfaces import Floats
-from marft.learning.measuring import gradient_shares, score
+from marft.learning.measuring import gradient_shares
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
+from marft.learning.scoring import score
 from marft.learning.update import Update
 from marft.models.backbone import Backbone
 from marft.types import Sample
@@ -42,7 +43,7 @@ def batch_of(backbone: Backbone, level: str) -> Batch:
         for n, s in enumerate(random_samples(backbone, level))
     ]
     near = [
-        {id(s.action): s.action.log_probs + random.normal(0, 0.3, len(s.action.tokens)) for s in samples} for _ in "ab"
+        {s.action.key: s.action.log_probs + random.normal(0, 0.3, len(s.action.tokens)) for s in samples} for _ in "ab"
     ]
     return Batch(samples, *near)
 
@@ -91,7 +92,7 @@ def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: 
     for sample in batch.samples:
         policy, (now, entropy) = sample.action.policy, scores_of(double, sample)
         old, base, engine = (
-            x.tolist() for x in (batch.old[id(sample.action)], batch.base[id(sample.action)], sample.action.log_probs)
+            x.tolist() for x in (batch.old[sample.action.key], batch.base[sample.action.key], sample.action.log_probs)
         )
         each = 1 / (count[policy] if level == "token" else actions[policy] * len(now))
         differences = [o - e for o, e in zip(old, engine, strict=True)]
@@ -151,7 +152,7 @@ def test_packing_is_compared_before_anything_steps(double: Backbone) -> None:
     update = update_of(double, batch, "action")
     now = update.score_now(some)
     take(update, batch.samples, check=some)
-    right = max(np.abs(now[id(s.action)] - batch.old[id(s.action)]).max() for s in some)
+    right = max(np.abs(now[s.action.key] - batch.old[s.action.key]).max() for s in some)
     assert update.meter.means()["packing_difference"] == pytest.approx(right)
     take(silent := update_of(double, batch, "action"), batch.samples)
     assert "packing_difference" not in silent.meter.means()
@@ -185,7 +186,7 @@ def test_a_policy_that_has_not_moved_is_its_own_denominator(double: Backbone) ->
     take(update, batch.samples)
     assert update.meter.means()["kl"] == 0.0
     for sample in batch.samples:
-        assert update.old[id(sample.action)].tolist() == pytest.approx(scores_of(double, sample)[0])
+        assert update.old[sample.action.key].tolist() == pytest.approx(scores_of(double, sample)[0])
 
 
 @pytest.mark.parametrize("entropy", [0.0, 0.02])

@@ -15,12 +15,12 @@ import torch
 from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, minibatches
 from marft.learning.interfaces import Floats, Objective, UpdatePhase
-from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
 from marft.learning.objectives.cispo import CISPO
 from marft.learning.objectives.ppo import PPO
 from marft.learning.optimizers import PolicyOptimizer
-from marft.learning.update import Update, _scaled
+from marft.learning.scoring import score_actions
+from marft.learning.update import Update
 from marft.types import Sample
 from tests.test_first_ratio import begun, episodes, recipe, samples_of
 
@@ -184,8 +184,8 @@ class TestWhetherAnUpdateIsGood:
     def update(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
         update = update_of(tmp_path)
         first, second, *_ = samples_of(episodes(1))
-        update.old = {id(first.action): np.array([-1.0]), id(second.action): np.array([-2.0, -3.0, -4.0])}
-        now = {id(first.action): np.array([-1.5]), id(second.action): np.array([-2.0, -2.0, -4.25])}
+        update.old = {first.action.key: np.array([-1.0]), second.action.key: np.array([-2.0, -3.0, -4.0])}
+        now = {first.action.key: np.array([-1.5]), second.action.key: np.array([-2.0, -2.0, -4.25])}
         monkeypatch.setattr(Update, "score_now", lambda self, samples: now)
 
         def is_good(limit: float, gain: float) -> bool:
@@ -226,10 +226,11 @@ class TestWhetherAnUpdateIsGood:
 
 def test_only_the_widths_that_an_objective_has_are_scaled() -> None:
     plain, higher = PPO(clip=0.2), PPO(clip=0.2, clip_high=0.3)
-    assert _scaled(plain, 1.0) is plain
-    assert _scaled(plain, 0.5) == PPO(clip=0.1)
-    assert _scaled(higher, 0.5) == PPO(clip=0.1, clip_high=0.15)
-    assert _scaled(CISPO(), 0.5) == CISPO()
+    assert plain.scaled(1.0) == plain
+    assert plain.scaled(0.5) == PPO(clip=0.1)
+    assert higher.scaled(0.5) == PPO(clip=0.1, clip_high=0.15)
+    assert CISPO().scaled(0.5) == CISPO()
+    assert (plain.clip_width, higher.clip_width, CISPO().clip_width) == (0.2, 0.2, 0.0)
     assert (plain, higher) == (PPO(clip=0.2), PPO(clip=0.2, clip_high=0.3))
 
 
@@ -242,5 +243,5 @@ def test_scores_of_now_are_the_policies_as_they_are(tmp_path: Path) -> None:
             parameter.mul_(1.5)
     after = update.score_now(samples)
     for sample in samples:
-        same = np.array_equal(before[id(sample.action)], after[id(sample.action)])
+        same = np.array_equal(before[sample.action.key], after[sample.action.key])
         assert same == (sample.action.agent == "reasoner")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.sandbox.runner import isolation_problem, run_python
 from marft.sandbox.settings import SandboxSettings
 from marft.types import JointAction, Observation, Step, Task
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SERVER = Path(__file__).with_name("mcp_server.py")
 
 
-class Busy(Plugin):
+class Busy(EnvironmentPart):
     """Sessions that hold a process of their own, and run code in the sandbox that does not end by itself."""
 
     def tasks(self, split: str) -> list[Task]:

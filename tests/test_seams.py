@@ -48,7 +48,7 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("environments", "marft.game.organizations.chain:Chain", "no method def tasks(self, split)"),
         ("credits", "marft.game.channels.raw:Raw", "no method def assign(self, inputs)"),
         ("objectives", "marft.learning.credit.grpo:GRPO", "no method def __call__(self, inputs), it looks like a credit"),
-        ("schedules", "marft.learning.credit.rae:RAE", "no attribute correction"),
+        ("schedules", "marft.learning.credit.rae:RAE", "derive it from marft.config.parts.SchedulePart"),
         ("channels", "marft.learning.schedules:A2PO", "no method def carry(self, messages)"),
         ("tools", "marft.envs.math:Math", "no method def connect(self), it looks like an environment"),
         ("rewards", "tests.plugins:NotANumber", "derive it from marft.rewards.terms.Term"),
@@ -61,6 +61,9 @@ def test_every_built_in_fits_its_own_seam_and_no_other(kind: str, name: str) -> 
         ("credits", "tests.wrong:Halfway", "no method def load_state_dict(self, state)"),
         ("credits", "tests.wrong:Stranger", "its grouped_by is 'tasks', not '' or 'task'"),
         ("credits", "tests.wrong:Silent", "no method def assign(self, inputs)"),
+        ("credits", "tests.wrong:Misspelt", "it says needs_crtic, which nobody reads; is needs_critic meant?"),
+        ("credits", "tests.wrong:Overlooked", "it says forkng, which nobody reads; is forking meant?"),
+        ("organizations", "tests.wrong:Baseless", "derive it from marft.config.parts.OrganizationPart"),
         ("organizations", "tests.wrong:Raises", "tests.wrong.Raises raised KeyError: 'nowhere' (wrong.py:"),
     ],
 )  # fmt: skip

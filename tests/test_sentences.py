@@ -16,6 +16,7 @@ import pytest
 
 from marft.cli import errors
 from marft.cli.console import Terminal
+from marft.config.parts import EnvironmentPart
 from marft.config.plugins import Plugin
 from marft.envs.tasks import tasks_of
 from marft.faults import place_of
@@ -161,7 +162,7 @@ class TestPlaces:
         assert place_of(error) == "theirs.py:2"
 
     def test_a_users_own_refusal_of_its_tasks_says_where_it_was(self) -> None:
-        class Choosy(Plugin):
+        class Choosy(EnvironmentPart):
             def tasks(self, split: str) -> Any:
                 raise ValueError(f"no {split} here")
 

@@ -20,14 +20,15 @@ from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.credit.step_gae import StepGAE
 from marft.learning.interfaces import Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import CreditedEpisodes, Learner
-from marft.learning.measuring import score_actions
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.ranks import Ranks
 from marft.learning.schedules import A2PO
+from marft.learning.scoring import score_actions
 from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.rollouts import LocalRollouts
-from marft.types import Action, Episode, Sample
+from marft.types import Action, ActionKey, Episode, Sample
 from tests import references
 from tests import references_credit as slow
 from tests.helpers import settings
@@ -89,7 +90,7 @@ def step_ratio(learner: Learner, episode: Episode, action: Action, updated: Sequ
     product = 1.0
     for other in episode.actions:
         if other.step == action.step and other.policy in updated:
-            new = score_actions(learner.packing, [Sample(other, 1.0, np.zeros(1))])[id(other)]
+            new = score_actions(learner.packing, [Sample(other, 1.0, np.zeros(1))])[other.key]
             logs = [float(n) - float(o) for n, o in zip(new, other.log_probs, strict=True)]
             product *= math.exp(sum(logs) / len(logs))
     return min(2.0, max(0.5, product))
@@ -208,7 +209,7 @@ class TestAcceptance:
         kl: dict[str, list[float]] = {}
         for episode in episodes:
             for action in episode.actions:
-                new = score_actions(learner.packing, [Sample(action, 1.0, np.zeros(1))])[id(action)]
+                new = score_actions(learner.packing, [Sample(action, 1.0, np.zeros(1))])[action.key]
                 for n, o in zip(new, action.log_probs, strict=True):
                     kl.setdefault(action.policy, []).append(math.exp(n - float(o)) - 1 - (n - float(o)))
         return {policy: sum(rows) / len(rows) for policy, rows in kl.items()}, metrics, parameters(learner)
@@ -265,7 +266,7 @@ class TestAcceptance:
         """Every advantage is 0, and the entropy's gradient and Adam's momentum move the policies all the same."""
         scored: list[int] = []
 
-        def counted(packing: Packing, wanted: Sequence[Sample]) -> dict[int, Floats]:
+        def counted(packing: Packing, wanted: Sequence[Sample], *ranks: Ranks) -> dict[ActionKey, Floats]:
             scored.append(len(wanted))
             return score_actions(packing, wanted)
 
@@ -324,7 +325,7 @@ class TestAcceptance:
         gain, weights = 0.0, []
         for sample in samples:
             action = sample.action
-            old, new = (rows[id(action)].tolist() for rows in (update.old, now))
+            old, new = (rows[action.key].tolist() for rows in (update.old, now))
             off = [o - float(e) for o, e in zip(old, action.log_probs, strict=True)]
             whole = sum(off) / (len(off) if correction == "geometric" else 1)
             units = list(zip(old, new, off, strict=True)) if level == "token" else [

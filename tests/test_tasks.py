@@ -11,14 +11,14 @@ import pytest
 
 from marft.collection import training_tasks
 from marft.config import parse_recipe
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.envs.math import Math
 from marft.envs.tasks import tasks_of
 from marft.types import Task
 from tests.helpers import recipe
 
 
-class Listed(Plugin):
+class Listed(EnvironmentPart):
     """Tasks as they are given here."""
 
     given: Any = ()

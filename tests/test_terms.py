@@ -178,7 +178,7 @@ class TestTeamRatios:
         for sample, step, moved in moves:
             action = make_action("a", sample=sample, step=step, tokens=(1, 2))
             old = np.array([-1.0, -1.0])
-            ratios.add([action], {id(action): old}, {id(action): old + moved})
+            ratios.add([action], {action.key: old}, {action.key: old + moved})
             logs[sample, step] = logs.get((sample, step), 0.0) + moved
         for sample in (0, 1):
             for step in range(3):

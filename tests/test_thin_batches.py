@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from marft.algorithms import PRESETS
-from marft.config.plugins import Plugin
+from marft.config.parts import CreditPart, EnvironmentPart
 from marft.errors import RunError
-from marft.learning.credit.estimator import Estimator
 from marft.learning.interfaces import CreditInputs, Credits, Progress
 from marft.learning.learner import Learner
 from marft.models.pool import Models
@@ -147,7 +146,7 @@ class TestNotFinite:
         assert metrics["reward"] == 1.0
 
 
-class NaN(Estimator):
+class NaN(CreditPart):
     """A credit with a bug."""
 
     grouped_by: ClassVar[Any] = ""
@@ -156,7 +155,7 @@ class NaN(Estimator):
         return Credits(inputs.spread(np.full(len(inputs.actions), math.nan)))
 
 
-class Mad(Plugin):
+class Mad(EnvironmentPart):
     """An environment that now and then rewards infinitely."""
 
     def tasks(self, split: str) -> list[Task]:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.evaluation.metrics import episode_metrics
 from marft.game.agents import Agent, Agents
 from marft.game.game import Attempt, Game, Replay
@@ -330,7 +330,7 @@ class TestTheStateOfAnEpisode:
         assert [a.calls[0].output for a in again.actions] == ["OSError: disk full", "2", "3"], again.error
 
     def test_turns_that_agents_took_with_one_object_are_not_played_again_in_another_order(self) -> None:
-        class Both(Plugin):
+        class Both(OrganizationPart):
             async def act(self, observation: Observation, agents: Agents) -> JointAction:
                 done = await asyncio.gather(agents["a"](observation), agents["b"](observation))
                 return JointAction(answer=done[1])

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marft.cli.console import evaluation_table
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.evaluation.compare import comparison_tables, gains, gains_of
 from marft.evaluation.evaluate import Evaluation, evaluate
 from marft.evaluation.intervals import mean_interval
@@ -27,7 +27,7 @@ from marft.types import Episode, JointAction, Observation, Step, Task, Transitio
 from tests.helpers import settings
 
 
-class Wordless(Plugin):
+class Wordless(EnvironmentPart):
     """Pays by what the answer looks like, and says of the first ``known`` tasks alone whether they were solved."""
 
     known: int = 0

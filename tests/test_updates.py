@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
 from marft.learning.batching import Denominators, KnownLogProbs, Packing, make_samples, minibatches
 from marft.learning.interfaces import Credits, LossInputs, Progress, UpdatePhase
-from marft.learning.measuring import score, score_all
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.schedules import AgentByAgent, Simultaneous
+from marft.learning.scoring import score, score_all
 from marft.learning.update import Update
 from marft.models.backbone import Backbone
 from marft.types import Episode, Sample, Task
@@ -87,7 +87,7 @@ def begun(
     meter: Meter,
 ) -> Update:
     """An update whose policies have moved already, from where the samples' log-probs say."""
-    old = {id(sample.action): sample.action.log_probs.astype(np.float64) for sample in samples}
+    old = {sample.action.key: sample.action.log_probs.astype(np.float64) for sample in samples}
     update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, KnownLogProbs(old=old), meter, seed=0)
     update.moved |= set(POLICIES)
     return update

@@ -16,6 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from marft.algorithms import PRESETS
 from marft.collection import collect
 from marft.config.algorithm import merge
+from marft.forking.counterfactual import Counterfactuals
+from marft.forking.crossed import Crossed
+from marft.forking.tree import Candidates
 from marft.game.game import Attempt
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Observation, Task, Transition
@@ -50,10 +53,14 @@ def algorithm(name: str, **changes: Any) -> Table:
 def episodes_for(twins: Twins, drift: float = 0.15, seed: int = 0) -> Sequence[Episode]:
     """What the credit is made for: attempts, or what was played anew from some point on."""
     writer = twins.writer(drift=drift, seed=seed)
-    kind = getattr(twins.run.algorithm.credit, "forks", "")
-    return {"tree": writer.tree, "counterfactual": writer.counterfactual, "cross": writer.crossed}.get(
-        kind, writer.batch
-    )()
+    written = {Candidates: writer.tree, Counterfactuals: writer.counterfactual, Crossed: writer.crossed}
+    return written.get(type(twins.run.algorithm.credit.forking), writer.batch)()
+
+
+def numbered(episode: Episode, first: int) -> Episode:
+    """The same attempt under another number."""
+    actions = (replace(a, key=a.key._replace(sample=a.key.sample + first)) for a in episode.actions)
+    return replace(episode, sample=episode.sample + first, actions=tuple(actions))
 
 
 def steps_of(twins: Twins, count: int = 1, drift: float = 0.15, tolerance: float = 1e-4) -> Report:
@@ -339,7 +346,7 @@ class TestMinibatches:
             **still, "optimizer": {"learning_rate": 1e-12, "warmup_steps": 0}, "critic": {**still, "learning_rate": 1e-12},
         })  # fmt: skip
         twins = Twins(recipe(model, algorithm(**table)))
-        episodes = [episode for seed in range(3) for episode in episodes_for(twins, seed=seed)]
+        episodes = [numbered(episode, 10 * seed) for seed in range(3) for episode in episodes_for(twins, seed=seed)]
         mine = [m for m in twins.learn_alone(episodes, step).moved if m.owner == owner]
         assert len(mine) == 6
         return [Report(mine[2 * epoch : 2 * epoch + 2]) for epoch in range(3)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.game.environment import tool
 from marft.types import JointAction, Observation, Step, Task
 
@@ -126,7 +126,7 @@ class LampSession:
         return None
 
 
-class Lamp(Plugin):
+class Lamp(EnvironmentPart):
     """An environment that brings tools."""
 
     session: ClassVar[type] = LampSession

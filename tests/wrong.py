@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
+from marft.config.parts import CreditPart, EnvironmentPart, OrganizationPart, SchedulePart
 from marft.config.plugins import Plugin
-from marft.learning.credit.estimator import Estimator
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import JointAction, Task
 
 
-class NotAwaited(Plugin):
+class NotAwaited(OrganizationPart):
     """An organization whose ``act`` is no coroutine."""
 
     def act(self, observation: Any, agents: Any) -> JointAction:
         return JointAction()
 
 
-class TooFew(Plugin):
+class TooFew(OrganizationPart):
     """An organization that is not told who acts."""
 
     async def act(self, observation: Any) -> JointAction:
@@ -37,7 +37,7 @@ def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class Decorated(Plugin):
+class Decorated(OrganizationPart):
     """An organization that is fine: its coroutine is wrapped."""
 
     @logged
@@ -45,7 +45,7 @@ class Decorated(Plugin):
         return JointAction()
 
 
-class AwaitedTasks(Plugin):
+class AwaitedTasks(EnvironmentPart):
     """An environment whose tasks would never arrive."""
 
     async def tasks(self, split: str) -> list[Task]:
@@ -55,7 +55,7 @@ class AwaitedTasks(Plugin):
         return None
 
 
-class Streaming(Plugin):
+class Streaming(EnvironmentPart):
     """An environment whose tasks would come one by one, to nobody."""
 
     async def tasks(self, split: str) -> Any:
@@ -72,7 +72,7 @@ class Abstract(Plugin):
     def carry(self, messages: Any) -> Any: ...
 
 
-class Truthful(Plugin):
+class Truthful(SchedulePart):
     """A schedule whose limit of ratios is a truth value."""
 
     correction: ClassVar[str] = ""
@@ -82,7 +82,7 @@ class Truthful(Plugin):
         return []
 
 
-class Halfway(Estimator):
+class Halfway(CreditPart):
     """A credit that remembers and cannot be reminded, and compares with something that nobody knows."""
 
     def assign(self, inputs: CreditInputs) -> Credits:
@@ -92,23 +92,50 @@ class Halfway(Estimator):
         return {}
 
 
-class Stranger(Estimator):
+class Stranger(CreditPart):
     grouped_by: ClassVar[Any] = "tasks"
 
     def assign(self, inputs: CreditInputs) -> Credits:
         return Credits(())
 
 
-class Silent(Estimator):
+class Silent(CreditPart):
     """A credit that forgot what it is for."""
 
 
-class Raises(Plugin):
+class Raises(OrganizationPart):
     """An organization whose own check fails in an unforeseen way."""
 
     @model_validator(mode="after")
     def _look_up(self) -> Raises:
         return {}["nowhere"]
+
+    async def act(self, observation: Any, agents: Any) -> JointAction:
+        return JointAction()
+
+
+class Misspelt(CreditPart):
+    """A credit that would go without the critic that it asks for."""
+
+    needs_crtic: ClassVar[bool] = True
+
+    def assign(self, inputs: CreditInputs) -> Credits:
+        return Credits(())
+
+
+class Overlooked(CreditPart):
+    """A credit whose episodes would not be played again."""
+
+    @property
+    def forkng(self) -> Any:
+        return None
+
+    def assign(self, inputs: CreditInputs) -> Credits:
+        return Credits(())
+
+
+class Baseless(Plugin):
+    """An organization that says nothing of what all organizations say."""
 
     async def act(self, observation: Any, agents: Any) -> JointAction:
         return JointAction()

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marft.api import evaluate, load_recipe, load_run, train
+    from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
     from marft.errors import RunError
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from marft.game.agents import Agents
     from marft.game.environment import tool
     from marft.observing import Observer
-    from marft.past import Run
+    from marft.python.commands import evaluate, load_recipe, load_run, train
+    from marft.python.run import Run
     from marft.types import Action, Episode, JointAction, Observation, Step, Task
 
 __version__ = "0.1.0"
 __all__ = [
-    "Action", "Agents", "Episode", "Evaluation", "JointAction", "Observation", "Observer", "Plugin", "Run", "RunError",
-    "RunSettings", "Step", "Task", "evaluate", "load_recipe", "load_run", "tool", "train",
+    "Action", "Agents", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "JointAction", "ObjectivePart",
+    "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings", "SchedulePart", "Step",
+    "Task", "evaluate", "load_recipe", "load_run", "tool", "train",
 ]  # fmt: skip
 
 _PLACES = {
-    "marft.api": ("evaluate", "load_recipe", "load_run", "train"),
+    "marft.config.parts": ("CreditPart", "EnvironmentPart", "ObjectivePart", "OrganizationPart", "SchedulePart"),
     "marft.config.plugins": ("Plugin",),
     "marft.config.run": ("RunSettings",),
     "marft.errors": ("RunError",),
@@ -33,7 +35,8 @@ _PLACES = {
     "marft.game.agents": ("Agents",),
     "marft.game.environment": ("tool",),
     "marft.observing": ("Observer",),
-    "marft.past": ("Run",),
+    "marft.python.commands": ("evaluate", "load_recipe", "load_run", "train"),
+    "marft.python.run": ("Run",),
     "marft.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
 }
 

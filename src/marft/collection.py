@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 
-from marft import forking, seeds
+from marft import seeds
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
+from marft.forking.interface import Step
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
-from marft.learning.credit.tree import step_score
+from marft.learning.interfaces import Credit
 from marft.learning.rewarding import rewards_for_credit
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Task
@@ -99,34 +100,12 @@ def _play(
     rollouts: LocalRollouts, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts the way that the algorithm's credit asks for → the attempts themselves, and everything played."""
-    credit: Any = rollouts.run.algorithm.credit
-    forking_for = getattr(credit, "forks", "")
-    if forking_for == "tree":
-        came_to, everything = forking.tree(
-            rollouts.play,
-            attempts,
-            credit.candidates,
-            credit.carry,
-            lambda episode: _candidate_score(episode, rollouts.run),
-        )
-        played = forking.as_played(everything) or came_to
-        for episode in played:
-            on_done(episode)
-        return played, everything
+    forking = cast("Credit", rollouts.run.algorithm.credit).forking
+    if forking:
+        run = rollouts.run
+        return forking.play(rollouts.play, attempts, Step(run.trained_policies, lambda e: _rewarded(e, run), on_done))
     played = rollouts.play(attempts, on_done=on_done)
-    forks: list[Episode] = []
-    if forking_for == "counterfactual":
-        forks = forking.counterfactuals(
-            rollouts.play, attempts, played, credit.resamples, rollouts.run.trained_policies
-        )
-    elif forking_for == "cross":
-        forks = forking.crossed(rollouts.play, attempts, played)
-    return played, [*played, *forks]
-
-
-def _candidate_score(episode: Episode, run: RunSettings) -> float:
-    candidate = forking.candidate_of(episode)
-    return step_score(_rewarded([episode], run)[0], candidate) if candidate else 0.0
+    return played, played
 
 
 def _told_apart(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:

@@ -71,7 +71,7 @@ class DenseLearner:
         """π_old of trained actions: the policies as the step finds them, whatever the engine has rounded."""
         with torch.no_grad():
             return {
-                id(action): self._scores(action).numbers()
+                action.key: self._scores(action).numbers()
                 for episode in episodes
                 for action in episode.actions
                 if action.policy in self.trained
@@ -84,17 +84,17 @@ class DenseLearner:
             if action.policy in self.trained and self.s.kl.coefficient:
                 with torch.no_grad():
                     temperature = self.agents[action.agent].sampling.temperature
-                    found[id(action)] = score(self.policies[action.policy].base, {}, action, temperature).numbers()
+                    found[action.key] = score(self.policies[action.policy].base, {}, action, temperature).numbers()
         return found
 
     def _case(self, episode: Episode, old: Mapping[int, list[float]], base: Mapping[int, list[float]]) -> Case:
         costs = []
         for action in episode.actions:
             row = [0.0] * action.decisions
-            if self.s.kl.place == "reward" and id(action) in base:  # k1 of each decision; nobody else pays
+            if self.s.kl.place == "reward" and action.key in base:  # k1 of each decision; nobody else pays
                 row = [
                     self.s.kl.coefficient * max(-20.0, min(20.0, o - b))
-                    for o, b in zip(old[id(action)], base[id(action)], strict=True)
+                    for o, b in zip(old[action.key], base[action.key], strict=True)
                 ]
             costs.append(row if self.s.level == "token" else [sum(row)])
         learning = {role for role, agent in self.agents.items() if agent.policy in self.trained}
@@ -131,7 +131,7 @@ class DenseLearner:
         old, base = known
         rows = [
             Row(
-                action, old[id(action)], [float(x) for x in action.log_probs], base.get(id(action), []),
+                action, old[action.key], [float(x) for x in action.log_probs], base.get(action.key, []),
                 self._z(action), list(verdict.advantages[k]), _succeeded(episode),
             )
             for episode, verdict in zip(episodes, judged, strict=True)
@@ -213,7 +213,7 @@ class DenseLearner:
             if other.step == action.step and other.policy in before:
                 with torch.no_grad():
                     now = self._scores(other).numbers()
-                total += sum(n - o for n, o in zip(now, old[id(other)], strict=True)) / len(now)
+                total += sum(n - o for n, o in zip(now, old[other.key], strict=True)) / len(now)
         bound = math.log(self.s.schedule.ratio_limit)
         return math.exp(max(-bound, min(bound, total)))
 
@@ -226,9 +226,9 @@ class DenseLearner:
             case.ratios = [self._moved(a, episodes, known[0], before) for a in case.actions]
         rows = self._rows(episodes, judge(cases, self.s.credit, self.baselines), known)
         width = scale * self.s.objective.clip / 2
-        ratio = {id(a): r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
+        ratio = {a.key: r for case in cases for a, r in zip(case.actions, case.ratios, strict=True)}
         return [
-            replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[id(row.action)])))) for row in rows
+            replace(row, log_factor=math.log(min(1 + width, max(1 - width, ratio[row.action.key])))) for row in rows
         ]
 
     def _phase(

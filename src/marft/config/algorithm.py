@@ -9,7 +9,7 @@ from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.algorithms import PRESETS
-from marft.config.plugins import CreditPlugin, ObjectivePlugin, SchedulePlugin
+from marft.config.parts import CreditPlugin, ObjectivePlugin, SchedulePlugin
 from marft.config.settings import Count, CountOrNone, Few, Fraction, NotNegative, Positive, Settings, did_you_mean
 from marft.types import Normalisation
 
@@ -219,30 +219,30 @@ class AlgorithmSettings(Settings):
 def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
     """Combinations that cannot work, each with its remedy."""
     credit, kind = algorithm.credit, algorithm.critic.kind
-    if getattr(credit, "needs_critic", False) and kind == "none":
+    if credit.needs_critic and kind == "none":
         yield (
             f"credit {credit.name!r} reads a critic's values, but critic.kind = 'none'; "
             "use critic.kind = 'centralised', or a credit without a critic such as 'grpo'"
         )
-    if not getattr(credit, "needs_critic", False) and kind != "none":
+    if not credit.needs_critic and kind != "none":
         yield (
             f"credit {credit.name!r} reads no values, so a critic would be trained for nothing; "
             "set critic.kind = 'none', or use credit 'gae'"
         )
     if algorithm.sampler_correction.level == "token" and algorithm.level == "action":
         yield ("sampler_correction.level = 'token' needs level = 'token'; at action level use 'action' or 'geometric'")
-    correction = getattr(algorithm.schedule, "correction", "")
-    if correction == "preceding" and not getattr(credit, "reads_traces", False):
+    correction = algorithm.schedule.correction
+    if correction == "preceding" and not credit.reads_traces:
         yield (
             f"schedule {algorithm.schedule.name!r} traces advantages through the policies updated before, which credit "
             f"{credit.name!r} does not know of; use credit 'step-gae', or schedule 'sequential'"
         )
-    if correction and getattr(credit, "forks", ""):
+    if correction and credit.forking:
         yield (
             f"schedule {algorithm.schedule.name!r} weighs actions with what was done beside them in the same episode, "
             f"but credit {credit.name!r} judges each in an episode of its own; use schedule 'simultaneous'"
         )
-    if correction == "preceding" and not hasattr(algorithm.objective, "clip"):
+    if correction == "preceding" and not algorithm.objective.clip_width:
         yield (
             f"schedule {algorithm.schedule.name!r} clips joint ratios, which objective {algorithm.objective.name!r} "
             "does not; use objective 'ppo'"

@@ -8,15 +8,14 @@ import path (``my_package.module:Class``). It is held to its seam (:mod:`marft.c
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import (
     BeforeValidator,
     PrivateAttr,
-    SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
@@ -25,7 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from marft.config.given import Given
-from marft.config.seams import class_problems, refusal, value_problems
+from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
 
@@ -111,6 +110,10 @@ class Plugin(Settings):
         """Keys that take one name of a list, and the list, for whoever asks what there is."""
         return {}
 
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:  # noqa: ARG002
+        """What is wrong with it in a team of these roles, each with its remedy."""
+        return ()
+
     @model_serializer(mode="wrap")
     def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
@@ -144,7 +147,7 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
     if isinstance(found, Plugin):
         found = type(found)
     if not (isinstance(found, type) and issubclass(found, Plugin)):
-        raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from marft.config.plugins.Plugin")
+        raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from {SEAMS[kind].base}")
     problems = class_problems(kind, found)
     if problems:
         raise ValueError(refusal(kind, found, problems))
@@ -183,7 +186,8 @@ def _where_to_look(path: str, error: BaseException) -> str:
     )
 
 
-def _resolver(kind: str) -> Any:
+def resolver(kind: str) -> Any:
+    """Validates a key that holds a part of this kind: from its table, or the part itself."""
     tag = TAGS.get(kind, "name")
 
     def resolve(table: Any, info: ValidationInfo) -> Any:
@@ -225,13 +229,3 @@ def _made(cls: type[Plugin], table: dict[str, Any], context: Mapping[str, Any] |
         raise
     except Exception as error:
         raise ValueError(f"{cls.__module__}.{cls.__qualname__} raised {described(error)}") from error
-
-
-EnvironmentPlugin = Annotated[SerializeAsAny[Plugin], _resolver("environments")]
-ChannelPlugin = Annotated[SerializeAsAny[Plugin], _resolver("channels")]
-OrganizationPlugin = Annotated[SerializeAsAny[Plugin], _resolver("organizations")]
-RewardPlugin = Annotated[SerializeAsAny[Plugin], _resolver("rewards")]
-ToolPlugin = Annotated[SerializeAsAny[Plugin], _resolver("tools")]
-CreditPlugin = Annotated[SerializeAsAny[Plugin], _resolver("credits")]
-ObjectivePlugin = Annotated[SerializeAsAny[Plugin], _resolver("objectives")]
-SchedulePlugin = Annotated[SerializeAsAny[Plugin], _resolver("schedules")]

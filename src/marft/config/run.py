@@ -13,7 +13,7 @@ from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
 from marft.config.names import Name, RunName, collisions
-from marft.config.plugins import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
+from marft.config.parts import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
 from marft.config.sizes import size_problems
 
@@ -182,15 +182,12 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
     for part in (run.team, *run.rewards):
-        check = getattr(part, "problems", None)
-        if check is not None:
-            yield from check([agent.role for agent in run.agents])
+        yield from part.problems([agent.role for agent in run.agents])
 
 
 def _group_problems(run: RunSettings) -> Iterable[str]:
     credit, samples = run.algorithm.credit, run.rollout.samples_per_task
-    grouped = getattr(credit, "grouped_by", "") == "task"
-    if grouped and samples < 2:
+    if credit.grouped_by == "task" and samples < 2:
         yield (
             f"rollout.samples_per_task: credit {credit.name!r} compares attempts at the same task, and a group of one "
             "has no baseline; use at least 2, or a credit with a critic"
@@ -209,7 +206,7 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _unrewarded(run: RunSettings) -> Iterable[str]:
-    if getattr(run.environment, "ungraded", False) and not run.rewards:
+    if not run.environment.graded and not run.rewards:
         yield (
             "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
             "that grades (grading), or rewards ([[rewards]])"

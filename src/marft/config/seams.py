@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 MISSING = object()
@@ -33,43 +34,43 @@ class Seam:
     Args:
         noun: what the plugin is called, with its article.
         attributes: values that an attribute may have; a type stands for all of its values.
-        optional: attributes that need not be there, likewise.
         together: methods of which there are all or none.
-        base: the class that it derives from, where there is one with more than the seam.
+        base: the class that it derives from, which has the attributes' defaults.
     """
 
     noun: str
+    base: str
     methods: Mapping[str, Method]
     attributes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    optional: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     together: Mapping[str, Method] = field(default_factory=dict)
-    base: str = ""
 
 
 _STATEFUL = {"state_dict": Method(), "load_state_dict": Method(("state",))}
 SEAMS: Mapping[str, Seam] = {
     "environments": Seam(
-        "an environment", {"tasks": Method(("split",)), "start": Method(("task", "seed"), awaited=None)}
+        "an environment",
+        "marft.config.parts.EnvironmentPart",
+        {"tasks": Method(("split",)), "start": Method(("task", "seed"), awaited=None)},
+        attributes={"one_step": (bool,), "graded": (bool,), "session": (type, None)},
     ),
-    "channels": Seam("a channel", {"carry": Method(("messages",))}),
+    "channels": Seam("a channel", "marft.config.plugins.Plugin", {"carry": Method(("messages",))}),
     "organizations": Seam(
         "an organization",
+        "marft.config.parts.OrganizationPart",
         {"act": Method(("observation", "agents"), awaited=True)},
+        attributes={"each_once": (bool,)},
         together={"opened": Method(("task", "seed")), "close": Method()},
     ),
     "credits": Seam(
         "a credit",
+        "marft.config.parts.CreditPart",
         {"assign": Method(("inputs",))},
-        optional={
-            "needs_critic": (bool,),
-            "reads_traces": (bool,),
-            "grouped_by": ("", "task"),
-            "forks": ("", "tree", "counterfactual", "cross"),
-        },
+        attributes={"needs_critic": (bool,), "reads_traces": (bool,), "grouped_by": ("", "task")},
         together=_STATEFUL,
     ),
     "rewards": Seam(
         "a reward term",
+        "marft.rewards.terms.Term",
         {
             "score": Method(("episode",), awaited=None),
             "opened": Method(("answering",)),
@@ -78,12 +79,17 @@ SEAMS: Mapping[str, Seam] = {
             "weighed": Method(("value",)),
         },
         attributes={"own_timeout": (bool,)},
-        base="marft.rewards.terms.Term",
     ),
-    "tools": Seam("a source of tools", {"connect": Method()}),
-    "objectives": Seam("an objective", {"__call__": Method(("inputs",))}),
+    "tools": Seam("a source of tools", "marft.config.plugins.Plugin", {"connect": Method()}),
+    "objectives": Seam(
+        "an objective",
+        "marft.config.parts.ObjectivePart",
+        {"__call__": Method(("inputs",))},
+        attributes={"clip_width": (int, float)},
+    ),
     "schedules": Seam(
         "a schedule",
+        "marft.config.parts.SchedulePart",
         {"plan": Method(("progress", "policies", "seed"))},
         attributes={"correction": ("", "product", "preceding"), "ratio_limit": (int, float)},
         together=_STATEFUL,
@@ -97,8 +103,11 @@ def class_problems(kind: str, cls: type) -> list[str]:
     given = [name for name in seam.together if _found(cls, name) is not MISSING]
     methods = {**seam.methods, **(seam.together if given else {})}
     problems = [problem for name, method in methods.items() for problem in _method_problems(cls, name, method)]
-    problems += [f"no attribute {name}" for name in seam.attributes if not _declares(cls, name)]
-    if problems and len(problems) == len(methods) + len(seam.attributes):
+    stranger = len(problems) == len(methods)
+    based = _is_based(cls, seam)
+    problems += [f"no attribute {name}" for name in seam.attributes if based and not _declares(cls, name)]
+    problems += _misspelt(cls, seam) if based else [] if problems else ["it has another base"]
+    if problems and stranger:
         fits = [other.noun for other_kind, other in SEAMS.items() if other_kind != kind and _is_one(other_kind, cls)]
         problems += [f"it looks like {fits[0]}"] if fits else []
     return problems
@@ -107,7 +116,7 @@ def class_problems(kind: str, cls: type) -> list[str]:
 def value_problems(kind: str, plugin: object) -> list[str]:
     """What is wrong with the attributes of a plugin of this kind; nothing where they fit."""
     problems = []
-    for name, allowed in {**SEAMS[kind].attributes, **SEAMS[kind].optional}.items():
+    for name, allowed in SEAMS[kind].attributes.items():
         value = getattr(plugin, name, MISSING)
         types = tuple(item for item in allowed if isinstance(item, type))
         values = tuple(item for item in allowed if not isinstance(item, type))
@@ -121,8 +130,25 @@ def value_problems(kind: str, plugin: object) -> list[str]:
 def refusal(kind: str, cls: type, problems: Iterable[str]) -> str:
     """A sentence on why a class is no plugin of this kind."""
     seam = SEAMS[kind]
-    remedy = f"; derive it from {seam.base}" if seam.base else ""
+    remedy = "" if _is_based(cls, seam) else f"; derive it from {seam.base}"
     return f"{cls.__module__}.{cls.__qualname__} is not {seam.noun}: {', '.join(problems)}{remedy}"
+
+
+def _is_based(cls: type, seam: Seam) -> bool:
+    return any(f"{one.__module__}.{one.__qualname__}" == seam.base for one in cls.__mro__)
+
+
+def _misspelt(cls: type, seam: Seam) -> list[str]:
+    """Names of the class itself that are almost one that its base or its seam knows, and mean nothing to anybody."""
+    at = next(n for n, one in enumerate(cls.__mro__) if f"{one.__module__}.{one.__qualname__}" == seam.base)
+    base = cls.__mro__[at]
+    known = {name for name in (*vars(base), *seam.attributes, *seam.together) if not name.startswith("_")}
+    own = {name for one in cls.__mro__[:at] for name in (*vars(one), *vars(one).get("__annotations__", ()))}
+    return [
+        f"it says {name}, which nobody reads; is {close[0]} meant?"
+        for name in sorted(own - known - {*dir(base), *seam.methods})
+        if not name.startswith("_") and (close := get_close_matches(name, known, n=1, cutoff=0.85))
+    ]
 
 
 def _is_one(kind: str, cls: type) -> bool:

@@ -50,12 +50,10 @@ def _step_problems(run: RunSettings) -> Iterable[str]:
 
 def _minibatch_problems(run: RunSettings) -> Iterable[str]:
     """More minibatches than there can be actions, where organization and environment say how many that are."""
-    forks = getattr(run.algorithm.credit, "forks", "")
-    if forks or not getattr(run.team, "each_once", False):
+    if run.algorithm.credit.forking or not run.team.each_once:
         return
     acting = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)
-    one_step = bool(getattr(run.environment, "one_step", False))
-    steps = 1 if one_step else run.rollout.max_steps
+    steps = 1 if run.environment.one_step else run.rollout.max_steps
     tasks, samples, most = run.rollout.tasks_per_step, run.rollout.samples_per_task, max(acting.values(), default=0)
     actions = tasks * samples * steps * most
     if acting and run.algorithm.minibatches > actions:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.config.settings import CountOrNone, Filled, Positive, did_you_mean
 from marft.envs.data_sets import read_dataset
 from marft.envs.single_turn import Grade, SingleTurn
@@ -23,7 +23,7 @@ from marft.texts import storable
 from marft.types import Task
 
 
-class Math(Plugin):
+class Math(EnvironmentPart):
     r"""Mathematics problems from a JSONL file or a Hugging Face data set, graded by math-verify.
 
     Each has one answer; the reward is 1 when the answering agent's text states it, else 0. The answer is taken from the

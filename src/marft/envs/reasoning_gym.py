@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.config.settings import Plain, did_you_mean
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
@@ -23,7 +23,7 @@ NUMBERS = (int, float, "int", "float")  # hints of the package's parameters
 PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted
 
 
-class ReasoningGym(Plugin):
+class ReasoningGym(EnvironmentPart):
     r"""Questions of one data set of Reasoning Gym, which draws them anew for as long as it has any.
 
     The answer is the last ``\boxed{}``, else ``<answer>`` tag, of the answering agent.

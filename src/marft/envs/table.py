@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.config.settings import CountOrNone, Filled, Fraction, Settings
 from marft.envs.gradings import Choice, Exact, Grading, GradingSetting, is_missing
 from marft.envs.prompts import check_template, prompt_of
@@ -42,7 +42,7 @@ class Parts(Settings):
     test: Filled = "test"
 
 
-class Table(Plugin):
+class Table(EnvironmentPart):
     """One task a row, graded by what a column says is right, or by a function.
 
     ``path`` is one table, whose rows are divided by the text of their prompts; or ``train`` is one, with ``validation``
@@ -83,9 +83,9 @@ class Table(Plugin):
         return self
 
     @property
-    def ungraded(self) -> bool:
-        """Whether nothing here says what an answer is worth."""
-        return self._grading is None
+    def graded(self) -> bool:
+        """Whether something here says what an answer is worth."""
+        return self._grading is not None
 
     @property
     def _grading(self) -> Grading | None:

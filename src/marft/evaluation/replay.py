@@ -19,7 +19,7 @@ import numpy as np
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.run import RunSettings
-from marft.forking import as_played
+from marft.forking.interface import as_played
 from marft.learning.batching import Denominators, KnownLogProbs
 from marft.learning.credit.comam import rank_correlation
 from marft.learning.critic import explained_variance
@@ -130,20 +130,19 @@ class _Judge:
                     self.learner.assign_credit(as_played(_scored(path)), KnownLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
-        forks = getattr(self.learner.credit, "forks", "")
-        if forks and not any(episode.fork for episode in with_forks):
+        forking = self.learner.credit.forking
+        if forking and not any(episode.fork for episode in with_forks):
             self.notes.append(
-                "its episodes would be played again from single actions on, and these were not"
-                + (": its candidates are the actions that happen to share a state" if forks == "tree" else "")
+                "its episodes would be played again from single actions on, and these were not" + forking.without
             )
         cut = sum(episode.status == "truncated" and not episode.bootstrap for episode in own)
         if cut and self.learner.critic:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
-        batch = list(with_forks if forks else own)
-        recorded = {id(action): action.log_probs.astype(np.float64) for action in all_actions(batch)}
+        batch = list(with_forks if forking else own)
+        recorded = {action.key: action.log_probs.astype(np.float64) for action in all_actions(batch)}
         known = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
         credited = self.learner.assign_credit(batch, known)
-        found = {id(s.action): s.advantages for s in credited.samples}
+        found = {s.action.key: s.advantages for s in credited.samples}
         metrics = {**credited.credits.metrics, **advantage_metrics(credited.samples, credited.raw)}
         explained = math.nan
         if credited.inputs.values is not None and credited.credits.monte_carlo:
@@ -151,7 +150,7 @@ class _Judge:
             explained = explained_variance(np.concatenate(values), np.concatenate(targets))
         return Opinion(
             algorithm=self.settings.name,
-            advantages=[found.get(id(action)) for episode in own for action in episode.actions],
+            advantages=[found.get(action.key) for episode in own for action in episode.actions],
             metrics=metrics,
             gradient_share=self._gradient_shares(credited),
             critic=self.critic,

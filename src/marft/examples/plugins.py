@@ -10,16 +10,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.config.plugins import Plugin
+from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart
 from marft.game.agents import Agents
 from marft.game.environment import Split
-from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import members, team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits, LossInputs, LossOutput
 from marft.types import JointAction, Observation, Step, Task
 
 
-class Guess(Plugin):
+class Guess(EnvironmentPart):
     """Guess a number; a wrong guess may be followed by another."""
 
     highest: int = 10
@@ -47,7 +46,7 @@ class GuessSession:
         return None
 
 
-class Vote(Plugin):
+class Vote(OrganizationPart):
     """Everyone drafts at the same time, and the agent called ``judge`` decides."""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
@@ -55,7 +54,7 @@ class Vote(Plugin):
         return JointAction(answer=await agents.judge(observation, sees=drafts))
 
 
-class Median(Estimator):
+class Median(CreditPart):
     """R − the median of the attempts at the same task: one lucky attempt does not move the baseline."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
@@ -68,7 +67,7 @@ class Median(Estimator):
         return Credits(to_actions(inputs, advantages))
 
 
-class SPO(Plugin):
+class SPO(ObjectivePart):
     """Simple policy optimization (Xie et al. 2024): a quadratic penalty in place of the clip."""
 
     width: float = 0.2

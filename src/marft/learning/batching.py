@@ -19,11 +19,12 @@ from torch import Tensor
 from marft import seeds
 from marft.learning.choice_scoring import Chosen, scored_tokens
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
+from marft.learning.ranks import Ranks
 from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
-from marft.types import Action, Episode, Normalisation, Sample
+from marft.types import Action, ActionKey, Episode, Normalisation, Sample
 
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]
 EPSILON = 1e-8
@@ -92,7 +93,7 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int, step: int, epo
 
 def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
     """At most ``count`` samples, and at most half of them: the longest, the shortest, and some evenly between."""
-    ordered = sorted(samples, key=_length, reverse=True)
+    ordered = sorted(samples, key=length, reverse=True)
     count = min(count, max(1, len(ordered) // 2))
     return [ordered[i] for i in np.linspace(0, len(ordered) - 1, count).round().astype(int)] if ordered else []
 
@@ -173,16 +174,16 @@ class MicroBatch:
         sums = torch.zeros(len(self.normalisers), dtype=token_values_T.dtype, device=token_values_T.device)
         return sums.index_add(0, self.action_of, token_values_T) / self.normalisers.to(token_values_T.dtype)
 
-    def of_tokens(self, values: Mapping[int, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Numbers of every decision by ``id`` of the action → [T]."""
-        flat = np.concatenate([values[id(sample.action)] for sample in self.samples])
+    def of_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
+        """Numbers of every decision by the action's key → [T]."""
+        flat = np.concatenate([values[sample.action.key] for sample in self.samples])
         return torch.from_numpy(flat).to(self.engine_log_probs.device, dtype)
 
-    def by_action(self, token_values_T: Tensor) -> dict[int, Floats]:
+    def by_action(self, token_values_T: Tensor) -> dict[ActionKey, Floats]:
         """Undo :meth:`of_tokens`."""
         flat = token_values_T.detach().double().cpu().numpy()
         rows = split_rows(flat, [sample.action.decisions for sample in self.samples])
-        return {id(sample.action): row for sample, row in zip(self.samples, rows, strict=True)}
+        return {sample.action.key: row for sample, row in zip(self.samples, rows, strict=True)}
 
     def first_tokens(self) -> Tensor:
         """Index of the first sampled token of each action, [B]."""
@@ -197,14 +198,27 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Idle:
+    """A micro-batch of nothing, for a rank that has fewer than others: all pass through the backbone equally often."""
+
+    backbone: Backbone
+    adapter: str | None
+
+    def forward(self) -> Tensor:
+        """A loss of 0, whose gradient is 0."""
+        rows = PackedRows.of([np.zeros(1, np.int32)], [self.adapter], self.backbone.device)
+        return 0.0 * self.backbone.hidden_states(rows).sum()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class KnownLogProbs:
-    """Log-probs of sampled tokens that were scored before anything moved, by ``id`` of the action.
+    """Log-probs of sampled tokens that were scored before anything moved, by the action's key.
 
     ``old`` are the learner's own; ``base`` those of the untuned base.
     """
 
-    old: Mapping[int, Floats] = field(default_factory=dict)
-    base: Mapping[int, Floats] = field(default_factory=dict)
+    old: Mapping[ActionKey, Floats] = field(default_factory=dict)
+    base: Mapping[ActionKey, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,13 +253,13 @@ class Packing:
         for part in parts:
             for backbone, mine in self._by_backbone(part):
                 if backbone.wants_full_batches:
-                    largest = max(sum(map(_length, some)) for some in _by_tokens(mine, self.tokens_per_batch))
+                    largest = max(sum(map(length, some)) for some in _by_tokens(mine, self.tokens_per_batch))
                     sizes[id(backbone)] = max(sizes.get(id(backbone), 0), -(-largest // SIZE_STEP) * SIZE_STEP)
         return replace(self, sizes=sizes)
 
     def _by_backbone(self, samples: Sequence[Sample]) -> list[tuple[Backbone, list[Sample]]]:
         owners: dict[int, list[Sample]] = {}
-        for sample in sorted(samples, key=_length):
+        for sample in sorted(samples, key=length):
             owners.setdefault(id(self.backbones[sample.action.policy]), []).append(sample)
         return [(self.backbones[mine[0].action.policy], mine) for mine in owners.values()]
 
@@ -260,10 +274,26 @@ class Packing:
         batches = []
         for backbone, mine in self._by_backbone(samples):
             size = self.sizes.get(id(backbone), 0)
-            for part in in_batches(mine, _length, size) if size else _by_tokens(mine, self.tokens_per_batch):
+            for part in in_batches(mine, length, size) if size else _by_tokens(mine, self.tokens_per_batch):
                 ordered = sorted(part, key=lambda sample: sample.action.policy)
                 batches.append(_pack(ordered, self, denominators, known or KnownLogProbs()))
         return batches
+
+    def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
+        """A rank's micro-batches, with idle ones where other ranks have more on a backbone.
+
+        Args:
+            policies: all whose samples were shared out, on every rank.
+        """
+        if ranks.count == 1:
+            return list(batches)
+        backbones = {id(self.backbones[name]): name for name in reversed(policies)}  # each by its first policy
+        mine = {name: [b for b in batches if id(b.backbone) == key] for key, name in reversed(backbones.items())}
+        most = np.max(ranks.gather([len(some) for some in mine.values()]), axis=0)
+        in_step: list[MicroBatch | Idle] = []
+        for (name, some), count in zip(mine.items(), most, strict=True):
+            in_step += [*some, *[Idle(self.backbones[name], self.adapters[name])] * (int(count) - len(some))]
+        return in_step
 
 
 def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominators, known: KnownLogProbs) -> MicroBatch:
@@ -311,7 +341,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
         chosen=Chosen.of(actions, device),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
-        base_log_probs=tensor(np.concatenate([known.base[id(action)] for action in actions])) if known.base else None,
+        base_log_probs=tensor(np.concatenate([known.base[action.key] for action in actions])) if known.base else None,
         action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
         normalisers=tensor(np.array([sample.normaliser for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),
@@ -337,12 +367,13 @@ def _first_rows(actions: Sequence[Action], rows: PackedRows) -> list[int]:
     return [starts[first] for first in firsts]
 
 
-def _length(sample: Sample) -> int:
+def length(sample: Sample) -> int:
+    """Tokens that are read to score a sample."""
     return sum(len(sample.action.prompt) + len(said.tokens) - 1 for said in scored_tokens(sample.action))
 
 
 def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:
     """Runs of at most ``limit`` tokens, about equally large."""
-    total = sum(_length(sample) for sample in samples)
-    even = math.ceil(total / math.ceil(total / limit)) + max(map(_length, samples)) // 2
-    return in_batches(samples, _length, min(limit, even))
+    total = sum(length(sample) for sample in samples)
+    even = math.ceil(total / math.ceil(total / limit)) + max(map(length, samples)) // 2
+    return in_batches(samples, length, min(limit, even))

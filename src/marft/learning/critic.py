@@ -14,6 +14,7 @@ from torch import Tensor
 from marft import seeds
 from marft.config.algorithm import CriticSettings
 from marft.learning.interfaces import Floats, Level, Values, split_rows
+from marft.learning.ranks import ALONE, Ranks, merged, share, total
 from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
@@ -58,10 +59,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decisions:
-    """The decisions that one head values: their rows in the batch, and what they are read from."""
+    """The decisions that one head values: their rows in the batch, and what they are read from: this rank's share."""
 
     head: str
     base: str
+    of_all_ranks: npt.NDArray[np.int64]  # flat indices of all decisions of the head
     rows: npt.NDArray[np.int64]  # [K] flat indices of decisions
     readings: Sequence[Reading]  # Σ positions = K
     features: Tensor | None  # [K, D] where the body is frozen
@@ -76,7 +78,7 @@ class Critic:
     Args:
         bases: the base that each policy reads with, by policy name.
         base_names: the model name of each policy: policies of one base share a body.
-        lora: which layers of a base an adapter of the critic goes on.
+        ranks: those that learn together. Each is given all episodes, and reads a share of them.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Critic:
         *,
         seed: int,
         tokens_per_batch: int,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.settings, self.level, self.base_names = settings, level, base_names
         self.seed, self.tokens_per_batch = seed, tokens_per_batch
         self.bases = {base_names[policy]: base for policy, base in bases.items()}
@@ -127,13 +131,16 @@ class Critic:
             for i, episode in enumerate(episodes)
             for agent, policy, ids in _ends(episode)
         ]
-        finals: list[dict[str, float]] = [dict.fromkeys(episode.bootstrap, 0.0) for episode in episodes]  # their order
+        finals: dict[tuple[int, str], float] = {}
         self._decisions = []
         for name, head in self.heads.items():
             mine = [i for i, owner in enumerate(owners) if owner == name]
             if not mine:  # who meets the end of an episode has acted in it
                 continue
             mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
+            of_all_ranks = _rows_of(mine, firsts)
+            mine = share(self.ranks, mine, lambda i: len(reads[i].ids))
+            mine_ends = share(self.ranks, mine_ends, lambda end: len(end[-1].ids))
             base = self.base_of[name]
             readings = [*(reads[i] for i in mine), *(read for *_, read in mine_ends)]
             with torch.no_grad():
@@ -141,13 +148,17 @@ class Critic:
                 values = head(features).double().cpu().numpy()
                 if name in self.normalisers:
                     values = self.normalisers[name].denormalise(values)
-            rows = np.concatenate([np.arange(firsts[i], firsts[i + 1]) for i in mine])
+            rows = _rows_of(mine, firsts)
             flat[rows] = values[: len(rows)]
             for (i, agent, _), value in zip(mine_ends, values[len(rows) :], strict=True):
-                finals[i][agent] = float(value)
+                finals[i, agent] = float(value)
             kept = features[: len(rows)] if self.settings.body == "frozen" else None
-            self._decisions.append(_Decisions(name, base, rows, readings[: len(mine)], kept))
-        return Values(split_rows(flat, sizes), finals)
+            self._decisions.append(_Decisions(name, base, of_all_ranks, rows, readings[: len(mine)], kept))
+        flat, finals = total(self.ranks, flat), merged(self.ranks, finals)
+        of_ends = [
+            {agent: finals.get((i, agent), 0.0) for agent in episode.bootstrap} for i, episode in enumerate(episodes)
+        ]
+        return Values(split_rows(flat, sizes), of_ends)
 
     def update(self, values: Values, targets: Sequence[Floats], step: int) -> dict[str, float]:
         """Fit the critic to the targets, on what :meth:`evaluate` kept → metrics."""
@@ -157,7 +168,9 @@ class Critic:
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
                 self.optimizer.zero_grad()
-                losses.append(self._backward(part, old, goals))
+                loss = self._backward(part, old, goals)
+                losses.append(float(total(self.ranks, np.array([loss]))[0]))
+                self.ranks.sum_gradients(p for group in self.optimizer.param_groups for p in group["params"])
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
                 if torch.isfinite(norm):
                     self.optimizer.step()
@@ -184,7 +197,7 @@ class Critic:
         for mine in self._decisions:
             if normaliser := self.normalisers.get(mine.head):
                 values[mine.rows] = normaliser.normalise(values[mine.rows])
-                normaliser.update(targets[mine.rows])
+                normaliser.update(targets[mine.of_all_ranks])
                 targets[mine.rows] = normaliser.normalise(targets[mine.rows])
         return values, targets
 
@@ -241,6 +254,11 @@ class Critic:
                 first += count
 
 
+def _rows_of(actions: Sequence[int], firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Flat indices of the decisions of some actions."""
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(firsts[i], firsts[i + 1]) for i in actions)])
+
+
 def _ends(episode: Episode) -> Iterator[tuple[str, str, TokenIds]]:
     """The agents that the end of a truncated episode is rendered for, in their order: agent, policy, what it would see.
 
@@ -288,7 +306,7 @@ def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch:
         key = read.ids.tobytes()
         places = np.searchsorted(wanted[key], read.positions)
         rows.append(found[key][torch.from_numpy(places).to(base.device)])
-    return torch.cat(rows)
+    return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
 
 
 def _adapter(base: str) -> str:

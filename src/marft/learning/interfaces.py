@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from marft.forking.interface import Forking
 from marft.types import Action, Episode, all_actions
 
 if TYPE_CHECKING:
@@ -99,18 +100,11 @@ class Credits:
 
 
 class Credit(Protocol):
-    """Credit assignment: inputs → advantages and returns for every decision.
+    """Credit assignment: inputs → advantages and returns for every decision. What it asks of a recipe is in its class
+    (:class:`marft.config.parts.CreditPart`)."""
 
-    ``needs_critic`` asks for a critic; ``reads_traces`` says that it knows of policies updated before (A2PO);
-    ``grouped_by`` says what rewards are compared with: attempts at the same task
-    (``"task"``), which then needs several, or nothing that the recipe must provide; ``forks`` asks for episodes that
-    are played again from one action on.
-    """
-
-    needs_critic: ClassVar[bool]
-    reads_traces: ClassVar[bool]
-    grouped_by: ClassVar[Literal["task", ""]]
-    forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]]
+    @property
+    def forking(self) -> Forking | None: ...
 
     def assign(self, inputs: CreditInputs) -> Credits: ...
 
@@ -151,6 +145,11 @@ class LossOutput:
 
 class Objective(Protocol):
     """A loss. Pure."""
+
+    @property
+    def clip_width(self) -> float: ...
+
+    def scaled(self, scale: float) -> Self: ...
 
     def __call__(self, inputs: LossInputs) -> LossOutput: ...
 

@@ -31,11 +31,12 @@ from marft.learning.measuring import (
     first_of_each_agent,
     gradient_shares,
     measure_base_kl,
-    score_actions,
 )
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.ranks import ALONE, Ranks
 from marft.learning.rewarding import rewards_for_credit, success_metrics
+from marft.learning.scoring import score_actions
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.pool import Models
@@ -56,11 +57,15 @@ class CreditedEpisodes:
 class Learner:
     """The optimizers of all trained policies, and the critic.
 
+    Args:
+        ranks: the processes that learn together. Each is given the same episodes.
+
     Raises:
         ValueError: the recipe trains no policy.
     """
 
-    def __init__(self, run: RunSettings, models: Models) -> None:
+    def __init__(self, run: RunSettings, models: Models, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         refuse_nothing_to_train(run)
         self.settings, self.seed = run.algorithm, run.seed
         self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # what they remember is the learner's
@@ -104,6 +109,7 @@ class Learner:
                 [(agent.role, agent.policy) for agent in run.agents],
                 seed=run.seed,
                 tokens_per_batch=run.training.tokens_per_micro_batch,
+                ranks=ranks,
             )
 
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
@@ -169,8 +175,8 @@ class Learner:
             if action.policy in self.optimizers
         ]
         return KnownLogProbs(
-            old=score_actions(self.packing, acting) if kl.place == "reward" else {},
-            base=score_actions(self.base_packing, acting),
+            old=score_actions(self.packing, acting, self.ranks) if kl.place == "reward" else {},
+            base=score_actions(self.base_packing, acting, self.ranks),
         )
 
     def _costs(self, episodes: Sequence[Episode], known: KnownLogProbs) -> list[Floats]:
@@ -180,9 +186,9 @@ class Learner:
             return []
 
         def cost(action: Action, size: int) -> Floats:
-            if id(action) not in known.base:
+            if action.key not in known.base:
                 return np.zeros(size)
-            tokens = kl.coefficient * (known.old[id(action)] - known.base[id(action)]).clip(
+            tokens = kl.coefficient * (known.old[action.key] - known.base[action.key]).clip(
                 -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
             )
             return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
@@ -206,6 +212,7 @@ class Learner:
         update = Update(
             self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed,
             check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,
+            ranks=self.ranks,
         )  # fmt: skip
         ratios = TeamRatios(self.schedule.ratio_limit)
         progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
@@ -216,16 +223,18 @@ class Learner:
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
         self._measure_base_kl(meter, samples, known, update)
-        return rates | meter.means() | gradient_shares(meter, self.roles) | {"kl_stops": meter.total("kl_stops")}
+        stops = {"kl_stops": meter.total("kl_stops")}  # the same on every rank
+        meter = meter.of_all(self.ranks)
+        return rates | meter.means() | gradient_shares(meter, self.roles) | stops
 
     def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], known: KnownLogProbs, update: Update) -> None:
         """KL to the base before the step: over all actions where the base has scored them, else over a few of each
         agent."""
         chosen = samples if known.base else first_of_each_agent(samples, BASE_KL_ACTIONS)
-        idle = [sample for sample in chosen if id(sample.action) not in update.old]
+        idle = [sample for sample in chosen if sample.action.key not in update.old]
         assert update.moved.isdisjoint(sample.action.policy for sample in idle), "what has moved was scored before"
-        old = {**update.old, **score_actions(self.packing, idle)}
-        measure_base_kl(meter, chosen, old, known.base or score_actions(self.base_packing, chosen))
+        old = {**update.old, **score_actions(self.packing, idle, self.ranks)}
+        measure_base_kl(meter, chosen, old, known.base or score_actions(self.base_packing, chosen, self.ranks))
 
     def _corrected(self, credited: CreditedEpisodes, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
         """The samples as a phase sees them, after what the phases before have moved."""
@@ -235,5 +244,5 @@ class Learner:
             inputs = credited.inputs
             traced = replace(inputs, traces=ratios.traces(inputs.actions))
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
-            return ratios.join(again, 0.5 * phase.clip_scale * float(getattr(self.objective, "clip", 0.0)))
+            return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples

@@ -10,49 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marft.learning.batching import Denominators, MicroBatch, Packing
-from marft.learning.interfaces import LOG_RATIO_LIMIT, Floats
+from marft.learning.batching import MicroBatch
+from marft.learning.interfaces import Floats
 from marft.learning.metering import Meter
-from marft.models.log_probs import TokenScores, token_scores
-from marft.types import Sample
+from marft.learning.scoring import k3
+from marft.types import ActionKey, Sample
 
 BASE_KL_ACTIONS = 4  # of each agent, on which KL to the untuned base is measured
-
-
-def k3(log_ratio: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(p ‖ q) at samples of p, from ``log q − log p`` (clamped to ±20 nats)."""
-    d = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return d.expm1() - d
-
-
-def score(batch: MicroBatch) -> TokenScores:
-    """Log-probs and entropies of a micro-batch's sampled tokens: one forward for all agents on its backbone."""
-    return score_all(batch)[0]
-
-
-def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
-    """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
-    hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
-    own = token_scores(
-        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
-        filled=batch.rows.filled,
-    )  # fmt: skip
-    if batch.chosen is not None:
-        own = batch.chosen.decide(own)
-    text = batch.teammate_text
-    if text is None:
-        return own, None
-    theirs = token_scores(hidden[text.predict_from], head.weight, head.bias, text.targets, text.temperatures)
-    return own, theirs.log_probs
-
-
-@torch.no_grad()
-def score_actions(packing: Packing, samples: Sequence[Sample]) -> dict[int, Floats]:
-    """Log-probs of every sampled token under the policies as they are, by ``id`` of the action."""
-    scored: dict[int, Floats] = {}
-    for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)) if samples else []:
-        scored |= batch.by_action(score(batch).log_probs)
-    return scored
 
 
 def measure_tokens(meter: Meter, batch: MicroBatch, **values_T: Tensor) -> None:
@@ -118,16 +82,16 @@ def first_of_each_agent(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def measure_base_kl(
-    meter: Meter, samples: Sequence[Sample], old: Mapping[int, Floats], base: Mapping[int, Floats]
+    meter: Meter, samples: Sequence[Sample], old: Mapping[ActionKey, Floats], base: Mapping[ActionKey, Floats]
 ) -> None:
     """KL(policy ‖ untuned base) before the step, over ``samples``.
 
     Args:
-        old: the policies' log-probs by ``id`` of the action.
+        old: the policies' log-probs by the action's key.
         base: those of their bases.
     """
     for sample in samples:
-        difference = torch.from_numpy(base[id(sample.action)] - old[id(sample.action)])
+        difference = torch.from_numpy(base[sample.action.key] - old[sample.action.key])
         total = float(k3(difference).sum())
         for scope in ("", f"agents/{sample.action.agent}/"):
             meter.add(f"{scope}kl_to_base", total, len(difference))

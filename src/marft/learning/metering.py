@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from marft.learning.ranks import Ranks
+
 
 class Meter:
     """Adds up sums and counts by name, so that a mean does not depend on how its parts were batched.
@@ -36,6 +38,13 @@ class Meter:
             self.add(name, total, other._counts[name])
         for name, value in other._peaks.items():
             self.peak(name, value)
+
+    def of_all(self, ranks: Ranks) -> Meter:
+        """What all ranks have added up. What each has counted alike keeps its mean."""
+        together = Meter()
+        for meter in ranks.gather(self):
+            together.absorb(meter)
+        return together
 
     def total(self, name: str) -> float:
         return self._sums[name]

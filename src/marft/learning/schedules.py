@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from marft import seeds
-from marft.config.plugins import Plugin
+from marft.config.parts import SchedulePart
 from marft.config.settings import Count, NotNegative
 from marft.learning.interfaces import Progress, UpdatePhase
 
@@ -17,7 +17,7 @@ Correction = Literal["", "product", "preceding"]
 RatioLimit = Annotated[float, Field(ge=1, le=1e9)]
 
 
-class Simultaneous(Plugin):
+class Simultaneous(SchedulePart):
     """Every policy steps on every minibatch."""
 
     correction: ClassVar[Correction] = ""
@@ -27,7 +27,7 @@ class Simultaneous(Plugin):
         return [UpdatePhase(tuple(policies))]
 
 
-class AgentByAgent(Plugin):
+class AgentByAgent(SchedulePart):
     """One policy at a time; the turn goes to the next one when ``interval`` environment steps have passed since it last
     changed (the paper's cycling scheme). Counting from the last change, no interval can pass a policy over."""
 
@@ -53,7 +53,7 @@ class AgentByAgent(Plugin):
         self._turn, self._since = int(state["turn"]), int(state["since"])
 
 
-class Sequential(Plugin):
+class Sequential(SchedulePart):
     """HAPPO (Kuba et al. 2022): one policy after another in an order drawn anew each update. Each weighs its actions
     with the new/old ratios of the policies updated before it, in the same episode and step.
 
@@ -70,7 +70,7 @@ class Sequential(Plugin):
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]
 
 
-class A2PO(Plugin):
+class A2PO(SchedulePart):
     """A2PO (Wang et al. 2023): as sequential, but each ratio is taken together with the clipped product of those of
     the policies updated before, the advantages are traced through them again before each policy's turn, and the clip
     widens from ``first_clip`` of its width for the first policy towards all of it.

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from marft.learning.interfaces import Floats
-from marft.types import Action, Sample
+from marft.types import Action, ActionKey, Sample
 
 StepKey = tuple[str, str, int, int]
 
@@ -26,10 +26,10 @@ class TeamRatios:
         self.bound = math.log(limit)
         self._sums: dict[StepKey, float] = {}
 
-    def add(self, actions: Sequence[Action], old: Mapping[int, Floats], new: Mapping[int, Floats]) -> None:
-        """Take in policies that have just been updated, by their actions' log-probs before and after (by ``id``)."""
+    def add(self, actions: Sequence[Action], old: Mapping[ActionKey, Floats], new: Mapping[ActionKey, Floats]) -> None:
+        """Take in policies that have just been updated, by their actions' log-probs before and after (by key)."""
         for action in actions:
-            moved = float(np.mean(new[id(action)] - old[id(action)]))
+            moved = float(np.mean(new[action.key] - old[action.key]))
             key = _step(action)
             self._sums[key] = self._sums.get(key, 0.0) + moved
 

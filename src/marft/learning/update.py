@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -12,26 +13,38 @@ from torch import Tensor
 
 from marft.config.algorithm import AlgorithmSettings
 from marft.learning.acceptance import accept
-from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing, minibatches, of_all_lengths
-from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
-from marft.learning.measuring import (
-    k3,
-    measure_difference,
-    measure_gradient_share,
-    measure_tokens,
-    measure_units,
-    score_actions,
-    score_all,
+from marft.learning.batching import (
+    Denominators,
+    Idle,
+    KnownLogProbs,
+    MicroBatch,
+    Packing,
+    length,
+    minibatches,
+    of_all_lengths,
 )
+from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
+from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
 from marft.learning.metering import Meter
 from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.ranks import ALONE, Ranks, merged, share, total
+from marft.learning.scoring import k3, score_actions, score_all
 from marft.learning.teammate_text import TeammateText
 from marft.models.log_probs import TokenScores
-from marft.types import Sample
+from marft.types import ActionKey, Sample
 
 PACKING_CHECKS = 17  # steps from one to the next: a prime, so that policies that take turns each have theirs checked
 PACKING_CHECKED = 4  # actions that are looked at, in one more forward of a micro-batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Forward:
+    """What a forward pass of a micro-batch gave."""
+
+    scores: TokenScores
+    old: Tensor  # [T] π_old's log-probs
+    teammate_log_probs: Tensor | None
 
 
 class Update:
@@ -44,6 +57,7 @@ class Update:
     Args:
         known: log-probs that were scored before the step.
         check_packing: measure whether scores depend on how they are packed, where any will be compared.
+        ranks: those that learn together. Each is given all samples, and steps on a share.
     """
 
     def __init__(
@@ -56,10 +70,12 @@ class Update:
         meter: Meter,
         seed: int,
         check_packing: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
         self.known, self.meter, self.seed, self.check_packing = known, meter, seed, check_packing
-        self.old: dict[int, Floats] = dict(known.old)  # π_old's log-probs so far, by ``id`` of the action
+        self.ranks = ranks
+        self.old: dict[ActionKey, Floats] = dict(known.old)  # π_old's log-probs so far, by the action's key
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
@@ -68,7 +84,7 @@ class Update:
         self.meter.add("idle_phases", float(not mine))
         if not mine:
             return
-        settings, objective = self.settings, _scaled(self.objective, phase.clip_scale)
+        settings, objective = self.settings, self.objective.scaled(phase.clip_scale)
         plan = [minibatches(mine, settings.minibatches, self.seed, step, epoch) for epoch in range(settings.epochs)]
         self.packing = self.packing.in_one_size([part for parts in plan for part in parts])
         for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
@@ -84,9 +100,9 @@ class Update:
             for name, optimizer in mine_optimizers.items():
                 optimizer.restore(before[name])
 
-    def score_now(self, samples: Sequence[Sample]) -> dict[int, Floats]:
+    def score_now(self, samples: Sequence[Sample]) -> dict[ActionKey, Floats]:
         """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
-        return score_actions(self.packing, samples)
+        return score_actions(self.packing, samples, self.ranks)
 
     def _score_old(self, samples: Sequence[Sample]) -> None:
         """π_old of samples whose policies will have moved when they are stepped on.
@@ -94,8 +110,8 @@ class Update:
         What was scored before is taken over only where no packing makes a difference.
         """
         known = {} if self.packing.sizes else self.old
-        wanted = [s for s in samples if s.action.policy not in self.moved and id(s.action) not in known]
-        self.old |= score_actions(self.packing, wanted)
+        wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in known]
+        self.old |= score_actions(self.packing, wanted, self.ranks)
 
     def _to_check(self, phase: UpdatePhase, samples: Sequence[Sample]) -> list[Sample]:
         """Some of a phase's actions, of all lengths, where scores of one packing will be compared with another's: in
@@ -121,11 +137,11 @@ class Update:
         """Whether the policies are within ``limit`` of π_old (KL: k3, mean over sampled tokens), and their surrogate is
         better than π_old's (Kuba et al. 2022)."""
         now = self.score_now(samples)
-        moved = np.concatenate([now[id(sample.action)] - self.old[id(sample.action)] for sample in samples])
+        moved = np.concatenate([now[sample.action.key] - self.old[sample.action.key] for sample in samples])
         return float(k3(torch.from_numpy(moved)).mean()) <= limit and self._gain(samples, objective, now) > 0.0
 
     @torch.no_grad()
-    def _gain(self, samples: Sequence[Sample], objective: Objective, now: Mapping[int, Floats]) -> float:
+    def _gain(self, samples: Sequence[Sample], objective: Objective, now: Mapping[ActionKey, Floats]) -> float:
         """How much less the objective's loss is than at π_old, in float64."""
         gain = 0.0
         for batch in self.packing.micro_batches(samples, self._denominators(samples), self.known):
@@ -154,31 +170,47 @@ class Update:
             check: actions whose scores are compared with those in other company, before anything steps.
         """
         policies = sorted({sample.action.policy for sample in samples})
-        batches = self.packing.micro_batches(samples, self._denominators(samples), self.known)
+        mine = share(self.ranks, samples, length)
+        batches = self.packing.micro_batches(mine, self._denominators(samples), self.known) if mine else []
         for policy in policies:
             self.optimizers[policy].zero_grad()
-        kl_sum = tokens = loss = 0.0
+        kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are
         stepped_on = Meter()  # counts only where a step follows, however the minibatch is cut
-        for batch in batches:
-            scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
-            old = self._old(batch, scores)
-            kl = k3(scores.log_probs.detach() - old)
-            measure_tokens(self.meter, batch, entropy=scores.entropies, kl=kl)
-            if first_look:
-                measure_difference(self.meter, batch, old)
-            kl_sum, tokens = kl_sum + kl.sum().item(), tokens + len(kl)
-            if len(batches) == 1 and self._over_limit(kl_sum / tokens):
+        in_step = self.packing.in_step(batches, policies, self.ranks)
+        for batch in in_step:
+            forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl)
+            if len(in_step) == 1 and self._over_limit(kl):
                 return False
-            loss += self._backward(batch, scores, old, teammate_log_probs, objective, stepped_on)
-        if self._over_limit(kl_sum / tokens):
+            if isinstance(batch, Idle):
+                batch.forward().backward()
+            elif forward is not None:
+                loss += self._backward(batch, forward, objective, stepped_on)
+        if self._over_limit(kl):
             return False
+        self._tell_old(mine)
         if check:
             self._measure_packing(check)
         self.meter.absorb(stepped_on)
-        self.meter.add("policy_loss", loss)
+        self.meter.add("policy_loss", float(total(self.ranks, loss)[0]))
         for policy in policies:
             self._step(policy)
         return True
+
+    def _forward(self, batch: MicroBatch, first_look: bool, kl: Floats) -> _Forward:
+        """Score a micro-batch; its KL to π_old and the count of its tokens are added to ``kl``."""
+        scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
+        old = self._old(batch, scores)
+        of_tokens = k3(scores.log_probs.detach() - old)
+        measure_tokens(self.meter, batch, entropy=scores.entropies, kl=of_tokens)
+        if first_look:
+            measure_difference(self.meter, batch, old)
+        kl += of_tokens.sum().item(), len(of_tokens)
+        return _Forward(scores, old, teammate_log_probs)
+
+    def _tell_old(self, samples: Sequence[Sample]) -> None:
+        """Later minibatches share the same samples out in other ways."""
+        if self.ranks.count > 1:
+            self.old |= merged(self.ranks, {sample.action.key: self.old[sample.action.key] for sample in samples})
 
     def _old(self, batch: MicroBatch, scores: TokenScores) -> Tensor:
         """π_old's log-probs of a batch, [T]: those of its policies themselves until they first move."""
@@ -191,21 +223,18 @@ class Update:
         """How far scores in other company are from those that ratios are taken from: what such a ratio is off by."""
         again = self.score_now(samples)
         for sample in samples:
-            off = np.abs(again[id(sample.action)] - self.old[id(sample.action)]).max()
+            off = np.abs(again[sample.action.key] - self.old[sample.action.key]).max()
             self.meter.peak("packing_difference", float(off))
 
-    def _over_limit(self, kl: float) -> bool:
-        return self.settings.kl_stop > 0 and not kl <= self.settings.kl_stop
+    def _over_limit(self, kl: Floats) -> bool:
+        """Whether the mean over tokens is, on all ranks."""
+        if not self.settings.kl_stop:
+            return False
+        of_tokens, tokens = total(self.ranks, kl)
+        return not of_tokens / tokens <= self.settings.kl_stop
 
-    def _backward(
-        self,
-        batch: MicroBatch,
-        scores: TokenScores,
-        old: Tensor,
-        teammate_log_probs: Tensor | None,
-        objective: Objective,
-        meter: Meter,
-    ) -> float:
+    def _backward(self, batch: MicroBatch, forward: _Forward, objective: Objective, meter: Meter) -> float:
+        scores, old, teammate_log_probs = forward.scores, forward.old, forward.teammate_log_probs
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
         correction = self._sampler_weights(batch, old)
@@ -253,17 +282,9 @@ class Update:
         return settings.coefficient * (terms * text.weights).sum()
 
     def _step(self, policy: str) -> None:
+        self.ranks.sum_gradients(self.optimizers[policy].parameters.values())
         norm = self.optimizers[policy].step()
         self.moved.add(policy)
         for scope in ("", f"policies/{policy}/"):
             self.meter.add(f"{scope}gradient_norm", norm)
             self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)))
-
-
-def _scaled(objective: Objective, scale: float) -> Objective:
-    """The objective with its clip ``scale`` as wide."""
-    if scale == 1.0:
-        return objective
-    update = {name: width * scale for name in ("clip", "clip_high") if (width := getattr(objective, name, None))}
-    copied: Objective = objective.model_copy(update=update)  # type: ignore[attr-defined]
-    return copied

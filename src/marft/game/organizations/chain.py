@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.game.agents import Agents
 from marft.types import Action, JointAction, Observation
 
 
-class Chain(Plugin):
+class Chain(OrganizationPart):
     """Every agent acts once, seeing the actions before its own.
 
     ::

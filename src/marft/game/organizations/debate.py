@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Strict
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
 from marft.game.organizations.joining import majority, together
@@ -16,7 +16,7 @@ from marft.types import Action, JointAction, Observation
 Neighbours = dict[str, Annotated[tuple[str, ...], Strict(False)]]
 
 
-class Debate(Plugin):
+class Debate(OrganizationPart):
     """All speak at the same time, ``rounds`` times; from the second round on, each sees what it said itself and what
     those that it hears said in the round before.
 

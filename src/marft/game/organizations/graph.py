@@ -9,14 +9,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Strict
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.config.settings import did_you_mean
 from marft.game.agents import Agents, Seat
 from marft.game.organizations.joining import together
 from marft.types import Action, JointAction, Observation
 
 
-class Graph(Plugin):
+class Graph(OrganizationPart):
     """Every agent acts once, as soon as those that it sees have acted; agents without a path between them overlap.
 
     ::

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.config.settings import Few, Names, did_you_mean
 from marft.game.agents import Agents, Excerpt
 from marft.game.organizations.joining import answering, together
@@ -17,7 +17,7 @@ from marft.types import JointAction, Observation
 _ITEM = re.compile(r"^\s*(?:\d+[.):]|[-*•])\s+(.+)$", re.MULTILINE)
 
 
-class Hierarchical(Plugin):
+class Hierarchical(OrganizationPart):
     """The planner's list has one item a sub-task. Each goes to a worker, who sees that item alone; the workers act at
     the same time, in turns if there are more items than workers. The agent that answers sees the plan and all results.
 

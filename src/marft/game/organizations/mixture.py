@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.config.settings import Few
 from marft.game.agents import Agents
 from marft.game.organizations.joining import answering, together
 from marft.types import Action, JointAction, Observation
 
 
-class MixtureOfAgents(Plugin):
+class MixtureOfAgents(OrganizationPart):
     """Everybody but the aggregator proposes, ``layers`` times, each layer seeing all of the one before; the agent that
     answers sees the last layer.
 

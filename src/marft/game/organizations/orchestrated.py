@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
 from marft.types import Action, JointAction, Observation
@@ -17,7 +17,7 @@ View = Literal["nothing", "last", "all"]
 STOP = "stop"
 
 
-class Orchestrated(Plugin):
+class Orchestrated(OrganizationPart):
     """The router chooses one of the others by name, who acts and comes back to it, until the router says stop. Its
     choices are enumerated actions: trained, like any other action, by what the team earns.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.game.agents import Agents
 from marft.game.organizations.joining import majority, together
 from marft.types import JointAction, Observation
 
 
-class Parallel(Plugin):
+class Parallel(OrganizationPart):
     """Every agent acts at the same time on the observation alone: D = 0, the DEC-POMDP.
 
     ::

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from marft.config.plugins import Plugin
+from marft.config.parts import OrganizationPart
 from marft.config.settings import Few, did_you_mean
 from marft.game.agents import Agents
 from marft.types import JointAction, Observation
 
 
-class Reflective(Plugin):
+class Reflective(OrganizationPart):
     """A draft, then ``rounds`` of criticism and revision; the last draft is the answer.
 
     ::

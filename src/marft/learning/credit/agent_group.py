@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
 from marft.learning.credit.groups import agent_costs, agent_returns, compare
 from marft.learning.interfaces import CreditInputs, Credits
 
 
-class AgentGroup(Estimator):
+class AgentGroup(CreditPart):
     """``(R_i − mean) / (std + ε)`` over the trajectories of agent i at a task."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
 from marft.learning.credit.groups import EPSILON, compare, costs_to_come, earned_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits, Floats, split_rows
 
 
-class Batch(Estimator):
+class Batch(CreditPart):
     """``A_k = R − Σ_{j ≥ k} cost_j`` for decision k of an episode, with costs of KL in the reward, then
     ``(A − mean) / std`` over the trained decisions of the batch; ``whiten = false`` leaves A as it is.
 

@@ -12,13 +12,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from marft.config.parts import CreditPart
 from marft.config.settings import NotNegative
-from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.groups import EQUAL, agent_costs, compare, local_rewards, members
 from marft.learning.interfaces import CreditInputs, Credits, Floats
 
 
-class CoMAM(Estimator):
+class CoMAM(CreditPart):
     """``local_i + w_i · global``, compared over the trajectories of agent i at a task."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"

@@ -3,18 +3,17 @@ earned had this agent acted otherwise here, and everybody after it gone on from 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import numpy as np
 
+from marft.config.parts import CreditPart
 from marft.config.settings import Few
-from marft.learning.credit.estimator import Estimator
+from marft.forking.counterfactual import Counterfactuals
 from marft.learning.credit.groups import team_returns
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import Fork
 
 
-class Counterfactual(Estimator):
+class Counterfactual(CreditPart):
     """``R − mean R`` of re-samples of this one action, everything after it sampled anew. An action none of whose
     re-samples could be scored gets 0 and is counted.
 
@@ -22,10 +21,13 @@ class Counterfactual(Estimator):
     others and the action that was played: nothing that was sampled there is thrown away.
     """
 
-    forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "counterfactual"
-
     resamples: Few = 2
     symmetric: bool = True
+
+    @property
+    def forking(self) -> Counterfactuals:
+        """Every action is sampled anew from where it was."""
+        return Counterfactuals(self.resamples)
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """What an action earned, against what others in its place did."""

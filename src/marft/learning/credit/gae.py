@@ -11,13 +11,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from marft.config.parts import CreditPart
 from marft.config.settings import Fraction, NotNegative
-from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.links import Links, backward_sum, link
 from marft.learning.interfaces import CreditInputs, Credits, Floats, split_rows
 
 
-class GAE(Estimator):
+class GAE(CreditPart):
     """Advantages from a critic.
 
     ``successor = "joint"`` is one sequence over all agents (the paper); ``"agent"`` one for each agent (IPPO, MAPPO);

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
 from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits
 
 
-class GRPO(Estimator):
+class GRPO(CreditPart):
     """``(R − mean) / (std + ε)`` over the episodes of a task; ``scale = false`` leaves the division out (Dr.GRPO)."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"

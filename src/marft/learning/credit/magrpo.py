@@ -12,13 +12,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
+from marft.forking.crossed import Crossed
 from marft.learning.credit.groups import compare, earned_from, team_costs, team_returns
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import ActionKey
 
 
-class MAGRPO(Estimator):
+class MAGRPO(CreditPart):
     """``R_t − mean R_t`` over the task's episodes that have a turn t, R_t the joint return from environment step t on;
     ``scale = true`` divides by the deviation."""
 
@@ -28,8 +29,9 @@ class MAGRPO(Estimator):
     scale: bool = False
 
     @property
-    def forks(self) -> Literal["cross", ""]:  # type: ignore[override]
-        return "cross" if self.joint_mode == "cross" else ""
+    def forking(self) -> Crossed | None:
+        """The tuples of ``cross``."""
+        return Crossed() if self.joint_mode == "cross" else None
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """The return from each turn on, against the group's at that turn."""

@@ -6,13 +6,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from marft.config.parts import CreditPart
 from marft.config.settings import Fraction
-from marft.learning.credit.estimator import Estimator
 from marft.learning.credit.gae import GAE
 from marft.learning.interfaces import CreditInputs, Credits, Values
 
 
-class MonteCarlo(Estimator):
+class MonteCarlo(CreditPart):
     """``G_k = r_k + γ_k G_k'`` along a chain (see :class:`marft.learning.credit.gae.GAE`). A truncated episode is
     taken as if nothing came after it: without a critic nobody knows."""
 

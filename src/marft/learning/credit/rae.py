@@ -8,12 +8,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PrivateAttr
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
 from marft.learning.credit.groups import agent_returns
 from marft.learning.interfaces import CreditInputs, Credits
 
 
-class RAE(Estimator):
+class RAE(CreditPart):
     """``R_i − b_i`` with agent i's baseline from before the batch, then ``b_i ← decay · b_i + (1 − decay) · mean``.
 
     The first batch that an agent appears in sets its baseline to 0, as the paper does.

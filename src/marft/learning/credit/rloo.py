@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
 from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits
 
 
-class RLOO(Estimator):
+class RLOO(CreditPart):
     """``R_j − mean of the other episodes of the task``."""
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"

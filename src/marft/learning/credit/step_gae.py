@@ -14,13 +14,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from marft.config.parts import CreditPart
 from marft.config.settings import Fraction
-from marft.learning.credit.estimator import Estimator
 from marft.learning.interfaces import CreditInputs, Credits, Floats, Values
 from marft.types import Episode
 
 
-class StepGAE(Estimator):
+class StepGAE(CreditPart):
     """GAE over environment steps. ``value = "first"`` is HAPPO's and A2PO's, ``"mean"`` is MAT's."""
 
     needs_critic: ClassVar[bool] = True

@@ -8,25 +8,29 @@ from the state, or that only completed a step, is not.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from marft.learning.credit.estimator import Estimator
+from marft.config.parts import CreditPart
+from marft.forking.tree import Candidates, step_score
 from marft.learning.credit.groups import compare
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import Action, Episode
 
 
-class Tree(Estimator):
+class Tree(CreditPart):
     """``(r − mean) / (std + ε)`` over the candidates of a state; the best of them is carried on, or the first."""
-
-    forks: ClassVar[Literal["tree", "counterfactual", "cross", ""]] = "tree"
 
     candidates: Annotated[int, Field(ge=2, le=10_000)] = 4
     carry: Literal["best", "first"] = "best"
     scale: bool = True
+
+    @property
+    def forking(self) -> Candidates:
+        """Candidates are sampled from the states that the policies come to."""
+        return Candidates(self.candidates, self.carry)
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """A candidate's score, against the other candidates at its branch."""
@@ -46,12 +50,6 @@ def is_candidate(episode: Episode, action: Action) -> bool:
     """Whether the action is the one at which its episode was forked. In an episode that is no fork every action is
     one, among the actions that happen to share its state."""
     return episode.fork is None or action.id == episode.fork.at
-
-
-def step_score(episode: Episode, action: Action) -> float:
-    """What the action's step paid the team, and the agent itself."""
-    transition = episode.transitions[action.step]
-    return transition.reward + transition.agent_rewards.get(action.agent, 0.0)
 
 
 def _state(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:

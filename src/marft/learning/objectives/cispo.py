@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from marft.config.plugins import Plugin
+from marft.config.parts import ObjectivePart
 from marft.config.settings import Positive
 from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
-class CISPO(Plugin):
+class CISPO(ObjectivePart):
     """``−sg(min(r, 1 + high)) A log π``. One-sided, with a width of its own: PPO's ε would cut most of the signal."""
 
     high: Positive = 4.0

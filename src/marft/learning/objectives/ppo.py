@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.plugins import Plugin
+from marft.config.parts import ObjectivePart
 from marft.config.settings import NotNegative
 from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 
 
-class PPO(Plugin):
+class PPO(ObjectivePart):
     """``−min(r A, clip(r, 1 − clip, 1 + clip_high) A)``; for A < 0 not below ``dual_clip · A``.
 
     At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
@@ -28,6 +28,15 @@ class PPO(Plugin):
         if 0 < dual_clip <= 1:
             raise PydanticCustomError("dual_clip", "must be above 1, else no bad action is unlearned; 0 is off")
         return dual_clip
+
+    @property
+    def clip_width(self) -> float:
+        return self.clip
+
+    def scaled(self, scale: float) -> Self:
+        return self.model_copy(
+            update={"clip": self.clip * scale, "clip_high": self.clip_high and self.clip_high * scale}
+        )
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages

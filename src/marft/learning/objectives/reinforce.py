@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from marft.config.plugins import Plugin
+from marft.config.parts import ObjectivePart
 from marft.learning.interfaces import LossInputs, LossOutput
 
 
-class Reinforce(Plugin):
+class Reinforce(ObjectivePart):
     """``−A log π``: on-policy, so one epoch of one minibatch is what it is made for."""
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

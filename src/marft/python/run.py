@@ -117,7 +117,7 @@ class Run:
 
     def evaluate(self, changes: Mapping[str, Any] | Sequence[str] = (), /, **options: Any) -> list[Evaluation]:
         """As :func:`marft.evaluate`. This takes data, rewards and models."""
-        from marft.api import evaluate
+        from marft.python.commands import evaluate
 
         return evaluate(self, changes, **options)
 

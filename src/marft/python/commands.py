@@ -19,7 +19,7 @@ from marft.config.load import parse_recipe, to_toml
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
 from marft.observing import Observer
-from marft.past import Run
+from marft.python.run import Run
 from marft.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -1,0 +1,75 @@
+"""What parts of each kind say of themselves, beside their methods: class data with a default, read when the recipe is.
+
+A part of a kind derives from the class here. Data under a name that is almost one of these is refused
+(:mod:`marft.config.seams`): what a part needs cannot be missed for a typing error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import SerializeAsAny
+
+from marft.config.plugins import Plugin, resolver
+
+
+class EnvironmentPart(Plugin):
+    """Base of environments. ``session`` is the class of its sessions, where agents may call methods of theirs that
+    are marked with ``@tool``."""
+
+    one_step: ClassVar[bool] = False  # every episode is over after one step
+    session: ClassVar[type | None] = None
+
+    @property
+    def graded(self) -> bool:
+        """Whether the environment itself says what an answer is worth."""
+        return True
+
+
+class OrganizationPart(Plugin):
+    """Base of organizations."""
+
+    each_once: ClassVar[bool] = False  # every agent acts once a step
+
+
+class CreditPart(Plugin):
+    """Base of credits."""
+
+    needs_critic: ClassVar[bool] = False
+    reads_traces: ClassVar[bool] = False  # it knows of policies updated before (A2PO)
+    grouped_by: ClassVar[Literal["task", ""]] = ""  # what rewards are compared with: attempts at the same task
+
+    @property
+    def forking(self) -> object | None:
+        """How episodes are played again for its sake (:class:`marft.forking.interface.Forking`)."""
+        return None
+
+
+class ObjectivePart(Plugin):
+    """Base of objectives."""
+
+    @property
+    def clip_width(self) -> float:
+        """How far below 1 a ratio is clipped; 0: it is not."""
+        return 0.0
+
+    def scaled(self, scale: float) -> Self:  # noqa: ARG002
+        """The objective with its clip ``scale`` as wide."""
+        return self
+
+
+class SchedulePart(Plugin):
+    """Base of schedules. ``correction`` is what policies that step earlier do to those later
+    (:class:`marft.learning.interfaces.UpdateSchedule`)."""
+
+    correction: ClassVar[Literal["", "product", "preceding"]] = ""
+
+
+EnvironmentPlugin = Annotated[SerializeAsAny[EnvironmentPart], resolver("environments")]
+ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
+OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organizations")]
+RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
+ToolPlugin = Annotated[SerializeAsAny[Plugin], resolver("tools")]
+CreditPlugin = Annotated[SerializeAsAny[CreditPart], resolver("credits")]
+ObjectivePlugin = Annotated[SerializeAsAny[ObjectivePart], resolver("objectives")]
+SchedulePlugin = Annotated[SerializeAsAny[SchedulePart], resolver("schedules")]

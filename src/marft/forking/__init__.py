@@ -1,0 +1,1 @@
+"""Playing episodes again from one action on, for a credit that asks for it: one file a mode."""

@@ -1,0 +1,58 @@
+"""Log-probs of recorded actions under the weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marft.learning.batching import Denominators, Idle, MicroBatch, Packing, length
+from marft.learning.interfaces import LOG_RATIO_LIMIT, Floats
+from marft.learning.ranks import ALONE, Ranks, merged, share
+from marft.models.log_probs import TokenScores, token_scores
+from marft.types import ActionKey, Sample
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(p ‖ q) at samples of p, from ``log q − log p`` (clamped to ±20 nats)."""
+    d = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return d.expm1() - d
+
+
+def score(batch: MicroBatch) -> TokenScores:
+    """Log-probs and entropies of a micro-batch's sampled tokens: one forward for all agents on its backbone."""
+    return score_all(batch)[0]
+
+
+def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
+    """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
+    hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
+    own = token_scores(
+        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
+        filled=batch.rows.filled,
+    )  # fmt: skip
+    if batch.chosen is not None:
+        own = batch.chosen.decide(own)
+    text = batch.teammate_text
+    if text is None:
+        return own, None
+    theirs = token_scores(hidden[text.predict_from], head.weight, head.bias, text.targets, text.temperatures)
+    return own, theirs.log_probs
+
+
+@torch.no_grad()
+def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = ALONE) -> dict[ActionKey, Floats]:
+    """Log-probs of every sampled token under the policies as they are, by key of the action; each rank has a share."""
+    if not samples:
+        return {}
+    policies = sorted({sample.action.policy for sample in samples})
+    mine = share(ranks, samples, length)
+    batches = packing.micro_batches(mine, Denominators.of(samples, pooled=False)) if mine else []
+    scored: dict[ActionKey, Floats] = {}
+    for batch in packing.in_step(batches, policies, ranks):
+        if isinstance(batch, Idle):
+            batch.forward()
+        else:
+            scored |= batch.by_action(score(batch).log_probs)
+    return merged(ranks, scored)

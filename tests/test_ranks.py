@@ -1,0 +1,205 @@
+"""Learning in several processes is learning in one: the same gradients, decisions and numbers, whoever has which share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from marft.config import RunSettings
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.learning.metering import Meter
+from marft.learning.ranks import ALONE, Ranks, merged, share, total
+from marft.types import Episode
+from tests.test_first_ratio import begun, episodes, recipe
+
+T = TypeVar("T")
+LOADING = threading.Lock()  # models are not loaded by several threads at a time
+
+
+class Meeting:
+    """Where threads that stand for processes exchange what they have."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._slots: list[Any] = [None] * count
+        self._barrier = threading.Barrier(count, timeout=60)
+
+    def exchange(self, rank: int, mine: T) -> list[T]:
+        self._slots[rank] = mine
+        self._barrier.wait()
+        everything = list(self._slots)
+        self._barrier.wait()
+        return everything
+
+
+class Member:
+    """One of the threads."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.count = meeting, rank, meeting.count
+        self.asked = 0
+
+    def gather(self, mine: T) -> list[T]:
+        self.asked += 1
+        return self.meeting.exchange(self.rank, mine)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        wanted = list(parameters)
+        mine = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in wanted]
+        for parameter, *parts in zip(wanted, *self.gather(mine), strict=True):
+            parameter.grad = torch.stack(parts).sum(0)
+
+
+def together(count: int, work: Callable[[Member], T]) -> list[T]:
+    meeting = Meeting(count)
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, [Member(meeting, rank) for rank in range(count)]))
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    found = {
+        f"{name}.{key}": p.detach().clone()
+        for name, one in learner.optimizers.items()
+        for key, p in one.parameters.items()
+    }
+    critic = learner.critic.parameters() if learner.critic else {}
+    return found | {f"critic.{key}": p.detach().clone() for key, p in critic.items()}
+
+
+def learned(run: RunSettings, batches: Sequence[Sequence[Episode]], ranks: Ranks) -> Any:
+    """Weights and metrics of a learner after some steps."""
+    with LOADING:
+        learner = begun(run, ranks)
+    rows = [learner.learn(batch, Progress(step, 24 * step)) for step, batch in enumerate(batches)]
+    return weights(learner), rows
+
+
+SMOOTH = ("--algorithm.critic.epsilon", "1e-4")  # a gradient of nearly nothing, rounded, is no step of full size
+CASES: Mapping[str, tuple[str, ...]] = {
+    "marft": SMOOTH,
+    "mappo": SMOOTH,
+    "grpo": (),
+    "dapo": ("--algorithm.dynamic_sampling", "0", "--algorithm.entropy", "0.01"),
+    "gspo": ("--algorithm.kl", "{ coefficient = 0.1 }"),
+    "reinforce++": (),
+    "ppo": ("--algorithm.epochs", "3", "--algorithm.kl_stop", "1e-6", *SMOOTH),
+    "happo": ("--algorithm.epochs", "2", *SMOOTH),
+    "a2po": SMOOTH,
+    "hatrpo": SMOOTH,
+}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_learn_what_one_process_learns(name: str, count: int, tmp_path: Path) -> None:
+    run = recipe(tmp_path, name, *CASES[name], "--algorithm.optimizer.epsilon", "1e-4")
+    batches = [episodes(6, seed, noise=0.02) for seed in range(2)]
+    right, rows = learned(run, batches, ALONE)
+    found = together(count, lambda member: learned(run, batches, member))
+    for mine, said in found:
+        assert mine.keys() == right.keys()
+        assert all(torch.equal(mine[key], found[0][0][key]) for key in mine), "ranks drift apart"
+        for key, value in right.items():
+            assert torch.allclose(mine[key], value, rtol=1e-4, atol=2e-6), key
+        for row, expected in zip(said, rows, strict=True):
+            assert row.keys() == expected.keys()
+            off = {
+                key: (row[key], value)
+                for key, value in expected.items()
+                if "difference" not in key and not np.isclose(row[key], value, rtol=2e-3, atol=1e-5, equal_nan=True)
+            }
+            assert not off
+
+
+def test_the_kl_stop_is_decided_by_all_or_none(tmp_path: Path) -> None:
+    """One rank's own tokens may be within the limit and another's beyond it."""
+    run = recipe(tmp_path, "ppo", "--algorithm.epochs", "4", "--algorithm.kl_stop", "1e-7")
+    _, rows = learned(run, [episodes(6)], ALONE)
+    assert rows[0]["kl_stops"] > 0
+    for _, said in together(2, lambda member: learned(run, [episodes(6)], member)):
+        assert said[0]["kl_stops"] == rows[0]["kl_stops"]
+
+
+def test_a_rank_without_a_share_goes_through_the_motions(tmp_path: Path) -> None:
+    """One episode of two actions for three ranks: one has nothing, and steps as the others do."""
+    run = recipe(tmp_path, "marft")
+    right, _ = learned(run, [episodes(1)], ALONE)
+    for mine, _ in together(3, lambda member: learned(run, [episodes(1)], member)):
+        assert all(torch.allclose(mine[key], right[key], rtol=1e-4, atol=2e-6) for key in right)
+
+
+def test_every_rank_passes_through_a_backbone_equally_often(tmp_path: Path) -> None:
+    """Long actions on one rank, none on the other: a sharded base would wait for ever for the one that is done."""
+    run = recipe(tmp_path, "grpo", "--training.tokens_per_micro_batch", "60")
+    batch = episodes(5)
+
+    def passes(member: Member) -> int:
+        with LOADING:
+            learner = begun(run, member)
+        calls = 0
+        backbone = learner.packing.backbones["actor"]
+        original = backbone.hidden_states
+
+        def counted(*arguments: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return original(*arguments)
+
+        backbone.hidden_states = counted  # type: ignore[method-assign]
+        learner.learn(batch, Progress(0, 0))
+        return calls
+
+    first, second = together(2, passes)
+    assert first == second > 0
+
+
+@given(st.lists(st.integers(1, 50)), st.integers(1, 5))
+def test_shares_hold_everything_once_and_are_about_equal(sizes: list[int], count: int) -> None:
+    items = list(enumerate(sizes))
+    shares = [share(_Rank(rank, count), items, lambda item: item[1]) for rank in range(count)]
+    assert sorted(item for part in shares for item in part) == items
+    assert all(part == sorted(part) for part in shares)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    if items:
+        loads = [sum(size for _, size in part) for part in shares]
+        assert max(loads) - min(loads) <= max(sizes)
+
+
+class _Rank:
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+    def gather(self, mine: T) -> list[T]:
+        raise AssertionError
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        raise AssertionError
+
+
+def test_sums_entries_and_counts_are_of_all_ranks() -> None:
+    def work(member: Member) -> Any:
+        meter = Meter()
+        meter.add("loss", 2.0 * member.rank, 1.0 + member.rank)
+        meter.peak("largest", float(member.rank))
+        everyone = meter.of_all(member)
+        return (
+            total(member, np.array([1.0, member.rank])).tolist(),
+            merged(member, {member.rank: "x"}),
+            everyone.means(),
+        )
+
+    for numbers, entries, means in together(3, work):
+        assert numbers == [3.0, 3.0]
+        assert entries == {0: "x", 1: "x", 2: "x"}
+        assert means == {"loss": 1.0, "largest": 2.0}
