@@ -54,7 +54,7 @@ def train(
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
-    with Terminal([agent.role for agent in run.agents]) as terminal:
+    with Terminal([agent.role for agent in run.agents], run.training.show_samples_every) as terminal:
         state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
     write_report(folder)
     if state.step < run.training.steps:

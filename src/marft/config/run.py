@@ -41,6 +41,7 @@ class TrainingSettings(Settings):
     steps: Count = 100
     tokens_per_micro_batch: Count = 8192
     record_episodes_every: CountOrNone = 1  # steps; 0 records none
+    show_samples_every: CountOrNone = 0  # steps, of which the terminal shows one episode; 0 shows none
 
 
 class CheckpointSettings(Settings):

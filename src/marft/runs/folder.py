@@ -86,6 +86,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
+    def is_at_work(self) -> bool:
+        """Whether another process may be training here."""
+        return lock.at_work(self.path / "run.lock")
+
     def check_free(self, overwrite: bool = False) -> None:
         """See that a run can begin here.
 
