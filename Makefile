@@ -1,6 +1,7 @@
 # make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
 # make test   install, run the tests
 # make check  lint, types, tests
+# make docs   the docs as a site: build/site/index.html
 # make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
 #               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
 # make mutants-sample  a fixed sample of them, in two minutes
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test mutants mutants-sample check lint types format install clean
+.PHONY: demo test docs mutants mutants-sample check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -25,6 +26,14 @@ demo: install
 
 test: install
 	$(BIN)/pytest --numprocesses auto
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
+
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
 
 mutants: install
 	$(BIN)/python tools/mutants/run.py $(MUTANTS)

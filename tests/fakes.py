@@ -15,7 +15,7 @@ from marft.game.engine import Weights
 from marft.game.game import Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
-from marft.game.rendering import Cut, Message, compose
+from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose
 from marft.game.team import Organization, Team
 from marft.types import (
     Action,
@@ -44,7 +44,23 @@ class FakeRenderer:
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
     ) -> Prompt:
         chat = compose(profile, observation, seen)
-        return Prompt(np.frombuffer(str(chat).encode(), np.uint8).astype(np.int32))
+        return Prompt(self.start(policy, chat, ()), chat=tuple(chat))
+
+    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+        return np.frombuffer(str(list(messages)).encode(), np.uint8).astype(np.int32)
+
+    def go_on(
+        self,
+        policy: str,
+        ids: TokenIds,
+        messages: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:
+        return self.start(policy, new, tools)
+
+    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+        return [{"role": "assistant", "content": action.text}]
 
     def count(self, policy: str, text: str) -> int:
         return len(text)

@@ -46,6 +46,10 @@ OURS = {  # in place of what the docs only name
     "my_package.rewards:brevity": "tests.fuzzing:brevity",
     "problems.jsonl": "problems",
 }
+SHOWN = (  # pages with recipes, or parts of one
+    "README.md",
+    *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "tools", "rewards", "algorithms")),
+)
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of the recipe in tests
     "graph": {"sees": {"actor": ["reasoner"]}},
     "hierarchical": {"planner": "reasoner", "workers": ["actor"]},
@@ -83,7 +87,7 @@ def shown_everywhere() -> Iterator[dict[str, Any]]:
     """Every recipe that ships or stands in the docs, whole enough to be read."""
     for name in bundled_names():
         yield {"name": name, **tomllib.loads(bundled(name).read_text(encoding="utf-8"))}
-    for page in ("README.md", "docs/recipes.md", "docs/algorithms.md"):
+    for page in SHOWN:
         for block in (ROOT / page).read_text(encoding="utf-8").split("```toml\n")[1:]:
             for theirs, ours in OURS.items():
                 block = block.replace(theirs, ours)

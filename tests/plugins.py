@@ -94,3 +94,40 @@ class Forgetful(Flaky):
         session = FlakySession(self, task, seed)
         session.task = Task(task.id, f"{task.prompt} {session.number}")
         return session
+
+
+class HigherLower(EnvironmentPart):
+    """Guess a number. What is shown says only whether it is higher or lower than the last guess."""
+
+    highest: int = 15
+    steps: int = 4
+
+    def tasks(self, split: str) -> list[Task]:
+        return [
+            Task(f"number/{n}", f"Guess my number, 1 to {self.highest}.", {"number": n})
+            for n in range(1, self.highest + 1)
+        ]
+
+    def start(self, task: Task, seed: int) -> HigherLowerSession:
+        return HigherLowerSession(task, self.steps)
+
+
+class HigherLowerSession:
+    def __init__(self, task: Task, steps: int) -> None:
+        self.task, self.left = task, steps
+
+    async def reset(self) -> Observation:
+        return Observation(self.task.prompt)
+
+    async def step(self, actions: JointAction) -> Step:
+        self.left -= 1
+        said = actions.answer.text.strip() if actions.answer else ""
+        number, guess = self.task.data["number"], int(said) if said.isdecimal() and len(said) < 9 else 0
+        shown = "It is higher." if number > guess else "It is lower."
+        return Step(
+            Observation(shown), float(guess == number), terminated=guess == number, truncated=self.left == 0,
+            success=guess == number,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        return None

@@ -58,3 +58,25 @@ TAGS = HERMES.replace(
     """{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}""",
     """<function={{ call.function.name }}>{% for k, v in call.function.arguments.items() %}<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function>""",
 )
+DROPS = r"""
+{%- for m in messages -%}<|im_start|>{{ m.role }}
+{{ m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1] }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""  # earlier thoughts
+LEAVES_OUT = DROPS.replace("loop.last or ", "")  # thoughts, as soon as a turn is over
+BEGINS = DROPS.replace(
+    "assistant\n{% endif", "assistant\n<think>\n{% endif"
+)  # a turn with a thought that it never shows
+MOVES = r"""
+{%- for m in messages -%}
+{%- if m.role == 'user' and tools and (messages | selectattr('role', 'equalto', 'user') | list)[-1] == m -%}
+[TOOLS]{{ tools | tojson }}[/TOOLS]
+{%- endif -%}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""  # the tools to the last question
+ONCE = DROPS.replace("{%- for", "{%- if messages | length > 3 -%}{{ raise_exception('no') }}{%- endif -%}{%- for")

@@ -7,23 +7,31 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+from tests.docs import FENCE, PAGES, ROOT, name_of
+
 RELIABILITY = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_sections_find_them(page: Path) -> None:
     for target, section in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
         other = (page.parent / target) if target else page
         if other.suffix == ".md":
             assert section in _sections(other), f"{page.name} links to {target}#{section}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_rows_of_tables_have_as_many_cells_as_their_header(page: Path) -> None:
+    """A bar within a cell, as in |log π|, would end it, unless it is escaped."""
+    for table in re.findall(r"(?:^\|.*\|$\n)+", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE):
+        cells = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert len(set(cells)) == 1, f"{name_of(page)}: {table.splitlines()[cells.index(max(cells))]}"
 
 
 def test_every_promise_has_its_test() -> None:
@@ -46,5 +54,5 @@ def test_the_first_teams_script_is_shown_to_the_letter_and_short() -> None:
 
 
 def _sections(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

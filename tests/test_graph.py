@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from marft.cli.main import app
 from marft.evaluation.graph import draw, find_episode, timeline
+from marft.evaluation.remembering import newly_seen
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.types import Episode, Task
@@ -33,6 +34,19 @@ def test_a_box_an_action_and_an_arrow_a_dependency() -> None:
     boxes = [patch for patch in patches if isinstance(patch, Rectangle)]
     assert [(box.get_x(), box.get_width()) for box in boxes] == [(0.0, 1.0), (0.0, 2.0), (2.0, 2.0)]
     assert sum(isinstance(patch, FancyArrowPatch) for patch in patches) == 2
+
+
+def test_an_agent_that_remembers_is_drawn_with_what_is_new_to_it() -> None:
+    first, second, third = episode().actions
+    own = replace(make_action("c", step=1), index=3, sees=("0/a/0", "0/b/0", "0/c/0"), continues=("0/c/0",))
+    later = replace(
+        make_action("c", step=2), index=4, sees=("0/a/0", "0/b/0", "0/c/0", "1/c/0"), continues=("0/c/0", "1/c/0")
+    )
+    actions = {action.id: action for action in (first, second, third, own, later)}
+    assert newly_seen(own, actions) == ["0/c/0"]
+    assert newly_seen(later, actions) == ["1/c/0"]
+    drawn = replace(episode(), actions=tuple(actions.values()))
+    assert sum(isinstance(patch, FancyArrowPatch) for patch in draw(drawn).axes[0].patches) == 4
 
 
 def test_the_terminal_shows_when_each_ran_and_what_it_saw() -> None:

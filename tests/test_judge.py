@@ -256,7 +256,7 @@ def test_judges_that_cannot_work_are_refused(fields: dict[str, Any], complaint: 
 
 
 def test_the_example_of_the_docs_can_be_read() -> None:
-    (term,) = parse_recipe({**recipe(), **shown_in_docs("docs/recipes.md", 'name = "judge"')}).rewards
+    (term,) = parse_recipe({**recipe(), **shown_in_docs("docs/rewards.md", 'name = "judge"')}).rewards
     assert isinstance(term, Judge)
     assert "{mark}" in term.prompt
 

@@ -72,7 +72,7 @@ def test_a_fork_goes_on_with_the_state_that_its_origin_had() -> None:
     attempt = Attempt(Task("t", "go"), "s")
     whole = played(Notes(), attempt)[0]
     kept = {action.id: action for action in whole.actions[:2]}
-    replay = Replay(whole.name, "s", 0, kept, at=whole.actions[2].id, prompt=whole.actions[2].prompt)
+    replay = Replay(whole.name, "s", 0, kept, at=whole.actions[2].id, instead_of=whole.actions[2])
     fork = played(Notes(), replace(attempt, stream="s/fork", replay=replay))[0]
     assert fork.status == "terminated", fork.error
     assert fork.fork is not None

@@ -22,7 +22,6 @@ from tests.plugins import Flaky
 from tests.test_cli import run as command
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 NOTEBOOK = ROOT / "src" / "marft" / "examples" / "first_team.ipynb"
 
 
@@ -334,14 +333,6 @@ def run_in(folder: Path, code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_the_snippets_of_the_page_run_from_top_to_bottom(tmp_path: Path) -> None:
-    code = "\n".join(block.split("```")[0] for block in PAGE.split("```python\n")[1:])
-    printed = run_in(tmp_path, code)
-    assert "Run('runs/small', step 3)" in printed
-    assert "given=[brief, Guess]" in printed or "given=[Guess, brief]" in printed
-    assert "stopped after " in printed
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:

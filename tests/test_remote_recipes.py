@@ -57,7 +57,7 @@ def test_recipes_that_cannot_work_are_refused(changes: dict[str, str], complaint
 
 
 def test_the_example_of_the_docs_can_be_read() -> None:
-    run = parse_recipe({"name": "shown", **shown_in_docs("docs/recipes.md", "[models.teacher]")})
+    run = parse_recipe({"name": "shown", **shown_in_docs("docs/teams.md", "[models.teacher]")})
     assert run.trained_policies == ("actor",)
     assert set(type(run.models["teacher"].endpoint).model_fields) == run.models["teacher"].endpoint.model_fields_set  # type: ignore[union-attr]
 

@@ -91,9 +91,9 @@ class TestServedAgain:
         first = self.recorded()
         wrong = self.replay(first, 1, actions={"0/a/0": replace(first.actions[0], prompt=np.zeros(3, np.int32))})
         assert self.again(wrong).error.startswith("replaying 0/a/0: the agent sees something else than recorded")
-        at = self.replay(first, 1, at="0/b/0", prompt=first.actions[1].prompt)
+        at = self.replay(first, 1, at="0/b/0", instead_of=first.actions[1])
         assert self.again(at).status == "terminated"
-        other = self.again(replace(at, prompt=np.zeros(3, np.int32)))
+        other = self.again(replace(at, instead_of=replace(first.actions[1], prompt=np.zeros(3, np.int32))))
         assert other.error.startswith("replaying 0/b/0: the agent sees something else than recorded")
         later = self.replay(first, 4, actions={a.id: a for a in first.actions if a.id != "0/a/0"})
         assert [a.text for a in self.again(later).actions] == ["a anew", "b anew", "a says 1", "b says 1"]

@@ -339,7 +339,7 @@ class TestPromptsAlone:
 def test_the_recipe_that_the_docs_show_trains_on_a_table_beside_it(tmp_path: Path) -> None:
     rows = "".join(f"Country {n},City {n},Region {n % 7}\n" for n in range(60))
     (tmp_path / "capitals.csv").write_text(f"country,capital,region\n{rows}Nowhere,,X\n")
-    shown = shown_in_docs("docs/recipes.md", 'path = "capitals.csv"')
+    shown = shown_in_docs("docs/environments.md", 'path = "capitals.csv"')
     small = {"training": {"steps": 2}, "rollout": {"tasks_per_step": 2, "samples_per_task": 2}, "threads": 1}
     run = parse_recipe({"name": "shown", "output": str(tmp_path), "recipe_folder": str(tmp_path), **shown, **small},
                        ["--agents.solver.sampling.max_new_tokens", "4"])  # fmt: skip

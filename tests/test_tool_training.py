@@ -150,7 +150,7 @@ def test_the_example_of_the_docs_can_be_read(tmp_path: Path, monkeypatch: pytest
     (package / "weather.py").write_text("from tests.tools import add as look_up\n")
     (package / "notes.py").write_text("from tests.tools import Counter as Notebook\n")
     monkeypatch.syspath_prepend(tmp_path)
-    run = parse_recipe({"name": "shown", **shown_in_docs("docs/recipes.md", "[tools.weather]")})
+    run = parse_recipe({"name": "shown", **shown_in_docs("docs/tools.md", "[tools.weather]")})
     assert sorted(run.tools) == ["files", "notebook", "python", "search", "weather"]
     assert parse_recipe(tomllib.loads(to_toml(run))) == run
 

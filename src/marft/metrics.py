@@ -86,6 +86,9 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", BOTH),
+        Metric("restarts", "restarts", "prompts of agents with a memory that begin anew, not by the ids so far", ".0f",
+               scopes=BOTH, better="lower", unless_zero=True,
+               advice="`marft show` says why: a full context, or a chat template that changes earlier turns"),
         Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=BOTH),
         Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=BOTH),
         Metric("tool_errors", "failed calls", "calls that could not be read, or failed", ".0f", scopes=BOTH,
@@ -212,7 +215,8 @@ def page() -> str:
         "# Metrics",
         "",
         "What stands in `metrics.jsonl`, one object a step; TensorBoard has the same names. A metric of an agent is",
-        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good.",
+        "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good. *Shown as* is",
+        "what a step's line and the pictures call it.",
         "(This page is written by `python -m marft.metrics`.)",
     ]
     for title, metrics in CATALOGUE.items():
@@ -220,14 +224,15 @@ def page() -> str:
             "",
             f"## {title}",
             "",
-            "| metric | for | meaning | where it looks wrong |",
-            "| --- | --- | --- | --- |",
+            "| metric | shown as | for | meaning | where it looks wrong |",
+            "| --- | --- | --- | --- | --- |",
         ]
         for metric in metrics:
             arrow = {"higher": " ↑", "lower": " ↓", "": ""}[metric.better]
             unit = f" ({metric.unit})" if metric.unit else ""
             scopes = ", ".join(metric.scopes)
-            lines.append(f"| `{metric.name}`{arrow} | {scopes} | {metric.meaning}{unit} | {metric.advice} |")
+            meaning = f"{metric.meaning}{unit}".replace("|", "\\|")
+            lines.append(f"| `{metric.name}`{arrow} | {metric.label} | {scopes} | {meaning} | {metric.advice} |")
     return "\n".join(lines) + "\n"
 
 

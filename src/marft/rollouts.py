@@ -118,11 +118,17 @@ class LocalRollouts:
     def _team(self, renderer: ChatRenderer) -> Team:
         team = Team.of(self.run, self.toolkit.equip)
         for agent in team.agents:
-            if agent.profile.tools and not renderer.formats[agent.policy].remote:
+            if renderer.formats[agent.policy].remote:
+                continue
+            for key, asked_for, check in (
+                ("tools", agent.profile.tools, renderer.tool_format),
+                ("memory", agent.memory == "own", renderer.check_continues),
+            ):
                 try:
-                    renderer.tool_format(agent.policy)
+                    if asked_for:
+                        check(agent.policy)
                 except ValueError as error:
-                    raise ValueError(f"agents.{agent.role}.tools: {error}") from error
+                    raise ValueError(f"agents.{agent.role}.{key}: {error}") from error
         return team
 
     def play(

@@ -9,8 +9,9 @@ an engine samples them, and travel unchanged to the learner: no later hop re-tok
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import IntEnum
+from operator import add
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -106,6 +107,7 @@ class ToolCall:
     error: bool = False
     seconds: float = 0.0
     place: int = 0  # among the calls of its episode
+    round: int = 0  # turn of its action that made it
 
     @property
     def unreadable(self) -> bool:
@@ -127,12 +129,7 @@ class Usage:
     retries: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.cost + other.cost,
-            self.retries + other.retries,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +221,8 @@ class Action:
     what the critic reads when that is more than the prompt: the same rollout observation with the step's earlier
     actions that the agent did not see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that
     are marked as its own. An agent that calls tools goes on after their answers, whose tokens are marked as theirs;
-    ``text`` is then what it says last, and ``intermediate_texts`` what it said before.
+    ``text`` is then what it says last, and ``intermediate_texts`` what it said before. With a memory, its prompt holds
+    actions of its own (``continues``) and all that they saw: ``restarted`` is why not by the very ids of the last.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -256,6 +254,8 @@ class Action:
     calls: tuple[ToolCall, ...] = ()
     intermediate_texts: tuple[str, ...] = ()
     usage: Usage | None = None
+    continues: tuple[str, ...] = ()  # ids of the agent's own actions that its prompt holds, oldest first
+    restarted: str = ""
 
     @property
     def id(self) -> str:

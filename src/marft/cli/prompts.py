@@ -33,12 +33,16 @@ class Recorded:
         listed = [agent for agent in agents if isinstance(agent, dict)] if isinstance(agents, list) else []
         return {str(agent.get("role")) for agent in listed if agent.get("answers") is True}
 
-    def prompt(self, action: Action) -> str | None:
-        """What an agent saw, control tokens included; None where no tokenizer is at hand."""
+    def prompt(self, action: Action, known: int = 0) -> str | None:
+        """What an agent saw, control tokens included; None where no tokenizer is at hand.
+
+        Args:
+            known: tokens at its beginning that are left out.
+        """
         if action.policy not in self._tokenizers:
             self._tokenizers[action.policy] = _tokenizer(self._model(action.policy))
         tokenizer = self._tokenizers[action.policy]
-        return str(tokenizer.decode(action.prompt.tolist(), skip_special_tokens=False)) if tokenizer else None
+        return str(tokenizer.decode(action.prompt[known:].tolist(), skip_special_tokens=False)) if tokenizer else None
 
     def _model(self, policy: str) -> Mapping[str, Any]:
         """The model whose tokenizer a policy is spoken to with: for a remote one its reader's."""

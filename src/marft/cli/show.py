@@ -16,6 +16,7 @@ from marft.cli.errors import beside
 from marft.cli.outcomes import SUCCESS, outcome_of
 from marft.cli.prompts import Recorded
 from marft.config.settings import did_you_mean
+from marft.evaluation.remembering import known_tokens, newly_seen
 from marft.evaluation.transcripts import (
     Order,
     answer_of,
@@ -121,12 +122,18 @@ def history(attempts: Sequence[tuple[int, Episode]], recorded: Recorded) -> Iter
 
 
 def _acted(action: Action, by_id: dict[str, Action], recorded: Recorded) -> Iterator[RenderableType]:
-    prompt = recorded.prompt(action)
+    known = known_tokens(action, by_id)
+    prompt = recorded.prompt(action, known)
+    remembers = f", and remembers {known:,} up to {action.continues[-1]}" if known else ""
+    if action.restarted:
+        kept = f"remembers {', '.join(action.continues)}" if action.continues else "remembers nothing"
+        yield Text(visible(f"  {action.agent} {kept}, and its prompt begins anew: {action.restarted}"), style="dim")
     if prompt is not None:
         left_out = f", {action.truncated_tokens:,} more were cut" if action.truncated_tokens else ""
-        yield _panel(prompt, f"{action.agent} sees {len(action.prompt):,} tokens{left_out}", "dim")
+        new = len(action.prompt) - known
+        yield _panel(prompt, f"{action.agent} sees {new:,} tokens{remembers}{left_out}", "dim")
     else:
-        for seen in action.sees:
+        for seen in (seen for seen in newly_seen(action, by_id) if seen not in action.continues):
             text = by_id[seen].text if seen in by_id else "(not recorded)"
             yield Text(visible(f"  {action.agent} reads of {seen}: {text}"), style="dim")
     for text in action.intermediate_texts:

@@ -17,10 +17,10 @@ Strings = Annotated[tuple[str, ...], Strict(False)]
 
 class SamplingSettings(Settings):
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # 0 is greedy
-    max_new_tokens: Count = 512
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: CountOrNone = 0
-    stop: Strings = ()
+    max_new_tokens: Count = 512  # of one action, all its turns together
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of probability that is sampled from; 1: all
+    top_k: CountOrNone = 0  # tokens that are sampled from; 0: all
+    stop: Strings = ()  # texts that end an action
 
     @field_validator("temperature")
     @classmethod
@@ -45,30 +45,32 @@ class SamplingSettings(Settings):
 class ContextSettings(Settings):
     """What gives way when a rollout observation does not fit the model's context. What is cut is counted."""
 
+    # what is cut first; nothing: the episode is dropped
     cut: Literal["messages", "observation", "nothing"] = "messages"
-    keep: Literal["start", "end"] = "end"
+    keep: Literal["start", "end"] = "end"  # the end of a text that stays
 
 
 class ToolUseSettings(Settings):
     """How an agent may use its tools."""
 
     rounds: Few = 8  # how often in one action it may call tools and go on
-    calls: Few = 16  # at most in one turn
+    calls: Few = 16  # of tools in one turn, at most
     timeout_seconds: Positive = 30.0  # for one call
     output_tokens: Count = 512  # of one answer; more is cut
 
 
 class AgentSettings(Settings):
-    role: Role
-    policy: str
-    instructions: str = ""
-    guidance: str = ""
-    answers: bool = False
+    role: Role  # its name, as Python could call it
+    policy: str  # the weights that play it
+    instructions: str = ""  # the system message
+    guidance: str = ""  # at the end of what it sees
+    answers: bool = False  # its text is the team's answer; a single agent always does
     tools: Names = ()  # names of [tools.…] tables
-    tool_use: ToolUseSettings = ToolUseSettings()
+    tool_use: ToolUseSettings = ToolUseSettings()  # limits of using tools
     skills: Names = ()  # folders with a SKILL.md
-    sampling: SamplingSettings = SamplingSettings()
-    context: ContextSettings = ContextSettings()
+    sampling: SamplingSettings = SamplingSettings()  # how it samples
+    context: ContextSettings = ContextSettings()  # what gives way when its prompt does not fit
+    memory: Literal["none", "own"] = "none"  # "own": it is asked with its own earlier conversation of the episode
 
     @property
     def profile(self) -> Profile:

@@ -22,24 +22,24 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule. Adapters and optimizer state are float32 whatever the base's dtype."""
 
-    learning_rate: LearningRate = 3e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: CountOrNone = 0
+    learning_rate: LearningRate = 3e-5  # of policies that have none of their own
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how the learning rate goes down
+    warmup_steps: CountOrNone = 0  # training steps in which it rises to its height
     final_fraction: Fraction = 0.0  # of the learning rate, where linear and cosine end
-    beta1: Beta = 0.9
-    beta2: Beta = 0.999
-    epsilon: Epsilon = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    max_gradient_norm: Positive = 1.0
+    beta1: Beta = 0.9  # decay of the mean gradient
+    beta2: Beta = 0.999  # decay of the mean squared gradient
+    epsilon: Epsilon = 1e-8  # added to the root of the mean square
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0  # pull towards 0, times the learning rate
+    max_gradient_norm: Positive = 1.0  # of each policy; longer gradients are shortened to it
 
 
 class RewardSettings(Settings):
     """What the rewards become before credit is assigned: ``team`` · team reward + ``own`` · the agent's own."""
 
-    team: NotNegative = 1.0
-    own: NotNegative = 1.0
+    team: NotNegative = 1.0  # weight of the team's reward
+    own: NotNegative = 1.0  # weight of the agent's own
     shaping: Literal["none", "margin", "quality"] = "none"  # of agents' own rewards, against their earlier ones
-    shaping_weight: NotNegative = 0.5
+    shaping_weight: NotNegative = 0.5  # of what shaping adds
     overlong_buffer: CountOrNone = 0  # tokens before max_new_tokens that cost up to 1; 0 is off
 
     @model_validator(mode="after")
@@ -59,9 +59,10 @@ class KLSettings(Settings):
     weighed with the new/old ratio) off-policy too; k3 as GRPO has it has that of KL(base ‖ π).
     """
 
-    coefficient: NotNegative = 0.0  # 0 is off
-    place: Literal["loss", "reward"] = "loss"
-    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"  # in the reward k1
+    coefficient: NotNegative = 0.0  # weight of the KL; 0 is off
+    place: Literal["loss", "reward"] = "loss"  # in the loss, or off the reward of each decision
+    # how it is estimated; in the reward k1
+    estimator: Literal["k1", "k2", "k3", "k3-corrected"] = "k3-corrected"
 
     @model_validator(mode="before")
     @classmethod
@@ -89,10 +90,10 @@ class SamplerCorrectionSettings(Settings):
     at ``cap``; outside ``[low, high]`` it is 0 (IcePop's mask; ``high = 0`` is off).
     """
 
-    level: Literal["none", "token", "action", "geometric"] = "none"
-    cap: Positive = 2.0
-    low: NotNegative = 0.0
-    high: NotNegative = 0.0
+    level: Literal["none", "token", "action", "geometric"] = "none"  # what gets a weight; none: no correction
+    cap: Positive = 2.0  # the largest weight
+    low: NotNegative = 0.0  # weights below it become 0; needs high
+    high: NotNegative = 0.0  # weights above it become 0; 0 is off
 
     @model_validator(mode="after")
     def _check_band(self) -> SamplerCorrectionSettings:
@@ -117,59 +118,61 @@ class TeammateTextSettings(Settings):
     Averaged over the policy's teammate tokens. With coefficient 0 such text is read and not trained.
     """
 
-    coefficient: NotNegative = 0.0
+    coefficient: NotNegative = 0.0  # weight of the term; 0 is off
     cap: Positive = 2.0  # of the weight: a clip of its own
 
 
 class CriticSettings(Settings):
     """V_φ: an MLP head on the frozen base's hidden states (formulas: Huber and value clip have their own widths)."""
 
-    kind: Literal["centralised", "independent", "none"] = "centralised"  # independent: unseen actions are left out
+    # independent: what the agent did not see is left out
+    kind: Literal["centralised", "independent", "none"] = "centralised"
     body: Literal["frozen", "lora"] = "frozen"  # lora: the base with an adapter of the critic's own
     heads: Literal["team", "agent"] = "team"  # one value head for all agents of a base, or one for each
-    lora_rank: Count = 8
-    lora_learning_rate: LearningRate = 1e-4
-    hidden: Annotated[int, Field(ge=1, le=65_536)] = 64
-    learning_rate: LearningRate = 1e-3
-    epsilon: Epsilon = 1e-8
-    max_gradient_norm: Positive = 1.0
-    loss: Literal["huber", "squared"] = "huber"
-    huber_delta: Positive = 1.0
-    value_clip: NotNegative = 0.2  # 0 is off
-    normalise_values: bool = False  # heads learn targets over their running mean and deviation (MAPPO)
+    lora_rank: Count = 8  # of body = "lora"
+    lora_learning_rate: LearningRate = 1e-4  # of body = "lora"
+    hidden: Annotated[int, Field(ge=1, le=65_536)] = 64  # width of the head's layers
+    learning_rate: LearningRate = 1e-3  # of the head
+    epsilon: Epsilon = 1e-8  # of its Adam
+    max_gradient_norm: Positive = 1.0  # longer gradients are shortened to it
+    loss: Literal["huber", "squared"] = "huber"  # of the values
+    huber_delta: Positive = 1.0  # error from which the Huber loss is linear
+    value_clip: NotNegative = 0.2  # how far a value may move; 0 is off
+    normalise_values: bool = False  # targets are taken over their running mean and deviation (MAPPO)
     value_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99999  # of those statistics, a batch
-    coefficient: Positive = 1.0
-    epochs: Few = 1
-    minibatches: Few = 1
+    coefficient: Positive = 1.0  # weight of the loss
+    epochs: Few = 1  # over a step's episodes
+    minibatches: Few = 1  # of an epoch
     warmup_steps: CountOrNone = 0  # steps that fit the critic alone, to Monte-Carlo returns
 
 
 class AlgorithmSettings(Settings):
     """One algorithm: credit + objective + schedule, and how they step."""
 
-    name: str = "marft"
-    level: Literal["action", "token"] = "action"
-    normalisation: Normalisation = "tokens"  # Z of the action's log-probability
-    aggregation: Aggregation = "auto"
+    name: str = "marft"  # a preset
+    level: Literal["action", "token"] = "action"  # what one decision is: a whole action, or a token
+    normalisation: Normalisation = "tokens"  # Z that an action's log-probability is divided by
+    aggregation: Aggregation = "auto"  # how terms are averaged; auto: action-mean, or token-mean at token level
     constant_length: CountOrNone = 0  # tokens, for aggregation = "constant-length"; 0: max_new_tokens
-    denominator: Literal["policy", "pooled"] = "policy"
-    normalise_advantages: bool = True
-    epochs: Few = 1
-    minibatches: Few = 1
-    kl_stop: NotNegative = 0.0  # 0 is off
-    entropy: NotNegative = 0.0
+    denominator: Literal["policy", "pooled"] = "policy"  # terms are counted for each policy, or for all together
+    normalise_advantages: bool = True  # to mean 0 and deviation 1
+    epochs: Few = 1  # over a step's episodes
+    minibatches: Few = 1  # of an epoch
+    kl_stop: NotNegative = 0.0  # nats a token from which a phase of updates ends; 0 is off
+    entropy: NotNegative = 0.0  # weight of the entropy bonus; 0 is off
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
     # times that tasks are drawn again for all-equal groups (DAPO)
     dynamic_sampling: Annotated[int, Field(ge=0, le=1000)] = 0
-    reward: RewardSettings = RewardSettings()
-    kl: KLSettings = KLSettings()
+    reward: RewardSettings = RewardSettings()  # what rewards become before credit
+    kl: KLSettings = KLSettings()  # KL to the untuned base
+    # weights for what the engine rounds otherwise
     sampler_correction: SamplerCorrectionSettings = SamplerCorrectionSettings()
-    teammate_text: TeammateTextSettings = TeammateTextSettings()
-    credit: CreditPlugin
-    objective: ObjectivePlugin
-    schedule: SchedulePlugin
-    optimizer: OptimizerSettings = OptimizerSettings()
-    critic: CriticSettings = CriticSettings()
+    teammate_text: TeammateTextSettings = TeammateTextSettings()  # learning from text that a teammate began
+    credit: CreditPlugin  # what each decision was worth
+    objective: ObjectivePlugin  # the loss of a decision
+    schedule: SchedulePlugin  # which policies step, in which order
+    optimizer: OptimizerSettings = OptimizerSettings()  # of the policies
+    critic: CriticSettings = CriticSettings()  # of credits that read values
 
     @model_validator(mode="before")
     @classmethod

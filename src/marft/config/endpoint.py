@@ -56,13 +56,13 @@ class EndpointSettings(Settings):
     """An endpoint that takes chat completions. The API key is named by the environment variable that holds it."""
 
     url: str  # up to and without /chat/completions: "http://127.0.0.1:8000/v1"
-    api_key_variable: str = ""  # "": the server asks for no key
+    api_key_variable: str = ""  # the environment variable that holds the key; "": none is asked for
     timeout_seconds: Positive = 60.0  # for one answer, retries included; waiting for a turn is not counted
-    retries: Annotated[int, Field(ge=0, le=1000)] = 5
+    retries: Annotated[int, Field(ge=0, le=1000)] = 5  # of a request, with growing waits or those that the server names
     requests_per_minute: NotNegative = 0.0  # 0: no limit
-    concurrent_requests: Count = 8
-    price_per_million_prompt_tokens: NotNegative = 0.0
-    price_per_million_completion_tokens: NotNegative = 0.0
+    concurrent_requests: Count = 8  # that are under way at a time
+    price_per_million_prompt_tokens: NotNegative = 0.0  # in any currency; counted as cost
+    price_per_million_completion_tokens: NotNegative = 0.0  # in the same currency
     options: Plain = {}  # further fields of the request's body
     omit: Names = ()  # fields that this server does not take, such as "seed"
 

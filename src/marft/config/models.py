@@ -17,28 +17,28 @@ from marft.config.settings import Count, CountOrNone, Filled, Names, Plain, Posi
 class ModelSettings(Settings):
     """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
 
-    path: Filled  # of a remote model: its name there
-    endpoint: TeammateEndpoint | None = None
-    revision: Filled = "main"
+    path: Filled  # "tiny", a folder, or a Hugging Face id; of a remote model its name there
+    endpoint: TeammateEndpoint | None = None  # where a remote model is reached
+    revision: Filled = "main"  # of a Hugging Face id: branch, tag or commit
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
     context: CountOrNone = 0  # tokens, prompt and action together; 0: what it, or its reader, is made for
     chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
     template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = False  # less memory, more time; changes nothing else
 
 
 class LoraSettings(Settings):
-    rank: Count = 8
-    alpha: Positive = 16.0
-    targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")
+    rank: Count = 8  # of the change to each layer
+    alpha: Positive = 16.0  # the change counts alpha / rank times
+    targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
 
 
 class PolicySettings(Settings):
     """Weights by name. Agents that name the same policy share it."""
 
-    model: str
-    train: Literal["lora", "full", "frozen"] = "lora"
-    lora: LoraSettings = LoraSettings()
+    model: str  # the base that it is on
+    train: Literal["lora", "full", "frozen"] = "lora"  # an adapter, all weights, or nothing
+    lora: LoraSettings = LoraSettings()  # of train = "lora"
     adapter: str = ""  # a PEFT adapter folder to start from
     learning_rate: LearningRate | None = None  # in place of the algorithm's
 

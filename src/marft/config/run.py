@@ -23,43 +23,44 @@ ENVIRONMENT = "environment"  # among an agent's tools: those that the environmen
 class RolloutSettings(Settings):
     """How much experience a training step gathers, and when an environment counts as hanging."""
 
-    tasks_per_step: Count = 8
-    samples_per_task: Count = 4
-    max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256
-    max_steps: Count = 32  # environment steps; an episode that reaches it is truncated
+    tasks_per_step: Count = 8  # different tasks
+    samples_per_task: Count = 4  # attempts at each of them
+    max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # played at the same time
+    max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
 
 
 class EngineSettings(Settings):
     """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
 
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
     admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
 
 
 class TrainingSettings(Settings):
-    steps: Count = 100
-    tokens_per_micro_batch: Count = 8192
-    record_episodes_every: CountOrNone = 1  # steps; 0 records none
-    show_samples_every: CountOrNone = 0  # steps, of which the terminal shows one episode; 0 shows none
+    steps: Count = 100  # each plays, credits and learns once
+    tokens_per_micro_batch: Count = 8192  # memory of an update; changes nothing else
+    record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
+    show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
 
 
 class CheckpointSettings(Settings):
-    every: Count = 10
-    keep_last: Count = 2
-    keep_best: bool = True
+    every: Count = 10  # steps from one checkpoint to the next
+    keep_last: Count = 2  # newest checkpoints that stay
+    keep_best: bool = True  # the best one stays: by validation accuracy or reward, else by the step's reward
 
 
 class EvaluationSettings(Settings):
     """Held-out evaluation. ``every`` looks at the validation split while training; ``tasks`` at the test split."""
 
-    tasks: Count = 500
+    tasks: Count = 500  # of the test split, at most
+    # temperature 0, and the agents' own
     modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Strict(False), Field(min_length=1)] = (
         "greedy",
         "sampled",
     )
-    every: CountOrNone = 0
-    validation_tasks: Count = 100
+    every: CountOrNone = 0  # steps between looks at the validation split; 0: none
+    validation_tasks: Count = 100  # of the validation split, at most
 
     @field_validator("modes")
     @classmethod
@@ -72,26 +73,26 @@ class EvaluationSettings(Settings):
 class RunSettings(Settings):
     """One recipe, complete."""
 
-    name: RunName
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    output: Filled = "runs"
+    name: RunName  # the run's folder is output/name; by default the file's name
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of everything random
+    output: Filled = "runs"  # the folder of runs
     recipe_folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""  # where paths and modules of the recipe are
-    device: Filled = "auto"
+    device: Filled = "auto"  # auto: cuda where there is a GPU, else cpu
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch; 0: torch's choice
-    models: dict[Name, ModelSettings]
-    policies: dict[Name, PolicySettings]
-    tools: dict[Name, ToolPlugin] = {}
-    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]
-    team: OrganizationPlugin
-    channel: ChannelPlugin
-    environment: EnvironmentPlugin
-    rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # none: what the environment pays
-    algorithm: AlgorithmSettings
-    rollout: RolloutSettings = RolloutSettings()
-    engine: EngineSettings = EngineSettings()
-    training: TrainingSettings = TrainingSettings()
-    checkpoints: CheckpointSettings = CheckpointSettings()
-    evaluation: EvaluationSettings = EvaluationSettings()
+    models: dict[Name, ModelSettings]  # base models by name
+    policies: dict[Name, PolicySettings]  # weights by name
+    tools: dict[Name, ToolPlugin] = {}  # sources of tools by name
+    agents: Annotated[tuple[AgentSettings, ...], Strict(False), Field(min_length=1)]  # the team, in its order
+    team: OrganizationPlugin  # the organization: who acts, when, seeing what
+    channel: ChannelPlugin  # what agents read of each other
+    environment: EnvironmentPlugin  # what the team works on
+    rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
+    algorithm: AlgorithmSettings  # how it learns
+    rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
+    engine: EngineSettings = EngineSettings()  # how agents sample
+    training: TrainingSettings = TrainingSettings()  # how long
+    checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
+    evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")

@@ -12,8 +12,8 @@ import numpy as np
 
 from marft.endpoints.client import Endpoint
 from marft.endpoints.replies import ModelReply, as_metrics
+from marft.engines.messages import schema
 from marft.engines.renderer import MOST_CHARACTERS
-from marft.engines.tool_format import schema
 from marft.game.engine import Weights
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer

@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.tool_format import ToolFormat, schema
-from marft.game.rendering import Cut, Message, PromptTooLongError, compose
+from marft.engines.messages import (
+    CANNOT_RENDER,
+    PROBES,
+    appended,
+    changes_turns,
+    continue_ids,
+    render_messages,
+)
+from marft.engines.tool_format import ToolFormat
+from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
+from marft.texts import raised
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
@@ -40,6 +49,7 @@ class ChatRenderer:
     def __init__(self, formats: Mapping[str, ChatFormat]) -> None:
         self.formats = formats
         self._tool_formats: dict[str, ToolFormat] = {}
+        self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
 
     def render(
         self, policy: str, profile: Profile, observation: str, seen: Sequence[Message], *, reserve: int, cut: Cut
@@ -49,7 +59,7 @@ class ChatRenderer:
         budget = format.context - reserve
         texts = _Texts(observation, tuple(seen))
         chat = compose(profile, texts.observation, texts.seen)
-        ids = _ids(format, chat, profile.tools)
+        ids = render_messages(format, chat, profile.tools)
         whole = len(ids)
         while len(ids) > budget:
             shorter = _shorten(format.tokenizer, texts, len(ids) - budget, cut)
@@ -62,8 +72,69 @@ class ChatRenderer:
                 )
             texts = shorter
             chat = compose(profile, texts.observation, texts.seen)
-            ids = _ids(format, chat, profile.tools)
+            ids = render_messages(format, chat, profile.tools)
         return Prompt(ids, whole - len(ids), tuple(chat), profile.tools)
+
+    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+        """The ids of a conversation, up to where the agent's next turn begins."""
+        try:
+            return render_messages(self.formats[policy], messages, tools)
+        except CANNOT_RENDER as error:
+            raise ValueError(f"its chat template cannot show the conversation: {raised(error)}") from error
+
+    def go_on(
+        self, policy: str, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:  # fmt: skip
+        """What the template puts after a conversation that ends with a turn, where it can be continued exactly."""
+        format = self.formats[policy]
+        if format.remote:
+            return self._recorded(format, ids, new)
+        key = policy, bool(tools)
+        if key not in self._changes:
+            self._changes[key] = changes_turns(format, tools)
+        return self._changes[key] or continue_ids(format, ids, messages, new, tools)
+
+    def turn(self, policy: str, action: Action) -> list[ChatMessage]:
+        """An action as messages of a chat: what it said, called and was answered."""
+        format, messages = self.formats[policy], list[ChatMessage]()
+        for number, text in enumerate(action.intermediate_texts):
+            calls = [call for call in action.calls if call.round == number]
+            whole = self._begun(format, action) + text if number == 0 else text
+            messages += exchange(whole if format.remote else self.tool_format(policy).content(whole), calls)
+        return [*messages, {"role": "assistant", "content": action.text}]
+
+    @staticmethod
+    def _begun(format: ChatFormat, action: Action) -> str:
+        """What a teammate wrote at the beginning of an action."""
+        ids = action.tokens[: int(np.argmax(action.sampled))]
+        return str(format.tokenizer.decode(ids.tolist(), skip_special_tokens=True)) if len(ids) else ""
+
+    @staticmethod
+    def _recorded(format: ChatFormat, ids: TokenIds, new: Sequence[ChatMessage]) -> TokenIds:
+        """What is recorded of a conversation with an endpoint, which is sent messages: as its reader would have it."""
+        ended = len(ids) > 0 and int(ids[-1]) in format.stop_ids
+        try:
+            found = appended(format, PROBES[0][0], new, ended=ended)
+        except CANNOT_RENDER as error:
+            found = NotExact(raised(error))
+        if not isinstance(found, NotExact):
+            return found
+        return _encoded(format, [str(message["content"]) for message in new])
+
+    def check_continues(self, policy: str) -> None:
+        """
+        Raises:
+            ValueError: the chat template of a policy's model cannot show an agent what it said itself.
+        """
+        try:
+            for messages, new in PROBES:
+                render_messages(self.formats[policy], [*messages, *new])
+        except CANNOT_RENDER as error:
+            raise ValueError(
+                f"its chat template cannot show a conversation ({raised(error)}); set models.….chat_template to a "
+                'Jinja file that can, or memory = "none"'
+            ) from error
 
     def count(self, policy: str, text: str) -> int:
         """Tokens of a text, on its own."""
@@ -98,9 +169,7 @@ class ChatRenderer:
         """What the template puts after a turn that called tools: their answers, and the start of the next turn."""
         format = self.formats[policy]
         if format.remote:  # for the record alone: the endpoint is sent messages
-            text = "\n".join(call.output for call in calls)
-            ids = format.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-            return np.array(ids, np.int32)
+            return _encoded(format, [call.output for call in calls])
         ended = bool(len(turn)) and int(turn[-1]) in format.stop_ids
         return self.tool_format(policy).response(calls, ended)
 
@@ -137,12 +206,8 @@ class _Texts:
     seen: tuple[Message, ...]
 
 
-def _ids(format: ChatFormat, chat: list[dict[str, str]], tools: Sequence[Tool]) -> TokenIds:
-    """Only the template's own control tokens are tokens; what somebody wrote stays text."""
-    ids = format.tokenizer.apply_chat_template(
-        chat, tools=[schema(tool) for tool in tools] or None, add_generation_prompt=True, return_dict=False,
-        sanitize_control_tokens=True, **format.template_options,
-    )  # fmt: skip
+def _encoded(format: ChatFormat, texts: Sequence[str]) -> TokenIds:
+    ids = format.tokenizer.encode("\n".join(texts), add_special_tokens=False, split_special_tokens=True)
     return np.array(ids, np.int32)
 
 

@@ -11,18 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.game.rendering import exchange
+from marft.engines.messages import ASKED, appended, render_text, schema
+from marft.game.rendering import NotExact, exchange
 from marft.texts import raised, storable
 from marft.types import TokenIds, Tool, ToolCall
 
 NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
 PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
 PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
-ASKED = {"role": "user", "content": "?"}
 DEPTH = 64  # of the arguments of a call
 REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
@@ -106,9 +105,9 @@ class ToolFormat:
         """
         format_ = ToolFormat(tokenizer, options, stop_ids, None)
         try:
-            plain = format_._text([ASKED], (), begin=True)
-            told = format_._text([ASKED], (PROBE,), begin=True)
-            called = format_._text([ASKED, exchange("", [PROBE_CALL])[0]], (PROBE,), begin=False)
+            plain = render_text(format_, [ASKED])
+            told = render_text(format_, [ASKED], (PROBE,))
+            called = render_text(format_, [ASKED, exchange("", [PROBE_CALL])[0]], (PROBE,), begin=False)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"its chat template cannot render tools ({error}); {REMEDY}") from error
         if plain == told:
@@ -150,41 +149,24 @@ class ToolFormat:
         except TemplateError as error:
             raise ValueError(f"its chat template cannot show what tools answered ({error}); {REMEDY}") from error
 
+    def content(self, text: str) -> str:
+        """What a turn that calls tools says beside its calls."""
+        if self.syntax:
+            return text.partition(self.syntax.opening)[0].strip() if self.syntax.opening else ""
+        try:
+            return str(self.tokenizer.parse_response(text, prefix="").get("content") or "")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return text
+
     def _appended(self, turn: dict[str, Any], answers: Sequence[dict[str, Any]], ended: bool) -> TokenIds:
-        before = self._ids([ASKED, turn], begin=False)
-        after = self._ids([ASKED, turn, *answers], begin=True)
-        ends = [place for place, token in enumerate(before) if token in self.stop_ids]
-        if not ends or after[: ends[-1] + 1] != before[: ends[-1] + 1]:
+        found = appended(self, [ASKED, turn], answers, (PROBE,), ended)
+        if isinstance(found, NotExact):
             raise ValueError(f"its chat template rewrites a turn once tools have answered; {REMEDY}")
-        return np.array(after[ends[-1] + bool(ended) :], np.int32)
-
-    def _ids(self, chat: list[dict[str, Any]], begin: bool) -> list[int]:
-        ids = self.tokenizer.apply_chat_template(
-            chat, tools=_schemas((PROBE,)), add_generation_prompt=begin, return_dict=False,
-            sanitize_control_tokens=True, **self.template_options,
-        )  # fmt: skip
-        return list(ids)
-
-    def _text(self, chat: list[dict[str, Any]], tools: Sequence[Tool], begin: bool) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat,
-                tools=_schemas(tools) or None,
-                tokenize=False,
-                add_generation_prompt=begin,
-                **self.template_options,
-            )
-        )
+        return found
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:
     return [schema(tool) for tool in tools]
-
-
-def schema(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates and chat endpoints take it."""
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
 
 
 def _parsed(call: Any) -> ToolCall:

@@ -32,7 +32,7 @@ class Grading(Settings):
     """Base of all gradings. A list in the column of answers holds several right ones: any of them will do."""
 
     needs_answer: ClassVar[bool] = True
-    name: str
+    name: str  # which grading it is
 
     def check(self, answer: Any, cells: Cells) -> None:
         """See that answers can be held to a row's right one.
@@ -54,8 +54,8 @@ class Grading(Settings):
 class Exact(Grading):
     """1 where what the text states is the right answer, character by character but for spacing."""
 
-    name: Literal["exact"] = "exact"
-    ignore_case: bool = False
+    name: Literal["exact"] = "exact"  # which grading it is
+    ignore_case: bool = False  # capitals and small letters are the same
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Held against what the text states."""
@@ -70,8 +70,8 @@ class Exact(Grading):
 class Contains(Grading):
     """1 where the text holds the right answer as whole words."""
 
-    name: Literal["contains"] = "contains"
-    ignore_case: bool = True
+    name: Literal["contains"] = "contains"  # which grading it is
+    ignore_case: bool = True  # capitals and small letters are the same
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Looked for in the whole text."""
@@ -84,9 +84,9 @@ class Numeric(Grading):
     Its number is the only one in the last box or tag, else the first one after "the answer is", else the last one.
     """
 
-    name: Literal["numeric"] = "numeric"
-    tolerance: NotNegative = 1e-6
-    relative: NotNegative = 0.0
+    name: Literal["numeric"] = "numeric"  # which grading it is
+    tolerance: NotNegative = 1e-6  # how far from the right number
+    relative: NotNegative = 0.0  # the same, times the right number
 
     def check(self, answer: Any, cells: Cells) -> None:  # noqa: ARG002
         """Every right answer is a number."""
@@ -109,8 +109,8 @@ class Numeric(Grading):
 class F1(Grading):
     """The F1 of the words that the stated answer shares with the right one; solved from ``threshold`` on."""
 
-    name: Literal["f1"] = "f1"
-    threshold: Fraction = 1.0
+    name: Literal["f1"] = "f1"  # which grading it is
+    threshold: Fraction = 1.0  # F1 from which the task is solved
 
     def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The best F1 over the right answers."""
@@ -124,9 +124,9 @@ class Choice(Grading):
     The right one is a letter, the words of a choice, or its place, counted from ``first``.
     """
 
-    name: Literal["choice"] = "choice"
+    name: Literal["choice"] = "choice"  # which grading it is
     choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
-    first: Literal[0, 1] = 0
+    first: Literal[0, 1] = 0  # what the first place is called
 
     def check(self, answer: Any, cells: Cells) -> None:
         """The right answer is one of the row's choices, and one alone."""
@@ -167,8 +167,8 @@ class Choice(Grading):
 class MathGrading(Grading):
     """1 where the text states the right answer as mathematics; math-verify decides."""
 
-    name: Literal["math"] = "math"
-    timeout_seconds: Positive = 5.0
+    name: Literal["math"] = "math"  # which grading it is
+    timeout_seconds: Positive = 5.0  # for grading one answer
 
     @cached_property
     def _grader(self) -> Grader:
@@ -185,8 +185,8 @@ class ByFunction(Grading):
     task is solved. A reward alone leaves open whether it is."""
 
     needs_answer: ClassVar[bool] = False
-    name: Literal["function"] = "function"
-    call: ImportPath
+    name: Literal["function"] = "function"  # which grading it is
+    call: ImportPath  # import path: my_package.grades:mine
 
     @field_validator("call")
     @classmethod

@@ -35,14 +35,14 @@ class Math(EnvironmentPart):
     one_step: ClassVar[bool] = True
 
     path: Filled  # a JSONL file, or a data set's folder or id on the Hugging Face hub
-    test_path: str = ""
+    test_path: str = ""  # the test split; "": a tenth of path
     subset: str = ""  # of a Hugging Face data set
-    split: str = "train"  # of a Hugging Face data set
-    test_split: str = "test"  # of the data set at test_path
-    question: Filled = "problem"
-    answer: Filled = "answer"
+    split: str = "train"  # the split that is read, of a Hugging Face data set
+    test_split: str = "test"  # the split that is read, of the data set at test_path
+    question: Filled = "problem"  # a column
+    answer: Filled = "answer"  # a column
     limit: CountOrNone = 0  # tasks of each split; 0: all
-    timeout_seconds: Positive = 5.0
+    timeout_seconds: Positive = 5.0  # for grading one answer
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:

@@ -34,10 +34,10 @@ class ReasoningGym(EnvironmentPart):
 
     one_step: ClassVar[bool] = True
 
-    dataset: str
-    params: Plain = {}
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000
+    dataset: str  # its name in Reasoning Gym
+    params: Plain = {}  # of the data set
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the questions
+    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000  # questions to train on
     held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 1000  # in validation and test each
     partial_credit: bool = False  # else the reward is 1 for a full score and 0 for any other
 

@@ -24,8 +24,8 @@ from marft.types import Task
 class Shares(Settings):
     """Which part of the rows goes to splits that have no table of their own."""
 
-    validation: Fraction = 0.1
-    test: Fraction = 0.1
+    validation: Fraction = 0.1  # of the rows
+    test: Fraction = 0.1  # of the rows
 
     @model_validator(mode="after")
     def _leave_some(self) -> Shares:
@@ -37,9 +37,9 @@ class Shares(Settings):
 class Parts(Settings):
     """What the splits are called in a data set that has several of its own."""
 
-    train: Filled = "train"
-    validation: Filled = "validation"
-    test: Filled = "test"
+    train: Filled = "train"  # of path, or of train
+    validation: Filled = "validation"  # of validation
+    test: Filled = "test"  # of test
 
 
 class Table(EnvironmentPart):
@@ -52,18 +52,19 @@ class Table(EnvironmentPart):
 
     one_step: ClassVar[bool] = True
 
-    path: TablePath = ""
-    train: TablePath = ""
-    validation: TablePath = ""
-    test: TablePath = ""
+    path: TablePath = ""  # one table, divided by shares; a file, a folder of save_to_disk, or an id on the hub
+    train: TablePath = ""  # in place of path: a table of its own
+    validation: TablePath = ""  # a table of its own
+    test: TablePath = ""  # a table of its own
     question: Filled = "question"  # a column
     answer: str = "answer"  # a column; "": none
     prompt: str = ""  # words around columns: "{question}\n\nChoices: {choices}"
     id: str = ""  # a column; "": file and number
-    grading: GradingSetting = None  # "exact" where there is a column of answers
-    shares: Shares = Shares()
+    grading: GradingSetting = None  # its name, or a table with its keys; none: "exact" where there are answers
+    shares: Shares = Shares()  # of the rows, for splits without a table
     subset: str = ""  # of a data set of the hub
-    parts: Parts = Parts()
+    parts: Parts = Parts()  # what splits of a data set are called
+    # rows that are not refused but left out
     leave_out: Annotated[tuple[Literal["duplicates", "unanswered"], ...], Strict(False)] = ()
     limit: CountOrNone = 0  # tasks of each split; 0: all
 

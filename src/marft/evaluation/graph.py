@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.evaluation.pages import plain_labels
+from marft.evaluation.remembering import newly_seen
 from marft.texts import cut, one_line
 from marft.types import Action, Episode
 
@@ -40,11 +41,11 @@ def timeline(episode: Episode) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("action", f"0 s{'':{WIDTH - 9}}{_end(episode):5.2f} s", "sees"):
         table.add_column(title, no_wrap=True)
-    roles = _roles(episode)
+    roles, by_id = _roles(episode), {action.id: action for action in episode.actions}
     for action in episode.actions:
         start, length = _place(episode, action)
         bar = Text(" " * start + "█" * length, style=f"color({1 + roles.index(action.agent) % 6})")
-        table.add_row(Text(one_line(action.id)), bar, Text(one_line(", ".join(action.sees))))
+        table.add_row(Text(one_line(action.id)), bar, Text(one_line(", ".join(newly_seen(action, by_id)))))
     return table
 
 
@@ -74,8 +75,9 @@ def draw(episode: Episode) -> Figure:
             fontsize=7, color="white", clip_on=True,
         )  # fmt: skip
         middle[action.id] = (action.started, action.started + width, lane)
+    by_id = {action.id: action for action in episode.actions}
     for action in episode.actions:
-        for seen in action.sees:
+        for seen in newly_seen(action, by_id):
             if seen in middle:
                 _, tail, tail_lane = middle[seen]
                 head, _, head_lane = middle[action.id]

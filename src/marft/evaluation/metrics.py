@@ -90,9 +90,17 @@ def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) ->
         "truncation_rate": _mean([action.finish == "length" for action in actions]),
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
         "truncated_tokens": float(sum(action.truncated_tokens for action in actions)),
+        **_memory_metrics(actions),
         **_tool_metrics(actions),
         "policy_lag": _mean([version(action.policy) - action.versions.lowest for action in actions]),
     }
+
+
+def _memory_metrics(actions: Sequence[Action]) -> dict[str, float]:
+    """Where an agent remembers anything."""
+    if not any(action.continues or action.restarted for action in actions):
+        return {}
+    return {"restarts": float(sum(bool(action.restarted) for action in actions))}
 
 
 def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:

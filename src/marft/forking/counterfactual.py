@@ -63,4 +63,4 @@ def _replay_around(attempt: Attempt, episode: Episode, action: Action) -> Replay
     anew = dependents(episode.actions, action)
     served = [a for a in episode.actions if a.step <= action.step and a.id not in anew]
     observed = [t.observation.text for t in episode.transitions[: action.step + 1]]
-    return replace(replay_of(attempt, episode, served), at=action.id, prompt=action.prompt, observations=observed)
+    return replace(replay_of(attempt, episode, served), at=action.id, instead_of=action, observations=observed)

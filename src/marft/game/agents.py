@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from marft.config.settings import did_you_mean
 from marft.game.rendering import Cut
@@ -20,6 +21,7 @@ class Agent:
     sampling: Sampling = Sampling()
     cut: Cut = Cut()
     tool_use: ToolUse = ToolUse()
+    memory: Literal["none", "own"] = "none"
 
     @property
     def role(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marft.game.agents import Agent, Excerpt, Seen
 from marft.game.game import EpisodeFailedError
@@ -13,10 +13,11 @@ from marft.types import Action, Observation, Prompt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heard:
-    """An action, and the message in which an agent came to know it."""
+    """An action, the message in which an agent came to know it, and what was passed on before the channel."""
 
     action: Action
     message: Message
+    passed_on: str
 
 
 def hear(replaced: Mapping[str, str], seen: Seen) -> Heard:
@@ -26,14 +27,15 @@ def hear(replaced: Mapping[str, str], seen: Seen) -> Heard:
         replaced: texts by action id that stand in for the real ones.
     """
     action = seen.action if isinstance(seen, Excerpt) else seen
-    return Heard(action, Message(action.agent, replaced.get(action.id, seen.text)))
+    text = replaced.get(action.id, seen.text)
+    return Heard(action, Message(action.agent, text), text)
 
 
 def listen(channel: Channel, replaced: Mapping[str, str], sees: Sequence[Seen]) -> list[Heard]:
     """What of others an agent comes to read, through the channel."""
     given = [hear(replaced, other) for other in sees]
     carried = channel.carry([one.message for one in given])
-    return [Heard(one.action, message) for one, message in zip(given, carried, strict=True) if message is not None]
+    return [replace(one, message=message) for one, message in zip(given, carried, strict=True) if message is not None]
 
 
 def tokens_of(renderer: Renderer, policy: str, heard: Sequence[Heard]) -> dict[str, int]:

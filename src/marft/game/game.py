@@ -12,7 +12,7 @@ from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
 from marft.game.tool_sources import ToolSource
-from marft.types import Action, Observation, Status, Task, TokenIds
+from marft.types import Action, Observation, Status, Task
 
 
 class Watcher(Protocol):
@@ -51,7 +51,7 @@ class Replay:
     Args:
         origin: name of the episode that is played again.
         at: id of the action that is to be sampled anew; else it is the first that is not served.
-        prompt: what the action at the fork was sampled from.
+        instead_of: the recorded action at the fork: the new one is sampled from what that was sampled from.
         observations: what was observed at each step up to there.
         pause: end with the step in which the first action is sampled anew.
     """
@@ -61,9 +61,13 @@ class Replay:
     sample: int
     actions: Mapping[str, Action]
     at: str = ""
-    prompt: TokenIds | None = None
+    instead_of: Action | None = None
     observations: Sequence[str] = ()
     pause: bool = False
+
+    def recorded(self, name: str) -> Action | None:
+        """The recorded action of that id, whether it is served or sampled anew."""
+        return self.instead_of if name == self.at else self.actions.get(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,10 @@ async def generate(
         if rounds == limits.rounds:
             return draft.action(key, agent.policy, "length")
         answered = await belt.use(limits, calls)
-        answered = [replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens)) for c in answered]
+        answered = [
+            replace(c, output=renderer.clip(agent.policy, c.output, limits.output_tokens), round=rounds)
+            for c in answered
+        ]
         answer = _appended(renderer, agent, answered, completion.tokens)
         rounds += 1
         left = min(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
+
+ChatMessage = Mapping[str, Any]  # role and content, as chat templates and chat endpoints take them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,18 @@ class PromptTooLongError(ValueError):
     """A rollout observation does not fit the model's context and may not be cut."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotExact:
+    """Why nothing can be appended to a conversation that would be what its chat template makes of it.
+
+    Args:
+        everywhere: nothing that the template renders can be continued, whatever was said.
+    """
+
+    reason: str
+    everywhere: bool = False
+
+
 class Renderer(Protocol):
     """From what an agent sees to the token ids of its policy's model."""
 
@@ -57,6 +71,31 @@ class Renderer(Protocol):
         Raises:
             PromptTooLongError: it does not fit, even with all cut that may be cut.
         """
+
+    def start(self, policy: str, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> TokenIds:
+        """The ids of a conversation, up to where the agent's next turn begins.
+
+        Raises:
+            ValueError: the model's chat template cannot show it.
+        """
+
+    def go_on(
+        self,
+        policy: str,
+        ids: TokenIds,
+        messages: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+    ) -> TokenIds | NotExact:
+        """What is appended to a conversation that ends with a turn: ``new``, and the start of the next turn.
+
+        Args:
+            ids: the conversation so far, with turns as they were sampled.
+            messages: the same in messages.
+        """
+
+    def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
+        """An action as messages of a chat: what it said, called and was answered."""
 
     def count(self, policy: str, text: str) -> int:
         """Tokens of a text."""

@@ -20,7 +20,9 @@ Equip = Callable[[AgentSettings], tuple[Profile, ToolUse]]
 class Organization(Protocol):
     """The dependency function D_t, as ordinary asyncio code."""
 
-    async def act(self, observation: Observation, agents: Agents) -> JointAction: ...
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        """One environment step: let seats act, and say whose text is the answer."""
+        ...
 
 
 @runtime_checkable
@@ -32,9 +34,13 @@ class EpisodicOrganization(Organization, Protocol):
     it was.
     """
 
-    def opened(self, task: Task, seed: int) -> EpisodicOrganization: ...
+    def opened(self, task: Task, seed: int) -> EpisodicOrganization:
+        """One of its own for an episode."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The episode is over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Team:
         for agent in run.agents:
             profile, tool_use = equip(agent)
             cut = Cut(agent.context.cut, agent.context.keep)
-            agents.append(Agent(profile, agent.policy, agent.sampling.resolve(), cut, tool_use))
+            agents.append(Agent(profile, agent.policy, agent.sampling.resolve(), cut, tool_use, agent.memory))
         return Team(tuple(agents), cast("Organization", run.team), cast("Channel", run.channel))
 
     def agent(self, role: str) -> Agent:

@@ -15,10 +15,11 @@ import numpy as np
 
 from marft.faults import described
 from marft.game.agents import Agent, Agents, Excerpt, Request
-from marft.game.communication import Heard, hear, listen, render, tokens_of
+from marft.game.communication import Heard, hear, listen, render
 from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.generation import choose, generate, options_of, response_prefix_of
 from marft.game.loop_threads import cancelled
+from marft.game.memory import Asked, Memory
 from marft.game.organizing import close_after, open_for
 from marft.game.reading import RefusedError, whole
 from marft.game.rendering import Cut
@@ -55,7 +56,7 @@ class Turns:
         self.success: bool | None = None
         self.final_prompts: dict[str, TokenIds] = {}  # by agent: the end of a truncated episode
         self.first_fresh = ""  # id of the first action that was sampled and not served
-        self._given: dict[int, tuple[Observation, Sequence[Heard], int]] = {}  # by index: what it was made from, room
+        self._given: dict[int, tuple[Observation, Asked, int]] = {}  # by index: what it was made from, room
         self._handed: dict[int, Action] = {}  # by identity: actions that the organization was given
         self._acting: int | None = None  # the step in which agents may be asked
         self._under_way = 0  # actions that are waited for
@@ -67,6 +68,11 @@ class Turns:
         seed = derive_seed(game.seed, "tools", origin.stream, attempt.task.id, origin.sample)
         self.belt = ToolBelt(game.tools, game.threads, game.engine, attempt.task, seed)
         self.organization = game.team.organization
+        self._memories = {
+            agent.role: Memory(agent, game.renderer, game.team.channel, attempt.messages)
+            for agent in game.team.agents
+            if agent.memory == "own"
+        }
 
     def open(self) -> None:
         """Open an organization for the episode, where it keeps a state.
@@ -153,21 +159,24 @@ class Turns:
         key = ActionKey(
             self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
         )
-        heard = listen(self.game.team.channel, self.attempt.messages, request.sees)
         prefix = response_prefix_of(self.game.renderer, agent.policy, request.begins)
         options = options_of(self.game.renderer, agent.policy, request)
         longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
         room = len(prefix.tokens) + longest
-        self._given[index] = request.observation, heard, room
-        prompt = render(self.game.renderer, agent, request.observation, heard, room)
-        served = self._serve(f"{key.step}/{agent.role}/{call}", prompt)
+        name = f"{key.step}/{agent.role}/{call}"
+        asked = self._asked_with(agent, request, room, name)
+        prompt = asked.prompt
+        self._given[index] = request.observation, asked, room
+        served = self._serve(name, prompt)
         if served is not None:
             with self._waited_for():
                 await self._call_again(agent, served)
-            return self._taken(replace(served, index=index))
-        self.first_fresh = self.first_fresh or f"{key.step}/{agent.role}/{call}"
+                if agent.memory == "own":  # what is asked for at once does not know each other, as when it was sampled
+                    await asyncio.sleep(0)
+            return self._taken(replace(served, index=index), asked, request)
+        self.first_fresh = self.first_fresh or name
         if self.game.watcher:
-            self.game.watcher.asked(agent.role, [one.message for one in heard])
+            self.game.watcher.asked(agent.role, [one.message for one in asked.heard])
         started = time.perf_counter() - self._began
         try:
             with self._waited_for():
@@ -184,9 +193,7 @@ class Turns:
         whole = made.choice.log_probs if made.choice else made.log_probs
         if not np.isfinite(made.log_probs).all() or np.isnan(whole).any():
             raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
-        tokens = tokens_of(self.game.renderer, agent.policy, heard)
-        if request.begins:
-            tokens.setdefault(request.begins.id, 0)
+        tokens = asked.sees(self.game.renderer, agent.policy, request.begins)
         action = replace(
             made,
             index=index,
@@ -195,16 +202,28 @@ class Turns:
             truncated_tokens=prompt.truncated_tokens,
             started=started,
             ended=time.perf_counter() - self._began,
+            continues=asked.continues,
+            restarted=asked.restarted,
         )
-        self._taken(action)
+        self._taken(action, asked, request)
         if self.game.watcher:
             self.game.watcher.acted(action)
         return action
 
-    def _taken(self, action: Action) -> Action:
+    def _asked_with(self, agent: Agent, request: Request, room: int, name: str) -> Asked:
+        """What an agent is asked with: what it is given, and what it remembers."""
+        memory, replay = self._memories.get(agent.role), self.attempt.replay
+        if memory is None:
+            heard = listen(self.game.team.channel, self.attempt.messages, request.sees)
+            return Asked(render(self.game.renderer, agent, request.observation, heard, room), heard)
+        return memory.asked(request, room, replay.recorded(name) if replay else None)
+
+    def _taken(self, action: Action, asked: Asked, request: Request) -> Action:
         """Record an action, and that the organization is given it."""
         self.actions[action.index] = action
         self._handed[id(action)] = action
+        if action.agent in self._memories:
+            self._memories[action.agent].keep(asked, action, request)
         return action
 
     @contextmanager
@@ -267,13 +286,12 @@ class Turns:
         replay = self.attempt.replay
         if replay is None:
             return None
-        recorded = replay.actions.get(name)
-        expected = replay.prompt if name == replay.at else recorded.prompt if recorded else None
-        if expected is not None and not np.array_equal(expected, prompt.ids):
+        recorded = replay.recorded(name)
+        if recorded is not None and not np.array_equal(recorded.prompt, prompt.ids):
             if self.first_fresh:
                 return None  # what was sampled anew has changed what this agent sees
             raise EpisodeFailedError("failed", f"replaying {name}: the agent sees {NOT_THE_SAME}")
-        return recorded
+        return replay.actions.get(name)
 
     async def _call_again(self, agent: Agent, served: Action) -> None:
         """Bring tools with a state to where they were after a recorded action."""
@@ -288,14 +306,22 @@ class Turns:
         unseen = [other for other in done if other.index < action.index and other.id not in action.sees]
         if not unseen:
             return action
-        observation, heard, room = self._given[action.index]
+        observation, asked, room = self._given[action.index]
         everything = sorted(
-            [*heard, *(hear(self.attempt.messages, other) for other in unseen)], key=lambda one: one.action.index
+            [*asked.heard, *(hear(self.attempt.messages, other) for other in unseen)],
+            key=lambda one: one.action.index,
         )
-        return replace(action, state=self._read(self.game.team.agent(action.agent), observation, everything, room))
+        agent = self.game.team.agent(action.agent)
+        return replace(action, state=self._read(agent, observation, everything, room, asked.continues))
 
-    def _read(self, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int) -> TokenIds:
-        """What a critic reads in the place of an agent."""
+    def _read(
+        self, agent: Agent, observation: Observation, heard: Sequence[Heard], room: int, continues: tuple[str, ...]
+    ) -> TokenIds:
+        """What a critic reads in the place of an agent that goes on from actions of its own."""
+        if continues:
+            remembered = self._memories[agent.role].read(continues, observation, heard, room)
+            if remembered is not None:
+                return remembered
         try:
             return render(self.game.renderer, agent, observation, heard, room).ids
         except EpisodeFailedError:  # it may be longer than the agent's prompt; the critic then reads what fits
@@ -316,8 +342,9 @@ class Turns:
             for action in sorted(self.actions.values(), key=lambda action: (-action.step, action.index)):
                 agent = self.game.team.agent(action.agent)
                 if agent.role not in self.final_prompts:
-                    room = agent.sampling.max_new_tokens
-                    self.final_prompts[agent.role] = self._read(agent, observation, (), room)
+                    room, memory = agent.sampling.max_new_tokens, self._memories.get(agent.role)
+                    continues = memory.recalled() if memory else ()
+                    self.final_prompts[agent.role] = self._read(agent, observation, (), room, continues)
 
     def episode(self, status: Status, error: str) -> Episode:
         return Episode(

@@ -34,7 +34,7 @@ class AgentByAgent(SchedulePart):
     correction: ClassVar[Correction] = ""
     ratio_limit: ClassVar[float] = 1.0
 
-    interval: Count = 256
+    interval: Count = 256  # environment steps of a turn
 
     _turn: int = PrivateAttr(default=0)
     _since: int = PrivateAttr(default=0)  # environment steps when the turn last changed
@@ -63,8 +63,8 @@ class Sequential(SchedulePart):
 
     correction: ClassVar[Correction] = "product"
 
-    ratio_limit: RatioLimit = 2.0
-    kl_limit: NotNegative = 0.0
+    ratio_limit: RatioLimit = 2.0  # the product of the ratios of those before is cut to [1/limit, limit]
+    kl_limit: NotNegative = 0.0  # nats a token that an update may go; 0 accepts everything
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         return [UpdatePhase((name,), kl_limit=self.kl_limit) for name in drawn_order(policies, progress, seed)]
@@ -81,8 +81,8 @@ class A2PO(SchedulePart):
 
     correction: ClassVar[Correction] = "preceding"
 
-    ratio_limit: RatioLimit = 2.0
-    first_clip: Annotated[float, Field(gt=0, le=1)] = 0.5
+    ratio_limit: RatioLimit = 2.0  # the product of the ratios of those before is cut to [1/limit, limit]
+    first_clip: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of the clip that the first policy has
 
     def plan(self, progress: Progress, policies: Sequence[str], seed: int) -> list[UpdatePhase]:
         count = len(policies)

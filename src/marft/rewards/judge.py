@@ -62,15 +62,15 @@ class Judge(Term):
     """
 
     own_timeout: ClassVar[bool] = True
-    endpoint: EndpointSettings
+    endpoint: EndpointSettings  # where the judge is reached
     model: Filled  # its name there
-    prompt: str = PROMPT
+    prompt: str = PROMPT  # what it is asked; a careful one where none is given
     agents: Roles = ()  # none: the team, for its answer
-    scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)
+    scale: Annotated[tuple[float, float], Strict(False)] = (0.0, 10.0)  # what means 0, and what means 1
     pattern: Pattern = ""  # a regular expression whose first group is the score; "": the last line is the number
     json_field: str = ""  # asks for a JSON object, whose field of this name is the score
-    temperature: NotNegative = 0.0
-    max_new_tokens: Count = 512
+    temperature: NotNegative = 0.0  # of the judge's answer
+    max_new_tokens: Count = 512  # of the judge's answer
     cache: str = "~/.cache/marft/judge"  # a folder where replies are kept; "": in memory alone
 
     _questions: Questions | None = PrivateAttr(default=None)

@@ -52,8 +52,9 @@ class Term(Plugin, ABC):
     """
 
     own_timeout: ClassVar[bool] = False
+    # what the term counts, after the clip; below 0 it is a price
     weight: Annotated[float, Field(ge=-LARGEST, le=LARGEST)] = 1.0
-    clip: Annotated[tuple[float, float] | None, Strict(False)] = None
+    clip: Annotated[tuple[float, float] | None, Strict(False)] = None  # the lowest and the highest value that counts
 
     @field_validator("weight")
     @classmethod
@@ -173,8 +174,8 @@ class MessageTokens(Term):
 class Format(Term):
     """1 to an agent for every action whose text holds ``pattern``; of ``agents``, or of all when empty."""
 
-    pattern: Pattern
-    agents: Roles = ()
+    pattern: Pattern  # a regular expression
+    agents: Roles = ()  # roles; all when empty
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """What is wrong with it in a team of these roles."""
@@ -194,7 +195,7 @@ class Function(Term):
     """What a function of yours says of the whole episode: a number for the team, or numbers by agent; ``call`` is its
     import path, ``"my_package.rewards:brevity"``."""
 
-    call: ImportPath
+    call: ImportPath  # import path: my_package.rewards:brevity
 
     @field_validator("call")
     @classmethod

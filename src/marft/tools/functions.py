@@ -32,7 +32,7 @@ class Functions(Plugin):
         call = "my_package.tools:search"
     """
 
-    call: ImportPath
+    call: ImportPath  # import path of a function or a class
 
     @field_validator("call")
     @classmethod

@@ -41,15 +41,15 @@ class MCP(Plugin):
         header_variables = { Authorization = "SEARCH_KEY" }     # a header, and the variable that holds it
     """
 
-    command: Strings = ()
+    command: Strings = ()  # starts a server: program and arguments
     environment: Strings = ()  # variables of ours that the server may see
-    folder: str = ""  # that it works in
+    folder: str = ""  # that a started server works in
     log: str = ""  # file for what it writes to standard error; else that is dropped
-    url: str = ""
-    header_variables: dict[str, str] = {}
+    url: str = ""  # of a server that is running
+    header_variables: dict[str, str] = {}  # a header, and the environment variable that holds all of it
     only: Strings = ()  # the names of some tools; all when empty
-    per_episode: bool = False
-    connect_seconds: Positive = 30.0
+    per_episode: bool = False  # a server, or a connection, for every episode: where it keeps a state
+    connect_seconds: Positive = 30.0  # for the server to answer for the first time
 
     @field_validator("url")
     @classmethod

@@ -22,7 +22,7 @@ ABOUT = (
 class Python(Plugin):
     """``python(code)``; the fields are the sandbox's limits."""
 
-    limits: SandboxSettings = SandboxSettings()
+    limits: SandboxSettings = SandboxSettings()  # of the sandbox, for each call
 
     def connect(self) -> PythonSource:
         """What the run uses.

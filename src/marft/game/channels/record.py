@@ -35,9 +35,9 @@ class Record(Plugin):
     'The problem is 68 - 12.'
     """
 
-    fields: dict[str, str]
-    template: str = ""
-    otherwise: Literal["raw", "nothing"] = "raw"
+    fields: dict[str, str]  # a regular expression for each field: its first group is the value
+    template: str = ""  # how it reads, such as "= {result}."; "": field: value
+    otherwise: Literal["raw", "nothing"] = "raw"  # what of a text in which nothing is found
 
     @field_validator("fields")
     @classmethod

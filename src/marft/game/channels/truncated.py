@@ -16,8 +16,8 @@ CUT = "…"
 class Truncated(Plugin):
     """At most ``words`` words of every message, its start or its end; where something is missing stands an ellipsis."""
 
-    words: Count = 100
-    keep: Literal["start", "end"] = "end"
+    words: Count = 100  # of every message, at most
+    keep: Literal["start", "end"] = "end"  # the end that stays
 
     def carry(self, messages: Sequence[Message]) -> Sequence[Message | None]:
         """Every message, shortened where it is too long."""

@@ -21,7 +21,7 @@ class Chain(OrganizationPart):
     """
 
     each_once: ClassVar[bool] = True  # every agent acts once a step
-    sees: Literal["all", "previous"] = "all"
+    sees: Literal["all", "previous"] = "all"  # all actions before its own, or that of the one before
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         done: list[Action] = []

@@ -29,9 +29,9 @@ class Debate(OrganizationPart):
     ``hears`` is ``"all"``, ``"ring"`` (the one before and the one after), or a table of neighbours.
     """
 
-    rounds: Few = 2
-    hears: Literal["all", "ring"] | Neighbours = "all"
-    judge: str = ""  # else the most frequent answer of the last round
+    rounds: Few = 2  # of speaking
+    hears: Literal["all", "ring"] | Neighbours = "all"  # whom each hears: all, its two neighbours, or those of a table
+    judge: str = ""  # the role that answers; "": the most frequent answer of the last round
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Names that are no agents, and a judge without a debate."""

@@ -29,7 +29,7 @@ class Graph(OrganizationPart):
     """
 
     each_once: ClassVar[bool] = True  # every agent acts once a step
-    sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]
+    sees: dict[str, Annotated[tuple[str, ...], Strict(False)]]  # whom each agent sees, by role
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Names that are no agents, and circles."""

@@ -30,9 +30,9 @@ class Hierarchical(OrganizationPart):
     A plan without a list is one sub-task. Items beyond ``most`` are dropped, which the planner's credit will show it.
     """
 
-    planner: str = "planner"
-    workers: Annotated[Names, Field(min_length=1)] = ("worker",)
-    most: Few = 4
+    planner: str = "planner"  # the role that makes the list
+    workers: Annotated[Names, Field(min_length=1)] = ("worker",)  # the roles that do its items
+    most: Few = 4  # items of the list that are done
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Seats that nobody has."""

@@ -24,7 +24,7 @@ class MixtureOfAgents(OrganizationPart):
                   aggregator ──▶ answer
     """
 
-    layers: Few = 2
+    layers: Few = 2  # of proposals
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """An aggregator alone."""

@@ -32,10 +32,11 @@ class Orchestrated(OrganizationPart):
     After ``most`` calls the game is over whatever it says; it can only stop once somebody has acted.
     """
 
-    router: str = "router"
+    router: str = "router"  # the role that chooses
+    # what a called agent may be shown of the others
     views: Annotated[tuple[View, ...], Strict(False), Field(min_length=1)] = ("all",)
-    most: Few = 3
-    stops: bool = True  # whether it may stop before
+    most: Few = 3  # calls in a step
+    stops: bool = True  # whether the router may stop before
 
     @field_validator("views")
     @classmethod

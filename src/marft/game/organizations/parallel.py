@@ -23,7 +23,7 @@ class Parallel(OrganizationPart):
     """
 
     each_once: ClassVar[bool] = True  # every agent acts once a step
-    answer: Literal["last", "vote"] = "last"
+    answer: Literal["last", "vote"] = "last"  # that of the last agent who answers, or the most frequent one
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         actions = await together(*(seat(observation) for seat in agents))

@@ -22,10 +22,10 @@ class Reflective(OrganizationPart):
     ``reviser`` may be the actor itself.
     """
 
-    actor: str = "actor"
-    critic: str = "critic"
-    reviser: str = "reviser"
-    rounds: Few = 1
+    actor: str = "actor"  # the role that drafts
+    critic: str = "critic"  # the role that criticises
+    reviser: str = "reviser"  # the role that revises; may be the actor
+    rounds: Few = 1  # of criticism and revision
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Seats that nobody has."""

@@ -17,7 +17,7 @@ class AgentGroup(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True
+    scale: bool = True  # divide by the deviation
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """What an agent earned, against what it earned in the group's other attempts."""

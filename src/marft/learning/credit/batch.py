@@ -17,7 +17,7 @@ class Batch(CreditPart):
     message moves what its teammates say after it.
     """
 
-    whiten: bool = True
+    whiten: bool = True  # to mean 0 and deviation 1
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """The return of each decision, whitened over the batch."""

@@ -23,7 +23,7 @@ class CoMAM(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True
+    scale: bool = True  # divide by the deviation
     fallback_weight: NotNegative = 1.0  # w_i of an agent whose local reward is the same throughout its group
 
     def assign(self, inputs: CreditInputs) -> Credits:

@@ -21,8 +21,8 @@ class Counterfactual(CreditPart):
     others and the action that was played: nothing that was sampled there is thrown away.
     """
 
-    resamples: Few = 2
-    symmetric: bool = True
+    resamples: Few = 2  # of each action
+    symmetric: bool = True  # the re-samples are trained as well
 
     @property
     def forking(self) -> Counterfactuals:

@@ -26,15 +26,15 @@ class GAE(CreditPart):
 
     needs_critic: ClassVar[bool] = True
 
-    successor: Literal["joint", "agent", "graph"] = "joint"
-    gamma_token: Fraction = 1.0
-    gamma_agent: Fraction = 1.0
-    gamma_step: Fraction = 0.99
-    lambda_token: Fraction = 1.0
+    successor: Literal["joint", "agent", "graph"] = "joint"  # the chain: which decision follows which
+    gamma_token: Fraction = 1.0  # discount from token to token of an action
+    gamma_agent: Fraction = 1.0  # from action to action inside an environment step
+    gamma_step: Fraction = 0.99  # from environment step to environment step
+    lambda_token: Fraction = 1.0  # bias against variance, as the discounts go
     adaptive_lambda: NotNegative = 0.0  # α: λ_token of an action of l tokens is 1 − 1/(α l) (VAPO: 0.05); 0 is off
-    lambda_agent: Fraction = 0.95
-    lambda_step: Fraction = 0.95
-    lambda_critic: Fraction = 1.0
+    lambda_agent: Fraction = 0.95  # the same inside a step
+    lambda_step: Fraction = 0.95  # the same across steps
+    lambda_critic: Fraction = 1.0  # for the critic's targets; 1: whole returns
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """Advantages and returns of every decision; see :class:`marft.learning.interfaces.Credit`."""

@@ -14,7 +14,7 @@ class GRPO(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    scale: bool = True
+    scale: bool = True  # divide by the deviation
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """The team's return, against the group's mean and over its deviation."""

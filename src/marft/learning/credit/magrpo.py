@@ -25,8 +25,8 @@ class MAGRPO(CreditPart):
 
     grouped_by: ClassVar[Literal["task", ""]] = "task"
 
-    joint_mode: Literal["aligned", "cross"] = "aligned"
-    scale: bool = False
+    joint_mode: Literal["aligned", "cross"] = "aligned"  # cross: every tuple of the agents' samples is scored
+    scale: bool = False  # divide by the deviation
 
     @property
     def forking(self) -> Crossed | None:

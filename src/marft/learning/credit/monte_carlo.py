@@ -18,10 +18,10 @@ class MonteCarlo(CreditPart):
 
     needs_critic: ClassVar[bool] = False
 
-    successor: Literal["joint", "agent", "graph"] = "joint"
-    gamma_token: Fraction = 1.0
-    gamma_agent: Fraction = 1.0
-    gamma_step: Fraction = 0.99
+    successor: Literal["joint", "agent", "graph"] = "joint"  # the chain: which decision follows which
+    gamma_token: Fraction = 1.0  # discount from token to token of an action
+    gamma_agent: Fraction = 1.0  # from action to action inside an environment step
+    gamma_step: Fraction = 0.99  # from environment step to environment step
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """The return from each decision on: the whole estimate of GAE with λ = 1 and values of 0."""

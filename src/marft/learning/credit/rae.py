@@ -19,7 +19,7 @@ class RAE(CreditPart):
     The first batch that an agent appears in sets its baseline to 0, as the paper does.
     """
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95  # of the running mean, a batch
 
     _baselines: dict[str, float] = PrivateAttr(default_factory=dict)
 

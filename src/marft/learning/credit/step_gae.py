@@ -26,10 +26,10 @@ class StepGAE(CreditPart):
     needs_critic: ClassVar[bool] = True
     reads_traces: ClassVar[bool] = True
 
-    value: Literal["first", "mean"] = "first"
-    gamma_step: Fraction = 0.99
-    lambda_step: Fraction = 0.95
-    lambda_critic: Fraction = 1.0
+    value: Literal["first", "mean"] = "first"  # of a step: that of its first decision, or the mean
+    gamma_step: Fraction = 0.99  # discount from environment step to environment step
+    lambda_step: Fraction = 0.95  # bias against variance, as the discount goes
+    lambda_critic: Fraction = 1.0  # for the critic's targets; 1: whole returns
 
     def assign(self, inputs: CreditInputs) -> Credits:
         """The advantage of each environment step, to all that acted in it."""

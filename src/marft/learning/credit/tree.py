@@ -23,9 +23,9 @@ from marft.types import Action, Episode
 class Tree(CreditPart):
     """``(r − mean) / (std + ε)`` over the candidates of a state; the best of them is carried on, or the first."""
 
-    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4
-    carry: Literal["best", "first"] = "best"
-    scale: bool = True
+    candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # sampled from one state
+    carry: Literal["best", "first"] = "best"  # the candidate that the episode goes on with
+    scale: bool = True  # divide by the deviation
 
     @property
     def forking(self) -> Candidates:

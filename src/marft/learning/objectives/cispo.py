@@ -10,7 +10,7 @@ from marft.learning.interfaces import LOG_RATIO_LIMIT, LossInputs, LossOutput
 class CISPO(ObjectivePart):
     """``−sg(min(r, 1 + high)) A log π``. One-sided, with a width of its own: PPO's ε would cut most of the signal."""
 
-    high: Positive = 4.0
+    high: Positive = 4.0  # the weight is at most 1 + high
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         ratio = (inputs.log_probs - inputs.old_log_probs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

@@ -18,9 +18,10 @@ class PPO(ObjectivePart):
     At action level with ``normalisation = "tokens"`` the ratio is GSPO's sequence ratio.
     """
 
-    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None  # as clip, unless given (DAPO's clip-higher)
-    dual_clip: NotNegative = 0.0  # c > 1; 0 is off
+    clip: Annotated[float, Field(ge=1e-6, lt=1)] = 0.2  # how far below 1 the ratio counts
+    # how far above 1; as clip unless given (DAPO's clip-higher)
+    clip_high: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
+    dual_clip: NotNegative = 0.0  # for A < 0 the loss stays above this times A; above 1; 0 is off
 
     @field_validator("dual_clip")
     @classmethod

@@ -1,0 +1,145 @@
+"""One way from the messages of a chat to token ids: a model's own chat template.
+
+A conversation is rendered once, at its beginning. From there on only what the template puts after it is appended;
+what was sampled stays the ids that were sampled. Where a template would change what stands there already, nothing can
+be appended exactly, and :class:`NotExact` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from marft.game.rendering import ChatMessage, NotExact
+from marft.texts import raised
+from marft.types import TokenIds, Tool
+
+SAID = {"role": "assistant", "content": "Yes."}
+ASKED = {"role": "user", "content": "?"}
+MORE = {"role": "user", "content": "More?"}
+LAST = {"role": "user", "content": "Last?"}
+PROBES = (((ASKED, SAID), (LAST,)), ((ASKED, SAID, MORE, SAID), (LAST,)))  # a conversation, and what is new
+CANNOT_RENDER = (TemplateError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+class Format(Protocol):
+    """How a model is spoken to."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    @property
+    def template_options(self) -> Mapping[str, Any]: ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+
+
+def render_messages(
+    format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True
+) -> TokenIds:
+    """The ids of a whole chat, [T]. Only the template's own control tokens are tokens; what somebody wrote stays text.
+
+    Args:
+        begin: whether the assistant's next turn begins at its end.
+
+    Raises:
+        TemplateError, ValueError, TypeError: the template cannot show the chat.
+    """
+    ids = format.tokenizer.apply_chat_template(
+        _chat(messages), tools=[schema(tool) for tool in tools] or None, add_generation_prompt=begin, return_dict=False,
+        sanitize_control_tokens=True, **format.template_options,
+    )  # fmt: skip
+    return np.array(ids, np.int32)
+
+
+def render_text(format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), begin: bool = True) -> str:
+    """A whole chat as text; raises what :func:`render_messages` does."""
+    return str(
+        format.tokenizer.apply_chat_template(
+            _chat(messages),
+            tools=[schema(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=begin,
+            **format.template_options,
+        )
+    )
+
+
+def continue_ids(
+    format: Format,
+    ids: TokenIds,
+    messages: Sequence[ChatMessage],
+    new: Sequence[ChatMessage],
+    tools: Sequence[Tool] = (),
+) -> TokenIds | NotExact:
+    """What the template puts after a conversation whose last turn was sampled: ``new``, and the start of the next turn.
+
+    It is exact where the template shows the last turn where it was sampled, with all that it says, and changes nothing
+    of what came before once ``new`` follows. Space around a turn's text may be another: the sampled ids stand.
+
+    Args:
+        ids: the conversation so far, [T].
+        messages: the same in messages; the last one is the assistant's sampled turn.
+        new: messages of users, tools and the system, or turns of others.
+    """
+    try:
+        before = render_text(format, messages[:-1], tools)
+        after = render_text(format, messages, tools, begin=False)
+        said = str(messages[-1].get("content") or "").strip()
+        if not after.startswith(before):
+            return NotExact("its chat template shows a turn that was said otherwise than one that begins")
+        if not after[len(before) :].lstrip().startswith(said):
+            return NotExact("its chat template leaves out parts of what was said")
+        return appended(format, messages, new, tools, ended=len(ids) > 0 and int(ids[-1]) in format.stop_ids)
+    except CANNOT_RENDER as error:
+        return NotExact(f"its chat template cannot show the conversation: {raised(error)}")
+
+
+def appended(
+    format: Format,
+    messages: Sequence[ChatMessage],
+    new: Sequence[ChatMessage],
+    tools: Sequence[Tool] = (),
+    ended: bool = True,
+) -> TokenIds | NotExact:
+    """What comes after ``messages``, whose last one is the assistant's, once ``new`` follows.
+
+    Args:
+        ended: whether the turn has its end of turn already; else it is added.
+
+    Raises:
+        TemplateError, ValueError, TypeError: the template cannot show them.
+    """
+    before = render_messages(format, messages, tools, begin=False)
+    after = render_messages(format, [*messages, *new], tools)
+    ends = np.flatnonzero(np.isin(before, format.stop_ids))
+    if not len(ends):
+        return NotExact("its chat template puts no end of turn after what was said")
+    end = int(ends[-1])
+    if not np.array_equal(after[: end + 1], before[: end + 1]):
+        return NotExact("its chat template rewrites what came before once more is said")
+    return after[end + bool(ended) :]
+
+
+def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None:
+    """Why no conversation of a template can be continued exactly, if so: found by rendering probes."""
+    for messages, new in PROBES:
+        found = continue_ids(format, np.array(format.stop_ids[:1], np.int32), messages, new, tools)
+        if isinstance(found, NotExact):
+            return NotExact(found.reason, everywhere=True)
+    return None
+
+
+def schema(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates and chat endpoints take it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _chat(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    return [dict(message) for message in messages]

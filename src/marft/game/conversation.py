@@ -1,0 +1,140 @@
+"""What an agent was told and said, as a tree of stretches of ids.
+
+A conversation is a list of messages. Its record is a tree: a node adds messages and the ids that they came to, and the
+ids from the root to a node are what was in context there. Turns stay the ids that were sampled. What goes on from a
+turn is appended to it; what cannot be appended exactly begins a new segment, at the deepest turn that its chat template
+leaves as it is, or at the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from marft.game.rendering import ChatMessage, NotExact
+from marft.types import TokenIds
+
+
+class Template(Protocol):
+    """How messages become ids."""
+
+    def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+        """The ids of a conversation, up to where the next turn begins."""
+
+    def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
+        """What is appended to a conversation that ends with a turn: ``new``, and the start of the next turn."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A stretch of a conversation: what an agent is told up to where its turn begins, or such a turn.
+
+    Args:
+        messages: that it adds to its parent's.
+        ids: that it adds to its parent's context, [T].
+        context: from the root to here, [C].
+        said: the id of the action whose turn it is; "" where the agent is told something.
+        sampled: whether the turn was sampled here. A turn that is taken over from another branch was not.
+        restarted: why it begins a new segment, in place of what its messages would go on from.
+    """
+
+    parent: Node | None
+    messages: tuple[ChatMessage, ...]
+    ids: TokenIds
+    context: TokenIds
+    said: str = ""
+    sampled: bool = False
+    restarted: str = ""
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def conversation(self) -> tuple[ChatMessage, ...]:
+        """All messages from the root to here."""
+        return (*(self.parent.conversation if self.parent else ()), *self.messages)
+
+    @property
+    def before(self) -> Node:
+        """What it was said or told after."""
+        assert self.parent is not None, "nothing comes before the root"
+        return self.parent
+
+
+class Conversation:
+    """The record of one agent's conversation."""
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+        empty = np.empty(0, np.int32)
+        self.root = Node(None, (), empty, empty)
+
+    def find(self, messages: Sequence[ChatMessage]) -> tuple[Node, tuple[ChatMessage, ...]]:
+        """The deepest turn, or the root, whose messages are a prefix of these, and the messages that are new.
+
+        Of several that said the same to the same, it is the one that was sampled last.
+        """
+        best, depth, waiting = self.root, 0, [(self.root, 0)]
+        while waiting:
+            node, at = waiting.pop(0)
+            if (node.said or node is self.root) and at >= depth:
+                best, depth = node, at
+            for child in node.children:
+                end = at + len(child.messages)
+                if tuple(messages[at:end]) == child.messages:
+                    waiting.append((child, end))
+        return best, tuple(messages[depth:])
+
+    def tell(self, new: Sequence[ChatMessage], after: Node) -> Node:
+        """What the agent is told after a turn, or after nothing: the node that its next turn goes on from.
+
+        Raises:
+            ValueError: the chat template cannot show it.
+        """
+        reason, rest, node = "", tuple(new), after
+        known = _told(after, rest)
+        if known is not None:
+            return known
+        while node.said:
+            ids = self.template.go_on(node.context, node.conversation, rest)
+            if not isinstance(ids, NotExact):
+                return self._add(node, rest, ids, reason)
+            reason = reason or ids.reason
+            while node.said:  # back over the turn and what it was said to
+                told = node.before
+                node, rest = told.before, (*told.messages, *node.messages, *rest)
+                if not ids.everywhere:
+                    break
+        return self._add(node, rest, self.template.start(rest), reason)
+
+    def say(
+        self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True
+    ) -> Node:  # fmt: skip
+        """An agent's turn.
+
+        Args:
+            ids: as they were sampled, and between them what tools answered, [T].
+            said: the action's id.
+        """
+        assert not told.said, "a turn follows on what an agent was told"
+        known = next((child for child in told.children if child.said == said), None)
+        if known is not None:
+            known.sampled |= sampled
+            return known
+        turn = Node(told, tuple(messages), ids, np.concatenate([told.context, ids]), said, sampled)
+        told.children.append(turn)
+        return turn
+
+    def _add(self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str) -> Node:
+        known = _told(parent, messages)
+        if known is not None:
+            return known
+        node = Node(parent, messages, ids, np.concatenate([parent.context, ids]), restarted=reason)
+        parent.children.append(node)
+        return node
+
+
+def _told(parent: Node, messages: tuple[ChatMessage, ...]) -> Node | None:
+    """Where the same was told after the same before."""
+    return next((child for child in parent.children if not child.said and child.messages == messages), None)

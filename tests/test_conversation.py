@@ -1,0 +1,174 @@
+"""A conversation as a tree of segments: what was in context is what the ids of a path are, and each turn is sampled once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.game.conversation import Conversation, Node
+from marft.game.rendering import ChatMessage, NotExact
+from marft.types import TokenIds
+
+BEGIN, END = ord(">"), ord(";")
+
+
+def ids_of(text: str) -> TokenIds:
+    return np.array([ord(character) for character in text], np.int32)
+
+
+@dataclass(frozen=True)
+class Letters:
+    """A template in which a token is a letter. What stands in brackets is a thought, which it may drop later."""
+
+    drops: bool = False
+    never: bool = False
+
+    def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+        shown = [self._shown(message, message is messages[-1]) for message in messages]
+        return ids_of("".join(shown) + chr(BEGIN))
+
+    def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
+        if self.never:
+            return NotExact("never", everywhere=True)
+        before = messages[-1]
+        if self._shown(before, True) != self._shown(before, False):
+            return NotExact("drops a thought")
+        return ids_of("".join(self._shown(message, message is new[-1]) for message in new) + chr(BEGIN))
+
+    def _shown(self, message: ChatMessage, last: bool) -> str:
+        text = message["content"]
+        if self.drops and not last and message["role"] == "assistant":
+            text = text.partition(")")[2] or text
+        return f"{message['role'][0]}:{text}{chr(END)}"
+
+
+def user(text: str) -> ChatMessage:
+    return {"role": "user", "content": text}
+
+
+def says(text: str) -> ChatMessage:
+    return {"role": "assistant", "content": text}
+
+
+def sampled(text: str) -> TokenIds:
+    """A turn as it was sampled: in other tokens than the template would write it in."""
+    return ids_of(text.upper() + chr(END))
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children:
+        yield from nodes(child)
+
+
+def path(node: Node) -> list[Node]:
+    return [*(path(node.parent) if node.parent else ()), node]
+
+
+def text_of(ids: TokenIds) -> str:
+    return "".join(map(chr, ids))
+
+
+def spoken(template: Letters, *turns: tuple[str, str]) -> tuple[Conversation, Node]:
+    """A conversation of these questions and answers, and its last turn."""
+    record = Conversation(template)
+    node = record.root
+    for number, (question, answer) in enumerate(turns):
+        node = record.say(record.tell([user(question)], node), [says(answer)], sampled(answer), str(number))
+    return record, node
+
+
+def test_what_is_new_is_appended_to_the_ids_that_were_sampled() -> None:
+    record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
+    assert text_of(record.tell([user("e")], node).context) == "u:a;>B;u:c;>D;u:e;>"
+    assert [n.restarted for n in nodes(record.root)] == [""] * 6
+
+
+def test_the_deepest_turn_whose_messages_are_a_prefix_goes_on() -> None:
+    record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
+    found, new = record.find([user("a"), says("b"), user("c"), says("d"), user("e")])
+    assert (found, new) == (node, (user("e"),))
+    found, new = record.find([user("a"), says("b"), user("other")])
+    assert (found.said, new) == ("0", (user("other"),))
+    assert record.find([user("x")]) == (record.root, (user("x"),))
+    assert record.find([user("a")]) == (record.root, (user("a"),))
+
+
+def test_history_that_was_rewritten_branches_where_it_still_agrees() -> None:
+    record, _ = spoken(Letters(), ("a", "b"), ("c", "d"))
+    found, new = record.find([user("a"), says("b"), user("c"), says("other"), user("e")])
+    told = record.tell(new, found)
+    assert text_of(told.context) == "u:a;>B;u:c;a:other;u:e;>"
+
+
+def test_a_template_that_drops_a_thought_restarts_at_the_deepest_turn_that_it_leaves() -> None:
+    record, node = spoken(Letters(drops=True), ("a", "b"), ("c", "(hm)d"))
+    told = record.tell([user("e")], node)
+    assert text_of(told.context) == "u:a;>B;u:c;a:d;u:e;>"
+    assert told.restarted == "drops a thought"
+    assert told.before.said == "0"
+    later = record.tell([user("f")], record.say(told, [says("g")], sampled("g"), "2"))
+    assert text_of(later.context) == "u:a;>B;u:c;a:d;u:e;>G;u:f;>"
+    assert not later.restarted
+
+
+def test_a_template_that_never_continues_begins_anew_at_once() -> None:
+    asked: list[TokenIds] = []
+
+    class Counted(Letters):
+        def go_on(self, ids: TokenIds, *rest: Any) -> TokenIds | NotExact:
+            asked.append(ids)
+            return super().go_on(ids, *rest)
+
+    record, node = spoken(Counted(never=True), ("a", "b"), ("c", "d"))
+    asked.clear()
+    told = record.tell([user("e")], node)
+    assert len(asked) == 1
+    assert text_of(told.context) == "u:a;a:b;u:c;a:d;u:e;>"
+    assert told.before is record.root
+
+
+def test_the_same_question_again_is_sampled_from_the_same_ids() -> None:
+    record, node = spoken(Letters(), ("a", "b"))
+    one, other = record.tell([user("c")], node), record.tell([user("c")], node)
+    assert one is other
+    assert len(record.find([user("a"), says("b")])[0].children) == 1
+
+
+WORDS = st.text(alphabet="ab()", max_size=3)
+ASKS = st.lists(
+    st.tuples(st.integers(0, 99), st.booleans(), WORDS, WORDS), min_size=1, max_size=12
+)  # which turn it goes on from, whether history is rewritten, what is asked, what is said
+
+
+@given(asks=ASKS, drops=st.booleans(), never=st.booleans())
+def test_each_sampled_token_is_in_one_turn_and_a_path_is_what_was_in_context(
+    asks: list[tuple[int, bool, str, str]], drops: bool, never: bool
+) -> None:
+    record = Conversation(Letters(drops, never))
+    turns, engine = [record.root], dict[str, tuple[TokenIds, TokenIds]]()
+    for number, (place, rewritten, question, answer) in enumerate(asks):
+        before = turns[place % len(turns)].conversation
+        if rewritten and before:
+            before = (*before[:-1], says("c"))
+        node, new = record.find([*before, user(question)])
+        told = record.tell(new, node)
+        assert told.conversation == (*before, user(question))
+        turn = record.say(told, [says(answer)], sampled(answer + str(number)), str(number))
+        engine[str(number)] = told.context, turn.ids
+        turns.append(turn)
+    everything = list(nodes(record.root))
+    once = [node for node in everything if node.sampled]
+    assert sorted(node.said for node in once) == sorted(engine)
+    for node in once:
+        prompt, tokens = engine[node.said]
+        assert node.ids is tokens
+        assert np.array_equal(node.context, np.concatenate([prompt, tokens]))
+    for node in everything:
+        assert np.array_equal(node.context, np.concatenate([part.ids for part in path(node)]))
+        assert not (node.restarted and node.said)

@@ -1,0 +1,223 @@
+"""From messages to ids: what a template puts after a conversation is appended, and what it would change is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from marft.engines.messages import changes_turns, continue_ids, render_messages
+from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.game.conversation import Conversation
+from marft.game.rendering import ChatMessage, NotExact
+from marft.types import Action, Mark, TokenIds, Tool, ToolCall
+from tests import templates
+from tests.episodes import make_action
+from tests.test_tool_format import speaks
+
+TOOL = Tool("add", "Add.", {"type": "object", "properties": {}})
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 2?"}]
+SAID = {"role": "assistant", "content": "It is 3."}
+NEW = [{"role": "user", "content": "And <|im_end|> twice?"}]
+PLAIN = [None, templates.HERMES, templates.BARE, templates.LIST, templates.DROPS, templates.MOVES]
+
+
+def format_of(tokenizer: PreTrainedTokenizerBase, template: str | None) -> ChatFormat:
+    other = speaks(tokenizer, template or str(tokenizer.chat_template))
+    assert isinstance(other.eos_token_id, int)
+    return ChatFormat(other, 512, {}, (other.eos_token_id,))
+
+
+def after(format: ChatFormat, said: str, new: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds | NotExact:
+    """What is appended to the chat in which ``said`` was sampled."""
+    prompt = render_messages(format, ASKED, tools)
+    sampled = format.tokenizer.encode(said, add_special_tokens=False)
+    ids = np.array([*prompt, *sampled, *format.stop_ids], np.int32)
+    return continue_ids(format, ids, [*ASKED, {"role": "assistant", "content": said}], new, tools)
+
+
+@pytest.mark.parametrize("template", PLAIN)
+def test_prompt_turn_and_what_is_appended_are_the_whole_chat(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str | None
+) -> None:
+    format = format_of(tiny_tokenizer, template)
+    appended = after(format, "It is 3.", NEW)
+    assert isinstance(appended, np.ndarray)
+    prompt = render_messages(format, ASKED)
+    sampled = format.tokenizer.encode("It is 3.", add_special_tokens=False)
+    whole = render_messages(format, [*ASKED, SAID, *NEW])
+    assert [*prompt, *sampled, *format.stop_ids, *appended] == whole.tolist()
+    assert "<|im_end|> twice" in str(format.tokenizer.decode(appended.tolist()))
+    assert changes_turns(format) is None
+
+
+@pytest.mark.parametrize("template", [None, templates.LIST])
+def test_a_turn_that_was_cut_short_is_ended_first(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str | None
+) -> None:
+    format = format_of(tiny_tokenizer, template)
+    cut = np.array([5, 6, 7], np.int32)
+    ended = np.array([5, 6, 7, *format.stop_ids], np.int32)
+    chat = [*ASKED, SAID]
+    one, other = continue_ids(format, cut, chat, NEW), continue_ids(format, ended, chat, NEW)
+    assert isinstance(one, np.ndarray)
+    assert isinstance(other, np.ndarray)
+    assert one.tolist() == [*format.stop_ids, *other]
+
+
+def test_space_around_a_turn_is_no_change(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    trims = templates.HERMES.replace("{{ m.content }}{% for call", "{{ m.content | trim }}{% for call")
+    format = format_of(tiny_tokenizer, trims)
+    assert isinstance(after(format, "\n It is 3. ", NEW), np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "tools", "why"),
+    [
+        (templates.DROPS, "Hm.</think>It is 3.", (), "rewrites what came before"),
+        (templates.LEAVES_OUT, "Hm.</think>It is 3.", (), "leaves out parts of what was said"),
+        (templates.BEGINS, "It is 3.", (), "otherwise than one that begins"),
+        (templates.REWRITES, "It is 3.", (), "leaves out parts of what was said"),
+        (templates.MOVES, "It is 3.", (TOOL,), "rewrites what came before"),
+        (templates.ONCE, "It is 3.", (), "cannot show the conversation: "),
+    ],
+)
+def test_what_a_template_would_change_cannot_be_appended_and_the_reason_is_told(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str, tools: tuple[Tool, ...], why: str
+) -> None:
+    found = after(format_of(tiny_tokenizer, template), said, NEW, tools)
+    assert isinstance(found, NotExact)
+    assert why in found.reason
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "always"),
+    [
+        (templates.BEGINS, (), True), (templates.REWRITES, (), True), (templates.MOVES, (TOOL,), True),
+        (templates.DROPS, (), False), (templates.LEAVES_OUT, (), False), (templates.MOVES, (), False),
+    ],
+)  # fmt: skip
+def test_whether_a_template_never_continues_is_known_from_probes(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str, tools: tuple[Tool, ...], always: bool
+) -> None:
+    found = changes_turns(format_of(tiny_tokenizer, template), tools)
+    assert (found is not None) == always
+    assert found is None or found.everywhere
+
+
+def test_a_template_is_probed_once(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    format = format_of(tiny_tokenizer, templates.BEGINS)
+    renderer, rendered = ChatRenderer({"p": format}), []
+    whole = type(format.tokenizer).apply_chat_template
+
+    def counted(*arguments: object, **options: object) -> object:
+        rendered.append(1)
+        return whole(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(format.tokenizer), "apply_chat_template", counted)
+    first = renderer.go_on("p", np.array([1], np.int32), [*ASKED, SAID], NEW, ())
+    probes = len(rendered)
+    assert probes
+    assert renderer.go_on("p", np.array([1], np.int32), [*ASKED, SAID], NEW, ()) == first
+    assert len(rendered) == probes
+
+
+def test_a_template_that_cannot_show_what_was_said_is_refused_with_a_remedy(
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    ChatRenderer({"p": format_of(tiny_tokenizer, templates.BEGINS)}).check_continues("p")
+    with pytest.raises(ValueError, match=r"cannot show a conversation \(.*: no\); set models.….chat_template"):
+        ChatRenderer({"p": format_of(tiny_tokenizer, templates.ONCE)}).check_continues("p")
+
+
+def said_with_calls(*, begun: str = "") -> Action:
+    """Two turns that call tools, the first after what a teammate wrote, and an answer."""
+    calls = [
+        ToolCall("add", '{"a": 1}', output="one", round=0),
+        ToolCall("add", '{"a": 2}', output="two", round=0),
+        ToolCall("sub", "{}", output="three", round=1),
+        ToolCall("add", "{}", output="never heard", round=2),
+    ]
+    tokens = np.array([*[ord(character) for character in begun], 1, 2, 3], np.int32)
+    marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * 3, np.uint8)
+    texts = ("Hm. <tool_call>{}</tool_call>", "<tool_call>{}</tool_call>")
+    one = replace(make_action("a"), policy="p", tokens=tokens, marks=marks, intermediate_texts=texts)
+    return replace(one, calls=tuple(calls), text="It is 3.")
+
+
+def test_an_action_with_tools_is_a_chat_of_turns_and_answers(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.HERMES)})
+    messages = renderer.turn("p", said_with_calls())
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("assistant", "Hm."), ("tool", "one"), ("tool", "two"), ("assistant", ""), ("tool", "three"),
+        ("assistant", "It is 3."),
+    ]  # fmt: skip
+    assert [len(message["tool_calls"]) for message in messages if "tool_calls" in message] == [2, 1]
+    assert renderer.formats["p"].tokenizer.apply_chat_template([*ASKED, *messages], tokenize=False)
+
+
+def test_what_a_teammate_began_is_part_of_the_first_turn(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.HERMES)})
+    action = said_with_calls()
+    begun = tiny_tokenizer.encode("Let me see. ", add_special_tokens=False)
+    tokens = np.array([*begun, *action.tokens], np.int32)
+    marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * len(action.tokens), np.uint8)
+    assert renderer.turn("p", replace(action, tokens=tokens, marks=marks))[0]["content"] == "Let me see. Hm."
+
+
+class TestEndpoints:
+    """They are sent messages; what is recorded is what their reader's template would have appended, where it can."""
+
+    @staticmethod
+    def appended(tokenizer: PreTrainedTokenizerBase, template: str | None, ended: bool = True) -> str:
+        format = replace(format_of(tokenizer, template), remote=True)
+        ids = np.array([7, *format.stop_ids] if ended else [7], np.int32)
+        found = ChatRenderer({"p": format}).go_on("p", ids, [*ASKED, SAID], NEW, (TOOL,))
+        assert isinstance(found, np.ndarray)
+        return str(tokenizer.decode(found.tolist()))
+
+    def test_what_is_new_is_recorded_in_the_readers_template(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        begins = "<|im_start|>user\nAnd <|im_end|> twice?<|im_end|>\n<|im_start|>assistant\n"
+        assert self.appended(tiny_tokenizer, None) == f"\n{begins}"
+        assert self.appended(tiny_tokenizer, None, ended=False) == f"<|im_end|>\n{begins}"
+
+    @pytest.mark.parametrize("template", [templates.REWRITES, templates.ONCE.replace("> 3", "> 2")])
+    def test_or_as_its_words_alone(self, tiny_tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        assert self.appended(tiny_tokenizer, template) == "And <|im_end|> twice?"
+
+
+def test_what_a_template_drops_is_dropped_from_there_on_and_what_came_before_stays_as_it_was_sampled(
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """One turn sampled letter by letter, then one with a thought, which the template shows no more."""
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.DROPS)})
+
+    class Spoken:
+        def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
+            return renderer.start("p", messages, ())
+
+        def go_on(
+            self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]
+        ) -> TokenIds | NotExact:
+            return renderer.go_on("p", ids, messages, new, ())
+
+    def letters(text: str) -> TokenIds:
+        parts = [tiny_tokenizer.encode(letter, add_special_tokens=False) for letter in text]
+        return np.array([*np.concatenate(parts), *renderer.formats["p"].stop_ids], np.int32)
+
+    record, thought = Conversation(Spoken()), "Hm.</think>Four."
+    told = record.tell(ASKED, record.root)
+    first = record.say(told, [SAID], letters("It is 3."), "0")
+    second = record.say(
+        record.tell(NEW, first), [{"role": "assistant", "content": thought}], letters(thought), "1"
+    )  # fmt: skip
+    third = record.tell([{"role": "user", "content": "Sure?"}], second)
+    assert third.context[: len(first.context)].tolist() == first.context.tolist()
+    assert third.before is first
+    assert "rewrites what came before" in third.restarted
+    shown = str(tiny_tokenizer.decode(third.context.tolist()))
+    assert "Four.<|im_end|>" in shown
+    assert "Hm." not in shown

@@ -1,0 +1,152 @@
+"""The pages of the docs that are read off the code: docs/settings.md, docs/presets.md and docs/metrics.md.
+
+python tools/site/pages.py       # writes them
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from keys import inner_tables, keys_of
+
+from marft import metrics
+from marft.algorithms import ABOUT
+from marft.config.algorithm import AlgorithmSettings
+from marft.config.plugins import BUILT_IN, TAGS, find_plugin
+from marft.config.run import RunSettings
+from marft.config.settings import Settings
+from marft.envs.gradings import GRADINGS
+from marft.rewards.terms import Term
+
+DOCS = Path(__file__).parents[2] / "docs"
+SECTIONS = {  # kinds of parts: where a recipe names them
+    "environments": ("environment", "Environments"),
+    "organizations": ("team", "Organizations"),
+    "channels": ("channel", "Channels"),
+    "rewards": ("[rewards]", "Reward terms"),
+    "tools": ("tools.NAME", "Sources of tools"),
+    "credits": ("algorithm.credit", "Credits"),
+    "objectives": ("algorithm.objective", "Objectives"),
+    "schedules": ("algorithm.schedule", "Schedules"),
+}
+NAMED = {"models": "models.NAME", "policies": "policies.NAME"}
+
+
+def pages() -> Mapping[str, str]:
+    """Every page that is written from the code, by its file's name."""
+    return {"settings.md": settings(), "presets.md": presets(), "metrics.md": metrics.page()}
+
+
+def stale() -> list[str]:
+    """The pages that are not what the code says."""
+    return [name for name, text in pages().items() if (DOCS / name).read_text(encoding="utf-8") != text]
+
+
+def settings() -> str:
+    """docs/settings.md: every key of a recipe, and of every part that it can name."""
+    lines = [
+        "# Every key",
+        "",
+        "All keys of a recipe: what each takes, what it is when it is not given, and what it means. How they go",
+        "together is told in [recipes](recipes.md). `marft train recipe.toml --dry-run` prints a recipe with all of",
+        "them. (This page is written by `python tools/site/pages.py`, from the code.)",
+        "",
+        "A key without a default must be given, but for `name`, `team`, `channel` and `algorithm`. Where a default is",
+        '"its own", the key is a table with defaults of its own, further down. Defaults of `[algorithm]` are what a',
+        "[preset](presets.md) leaves open. A *part* is a table that names a class, built in or yours.",
+    ]
+    for heading, cls in _tables(RunSettings, ""):
+        lines += _section(f"## {_title(heading)}", cls)
+    for kind, (place, title) in SECTIONS.items():
+        tag = TAGS.get(kind, "name")
+        lines += ["", f"## {title}", "", f"Each is named by `{tag}` in `[{place}]`, with its keys beside it."]
+        shared = tuple(Term.model_fields) if kind == "rewards" else ()
+        if kind == "rewards":
+            lines += _section("### Reward terms: all of them", Term)
+        for name in BUILT_IN[kind]:
+            cls = find_plugin(kind, name)
+            lines += _section(f"### {title}: {name}", cls, without=shared)
+            for heading, inner in list(_tables(cls, place))[1:]:
+                lines += _section(f"#### {title}: {name}, `{heading.rpartition('.')[2]}`", inner)
+    lines += ["", "## Gradings", "", "`grading` of the environment `table`: a name, or a table with a name."]
+    for name, cls in GRADINGS.items():
+        lines += _section(f"### Gradings: {name}", cls, without=("name",))
+    return "\n".join(lines) + "\n"
+
+
+def presets() -> str:
+    """docs/presets.md: every preset, and what it is made of."""
+    lines = [
+        "# Presets",
+        "",
+        "What `[algorithm] name = …` can be. `marft algorithms NAME` prints one with every setting and its source;",
+        "[algorithms](algorithms.md) tells what the parts are.",
+        "(This page is written by `python tools/site/pages.py`, from the code.)",
+        "",
+        "| preset | level | credit | objective | schedule | critic | what it is |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, about in ABOUT.items():
+        made = AlgorithmSettings.model_validate({"name": name})
+        parts = (made.level, made.credit.name, made.objective.name, made.schedule.name, made.critic.kind)
+        lines.append(f"| `{name}` | {' | '.join(parts)} | {_cell(about)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _tables(cls: type[Settings], place: str) -> Iterator[tuple[str, type[Settings]]]:
+    """A table and those inside it, each with the place where a recipe has it."""
+    yield place, cls
+    for name, field in cls.model_fields.items():
+        for inner in inner_tables(field):
+            yield from _tables(inner, f"{place}.{NAMED.get(name, name)}".removeprefix("."))
+
+
+def _title(place: str) -> str:
+    place = {"agents": "[agents]"}.get(place, place)
+    return f"`[{place}]`" if place else "At the top"
+
+
+def _section(heading: str, cls: type[Settings], without: Iterable[str] = ()) -> list[str]:
+    lines = ["", heading]
+    about = _about(cls)
+    lines += ["", about] if about else []
+    lines += _picture(cls)
+    keys = [key for key in keys_of(cls) if key.name not in without]
+    if keys:
+        lines += ["", "| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
+        for key in keys:
+            default = key.default if key.default in ("", "none", "its own", "a text") else f"`{key.default}`"
+            lines.append(f"| `{key.name}` | {_cell(key.type)} | {_cell(default)} | {_cell(key.meaning)} |")
+    return lines
+
+
+def _about(cls: type[Settings]) -> str:
+    """The first paragraph of its docstring, in Markdown."""
+    text = inspect.cleandoc(vars(cls).get("__doc__") or "").split("\n\n")[0].removesuffix("::").strip()
+    return re.sub(r":\w+:`([^`]+)`", r"`\1`", text).replace("``", "`")
+
+
+def _picture(cls: type[Settings]) -> list[str]:
+    """The drawing of an organization, which stands in its docstring after two colons."""
+    _, found, rest = inspect.cleandoc(vars(cls).get("__doc__") or "").partition("::\n\n")
+    drawn = rest[: len(rest) - len(rest.lstrip())] + rest.strip() if found else ""
+    drawing = re.split(r"\n\n(?=\S)", drawn)[0]
+    return ["", "```text", *textwrap.dedent(drawing).splitlines(), "```"] if "─" in drawing or "╲" in drawing else []
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write them."""
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
