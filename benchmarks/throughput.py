@@ -135,7 +135,7 @@ def measure(agents: int, vocabulary: int, observation: int, iterations: int) -> 
         save_model(Path(folder), vocabulary)
         run = parse_recipe(recipe(Path(folder), agents, vocabulary, observation))
         words = word_tokenizer(vocabulary)  # a Qwen2 folder would get Qwen2's own splitting
-        with patch("marft.models.pool.load_tokenizer", lambda _: words), LocalRollouts(run) as rollouts:
+        with patch("marft.models.formats.load_tokenizer", lambda _: words), LocalRollouts(run) as rollouts:
             learner = Learner(run, rollouts.models)
             tasks: Sequence[Task] = run.environment.tasks("train")  # type: ignore[attr-defined]
             rows = [iterate(rollouts, learner, tasks, step, observation) for step in range(iterations + 2)][2:]

@@ -18,7 +18,8 @@ from transformers.utils import logging
 from marft.config import RunSettings
 from marft.config.models import ModelSettings
 from marft.models.backbone import Backbone
-from marft.models.loading import load_backbone, load_tokenizer
+from marft.models.formats import load_tokenizer
+from marft.models.loading import load_backbone
 from marft.runs.folder import RunFolder
 from tests.helpers import settings as recipe_settings
 from tests.runs import finished

@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from marft.config.models import ModelSettings
-from marft.models import loading, templates
+from marft.models import formats, templates
 from marft.models.checking import refuse_pickled
-from marft.models.loading import load_backbone, load_tokenizer
+from marft.models.formats import load_tokenizer
+from marft.models.loading import load_backbone
 from marft.models.places import resolve_path
 from marft.rollouts import LocalRollouts
 from tests.helpers import settings
@@ -160,7 +161,7 @@ def test_a_template_without_system_messages_is_fine(model: Path) -> None:
 def test_a_tokenizer_that_is_broken_or_of_another_model_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "check_template", lambda *_: None)
+    monkeypatch.setattr(formats, "check_template", lambda *_: None)
     table = json.loads((model / "tokenizer.json").read_text())
     table["model"]["vocab"] |= {f"word{n}": 442 + n for n in range(100)}
     (model / "tokenizer.json").write_text(json.dumps(table))

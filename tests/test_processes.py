@@ -75,7 +75,7 @@ def descendants(pid: int) -> dict[int, str]:
     return {child: found[child] for child in below - {pid}}
 
 
-def write(tmp_path: Path) -> Path:
+def write(tmp_path: Path, processes: int) -> Path:
     template = tmp_path / "template.jinja"
     template.write_text(templates.HERMES)
     table: dict[str, Any] = recipe("tiny", tmp_path)
@@ -83,16 +83,19 @@ def write(tmp_path: Path) -> Path:
     table["tools"] = {"server": {"name": "mcp", "command": [sys.executable, str(SERVER), "stdio"], "only": ["add"]}}
     table["agents"][0]["tools"] = ["server"]
     table["environment"] = {"name": "tests.test_processes:Busy"}
+    table["rollout"]["processes"] = processes
     file = tmp_path / "recipe.toml"
     file.write_text(tomli_w.dumps(table))
     return file
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_nothing_is_left_of_a_cancelled_run(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "processes"), [("SIGINT", 0), ("SIGTERM", 0), ("SIGKILL", 0), ("SIGINT", 2), ("SIGKILL", 2)]
+)
+def test_nothing_is_left_of_a_cancelled_run(how: str, processes: int, tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = subprocess.Popen(
-        [sys.executable, "-m", "marft.cli.main", "train", str(write(tmp_path))], cwd=ROOT,
+        [sys.executable, "-m", "marft.cli.main", "train", str(write(tmp_path, processes))], cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log.open("w"), stderr=subprocess.STDOUT,
     )  # fmt: skip
     deadline = time.monotonic() + 90
@@ -109,7 +112,9 @@ def test_nothing_is_left_of_a_cancelled_run(how: str, tmp_path: Path) -> None:
         process.send_signal(getattr(signal, how))
         time.sleep(0.5)
     assert process.wait(timeout=60) != 0, log.read_text()
-    if how == "SIGKILL":  # nobody can tidy up any more: what the environment itself started is its own affair
+    if (
+        how == "SIGKILL" and not processes
+    ):  # nobody can tidy up any more: what the environment itself started is its own affair
         started = {pid: line for pid, line in started.items() if "time.sleep(600)" not in line}
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and any(map(alive, started)):

@@ -191,6 +191,13 @@ class TestCallables:
         ):
             marft.load_recipe(recipe(), {"environment": made, "environment.size": 2})
 
+    def test_other_processes_cannot_be_given_what_no_module_holds(self, brevity: Any) -> None:
+        with pytest.raises(
+            ValueError, match=r"rollout\.processes: brevity can be given in Python to one process alone"
+        ):
+            marft.load_recipe(recipe(), rewards=brevity, rollout={"processes": 2})
+        assert marft.load_recipe(recipe(), rewards=Outcome, rollout={"processes": 2}).rollout.processes == 2
+
     def test_two_things_of_one_name_are_refused(self, brevity: Any) -> None:
         other = as_in_a_notebook(BREVITY, "brevity")
         with pytest.raises(ValueError, match="two different things called 'brevity' are given"):

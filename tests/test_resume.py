@@ -61,8 +61,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-def assert_same(folder: RunFolder, straight: RunFolder) -> None:
-    mine, theirs = folder.checkpoints / "step_000010", straight.checkpoints / "step_000010"
+def assert_same(folder: RunFolder, straight: RunFolder, step: str = "step_000010") -> None:
+    mine, theirs = folder.checkpoints / step, straight.checkpoints / step
     names = sorted(str(p.relative_to(theirs)) for p in theirs.rglob("*.safetensors"))
     assert names == sorted(str(p.relative_to(mine)) for p in mine.rglob("*.safetensors"))
     assert any("optimizer" in name for name in names)

@@ -61,7 +61,7 @@ def test_an_engine_that_shares_no_memory_with_the_learner_gives_the_same_run_to_
         made.append(Elsewhere(copied, policies, worker, **options))
         return made[-1]
 
-    monkeypatch.setattr("marft.rollouts.LocalEngine", elsewhere)
+    monkeypatch.setattr("marft.samplers.LocalEngine", elsewhere)
     train(copied, there := RunFolder.create(copied))
     assert made[0].version("actor") == copied.training.steps > 0
     for one, other in zip(here.read_metrics(), there.read_metrics(), strict=True):

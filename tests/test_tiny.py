@@ -82,7 +82,7 @@ def test_single_steps_are_done_right_when_set_up_right() -> None:
     from check import probes, skills
 
     backbone = load_backbone(ModelSettings(path="tiny"), torch.device("cpu"), torch.float32)
-    from marft.models.loading import load_tokenizer
+    from marft.models.formats import load_tokenizer
 
     report = skills(backbone, load_tokenizer(ModelSettings(path="tiny")), probes(Random(5), 3, 150))
     assert report["reasoner skill"] > 0.95

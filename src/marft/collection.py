@@ -16,7 +16,7 @@ from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.interfaces import Credit
 from marft.learning.rewarding import rewards_for_credit
-from marft.rollouts import LocalRollouts
+from marft.playing import Rollouts
 from marft.types import Episode, Task
 
 
@@ -33,7 +33,7 @@ class Collection:
 
 
 def collect(
-    rollouts: LocalRollouts, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None]
+    rollouts: Rollouts, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None]
 ) -> Collection:
     """Play the episodes of one training step.
 
@@ -97,7 +97,7 @@ def training_tasks(run: RunSettings) -> Sequence[Task]:
 
 
 def _play(
-    rollouts: LocalRollouts, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
+    rollouts: Rollouts, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts the way that the algorithm's credit asks for → the attempts themselves, and everything played."""
     forking = cast("Credit", rollouts.run.algorithm.credit).forking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import sys
 import sysconfig
 import traceback
@@ -35,6 +36,18 @@ def described(error: BaseException) -> str:
     """``KeyError: 'text' (rewards.py:12)``: what was raised, and where."""
     place = place_of(error)
     return raised(error) + (f" ({place})" if place else "")
+
+
+def deliberate(error: BaseException) -> bool:
+    """Whether it comes from a ``raise`` of MARFT's own, and not from something that MARFT called."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return True
+    code = last.tb_frame.f_code
+    raised_here = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    return raised_here and Path(code.co_filename).is_relative_to(OURS)
 
 
 def _installed(filename: str) -> bool:

@@ -103,6 +103,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower"),
         Metric("sessions_not_closed", "not closed", "sessions and organizations whose close() went wrong", ".0f",
                better="lower"),
+        Metric("workers_lost", "workers lost", "worker processes that ended or hung, with what they played", ".0f",
+               better="lower", unless_zero=True, advice="`marft show --failed` says how each of them ended"),
     ],
     "Credit": [
         Metric("zero_advantage_fraction", "zero advantages", "share of decisions whose advantage is exactly 0: they "

@@ -25,8 +25,10 @@ from marft.learning.cautions import Cautions
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
+from marft.models.pool import Models
 from marft.observing import Observer, Silent
-from marft.rollouts import LocalRollouts
+from marft.playing import Rollouts
+from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
@@ -53,18 +55,19 @@ def train(
     observer = observer or Silent()
     with folder.held():
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
-        with LocalRollouts(run) as rollouts:
+        with open_rollouts(run) as rollouts:
             learner = Learner(run, rollouts.models)
             state = start.load(rollouts.models, learner)
             rollouts.publish(state.step)
             tasks = training_tasks(run)
             state = start.with_tasks(state, tasks)
             start.commit(state, rollouts.models, learner)
-            return _go_on(rollouts, learner, state, tasks, folder, observer)
+            return _go_on(rollouts, rollouts.models, learner, state, tasks, folder, observer)
 
 
 def _go_on(
-    rollouts: LocalRollouts,
+    rollouts: Rollouts,
+    models: Models,
     learner: Learner,
     state: State,
     tasks: Sequence[Task],
@@ -93,14 +96,14 @@ def _go_on(
             if due:
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))
             if due or stop:
-                checkpoints.save(state, run, rollouts.models, learner, sinks.mark())
+                checkpoints.save(state, run, models, learner, sinks.mark())
     finally:
         sinks.close()
     return state
 
 
 def _step(
-    rollouts: LocalRollouts,
+    rollouts: Rollouts,
     learner: Careful,
     state: State,
     tasks: Sequence[Task],
@@ -116,7 +119,7 @@ def _step(
             f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; "
             f"the first says: {episodes[0].error}"
         )
-    metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.engine.version)
+    metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.version)
     metrics |= collection.metrics
     metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
     used = {name: count - before[name] for name, count in rollouts.usage().items()}
@@ -145,7 +148,7 @@ def _step(
     }
 
 
-def _validate(rollouts: LocalRollouts) -> dict[str, float]:
+def _validate(rollouts: Rollouts) -> dict[str, float]:
     """Accuracy and reward on the validation split, each where it is known."""
     tasks = tasks_of(rollouts.run.environment, "validation")[: rollouts.run.evaluation.validation_tasks]
     evaluation, _ = evaluate(rollouts, "now", "sampled", tasks, split="validation")

@@ -19,7 +19,8 @@ from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.game.rendering import Message, compose
 from marft.models.backbone import Backbone, PackedRows
-from marft.models.loading import load_backbone, load_tokenizer
+from marft.models.formats import load_tokenizer
+from marft.models.loading import load_backbone
 from marft.models.log_probs import scaled_logits
 from marft.types import Profile
 

@@ -25,6 +25,7 @@ from marft.types import Episode
 TEAM = (
     "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
     "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
+    "workers_lost",
     "truncated_tokens", "skipped_updates", "undone_steps", "remote_cost", "judge/cost", "episodes_per_second",
     "seconds",
 )  # fmt: skip

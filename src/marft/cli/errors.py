@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import errno
 import os
 import platform
@@ -21,7 +20,7 @@ from marft import __version__
 from marft.atomic import write_file
 from marft.endpoints.keys import masked, secrets_typed
 from marft.errors import RunError
-from marft.faults import OURS, described, place_of
+from marft.faults import deliberate, described, place_of
 from marft.texts import cut, storable, visible
 
 DEBUG = "--debug"  # with any command: print the traceback of an error
@@ -119,18 +118,8 @@ def _say(message: str) -> None:
 
 
 def _is_deliberate(error: Exception) -> bool:
-    """Whether it comes from a ``raise`` of MARFT's own, which names cause and remedy, and not from something that MARFT
-    called."""
-    if not isinstance(error, ValueError):
-        return isinstance(error, RunError)
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None:
-        return True
-    code = last.tb_frame.f_code
-    raised_here = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
-    return raised_here and Path(code.co_filename).is_relative_to(OURS)
+    """Whether it was raised by MARFT on purpose, and names cause and remedy itself."""
+    return isinstance(error, RunError) or (isinstance(error, ValueError) and deliberate(error))
 
 
 def _about_files(error: BaseException, only_full: bool = False) -> str:

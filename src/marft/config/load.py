@@ -15,7 +15,7 @@ from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
 from marft.config.changing import NAMED, pairs_of
 from marft.config.folders import FOLDER, look_for_modules_in
-from marft.config.given import in_words, refuse_missing
+from marft.config.given import in_words, name_of, refuse_missing
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, too_deep
 
@@ -100,6 +100,12 @@ def parse_recipe(
         run = RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
+    if known and run.rollout.processes:
+        names = ", ".join(name_of(value) for value in known.values())
+        raise ValueError(
+            f"{source}: rollout.processes: {names} can be given in Python to one process alone; put it into a module "
+            "that others can import, or set processes = 0"
+        )
     run._given.update(known)
     return run
 

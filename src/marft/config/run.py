@@ -28,6 +28,7 @@ class RolloutSettings(Settings):
     max_live_episodes: Annotated[int, Field(ge=1, le=100_000)] = 256  # played at the same time
     max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
+    processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
 
 
 class EngineSettings(Settings):
@@ -129,11 +130,22 @@ class RunSettings(Settings):
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if policy.train != "frozen")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A run travels to other processes as what its recipe says, and is read again where it arrives: so its parts
+        need not pickle, but for what can be read by their names."""
+        return _read_again, (self.model_dump(mode="json", exclude_none=True),)
+
     def is_remote(self, model: str) -> bool:
         return model in self.models and self.models[model].endpoint is not None
 
     def learning_rate(self, policy: str) -> float:
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
+
+
+def _read_again(table: dict[str, Any]) -> RunSettings:
+    from marft.config.load import parse_recipe
+
+    return parse_recipe(table)
 
 
 def refuse_nothing_to_train(run: RunSettings) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from marft import seeds
 from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.engines.stillness import Stillness
 from marft.game.engine import Weights
 from marft.models.backbone import Backbone
 from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
-
-QUIET_PASSES = 16  # event-loop passes without any new request that count as "nobody can advance"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,9 +83,7 @@ class LocalEngine:
         self._running: dict[int, _Request] = {}  # by id of the row
         self._choosing: list[_ToChoose] = []
         self._driver: asyncio.Task[None] | None = None
-        self._outside = 0
-        self._all_back = asyncio.Event()
-        self._stirred = 0  # requests and returns from outside so far
+        self._stillness = Stillness()
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Sample one action: its random stream is named by the run's seed and the key, whatever else is computed."""
@@ -110,21 +107,13 @@ class LocalEngine:
         return await request.result
 
     def _stir(self) -> None:
-        self._stirred += 1
+        self._stillness.stir()
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
 
-    @contextmanager
-    def external_wait(self) -> Iterator[None]:
+    def external_wait(self) -> AbstractContextManager[None]:
         """While it is held, requests that are admitted in order wait for those that may come."""
-        self._outside += 1
-        try:
-            yield
-        finally:
-            self._outside -= 1
-            self._stirred += 1
-            if self._outside == 0:
-                self._all_back.set()
+        return self._stillness.external_wait()
 
     async def settle(self) -> None:
         """Wait until nothing is computed any more, also for those who were cancelled meanwhile."""
@@ -154,7 +143,7 @@ class LocalEngine:
         try:
             while self._waiting or self._running or self._choosing:
                 if self.in_order:
-                    await self._quiet()
+                    await self._stillness.reached()
                 if self._choosing:
                     asked = sorted(self._choosing, key=lambda request: request.key)
                     choices = await loop.run_in_executor(self._worker, self._choose, asked)
@@ -175,17 +164,6 @@ class LocalEngine:
             self._running.clear()
             self._waiting.clear()
             self._choosing.clear()
-
-    async def _quiet(self) -> None:
-        """Until every live episode waits for the engine."""
-        passes = 0
-        while passes < QUIET_PASSES:
-            if self._outside:
-                self._all_back.clear()
-                await self._all_back.wait()
-            before = self._stirred
-            await asyncio.sleep(0)
-            passes = passes + 1 if self._stirred == before and self._outside == 0 else 0
 
     def _admit(self) -> list[_Request]:
         """Waiting requests, by key, when they are worth a prefill."""

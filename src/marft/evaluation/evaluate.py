@@ -13,7 +13,7 @@ from marft.evaluation.showing import shown
 from marft.game.environment import Split
 from marft.game.game import Attempt
 from marft.game.team import Team
-from marft.rollouts import LocalRollouts
+from marft.playing import Rollouts
 from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
@@ -64,7 +64,7 @@ class Evaluation:
 
 
 def evaluate(
-    rollouts: LocalRollouts,
+    rollouts: Rollouts,
     checkpoint: str,
     mode: Mode,
     tasks: Sequence[Task],
@@ -83,13 +83,13 @@ def evaluate(
     stream = f"{split}/{mode}"
     donors: Sequence[Episode | None] = messages_from or [None] * len(tasks)
     attempts = [Attempt(task, stream, messages=_messages(donor)) for task, donor in zip(tasks, donors, strict=True)]
-    team = rollouts.game.team if mode == "sampled" else greedy(rollouts.game.team)
+    team = rollouts.team if mode == "sampled" else greedy(rollouts.team)
     episodes = rollouts.play(attempts, team, on_done)
     scored = [episode for episode in episodes if episode.scored]
     outcomes = {episode.task.id: episode.success for episode in scored if episode.success is not None}
     rewards = {episode.task.id: episode.total_reward for episode in scored}
     roles = [agent.role for agent in team.agents]
-    metrics = episode_metrics(episodes, roles, rollouts.engine.version) | remote_metrics(episodes, roles)
+    metrics = episode_metrics(episodes, roles, rollouts.version) | remote_metrics(episodes, roles)
     agents = {
         role: {name: metrics[key] for name in OF_AGENTS if (key := f"agents/{role}/{name}") in metrics}
         for role in roles

@@ -8,7 +8,7 @@ from pathlib import Path
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, evaluate, shuffle
-from marft.rollouts import LocalRollouts
+from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.folder import RunFolder
 
@@ -44,7 +44,7 @@ def evaluate_checkpoints(
     for name, names in asked.items():
         if len(names) > 1:
             note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
-    with LocalRollouts(run) as rollouts:
+    with open_rollouts(run) as rollouts:
         chosen = tasks_of(rollouts.run.environment, "test")[:tasks]
         advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen))
         results = []

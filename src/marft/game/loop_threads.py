@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 from marft.faults import described, place_of
@@ -187,7 +187,7 @@ class LoopThreadPool:
         else:
             self._idle.append(thread)
 
-    def slots(self, name: str, count: int) -> asyncio.Semaphore:
+    def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
         """What lets ``count`` calls of one kind be under way at a time, over all episodes."""
         loop = asyncio.get_running_loop()
         if name not in self._slots or self._slots[name][0] is not loop:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.types import Episode
+
+Played = TypeVar("Played")
 
 
 async def as_it_is(episode: Episode) -> Episode:
@@ -28,12 +32,29 @@ async def play_all(
         on_done: sees each episode as soon as it is over and composed.
         compose: what becomes of an episode that is over; it no longer counts as live then.
     """
+    return await at_most(max_live, attempts, partial(play, game), compose, on_done)
+
+
+async def at_most(
+    max_live: int,
+    attempts: Sequence[Attempt],
+    begin: Callable[[Attempt], Awaitable[Played]],
+    finish: Callable[[Played], Awaitable[Episode]],
+    on_done: Callable[[Episode], None],
+) -> list[Episode]:
+    """Begin and finish every attempt, at most ``max_live`` begun at a time → episodes in the order of the attempts.
+
+    Args:
+        begin: plays an attempt, until it no longer counts as live.
+        finish: makes an episode of that.
+        on_done: sees each episode as soon as it is finished.
+    """
     gate = asyncio.Semaphore(max_live)
 
     async def one(attempt: Attempt) -> Episode:
         async with gate:
-            episode = await play(game, attempt)
-        episode = await compose(episode)
+            played = await begin(attempt)
+        episode = await finish(played)
         on_done(episode)
         return episode
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from marft.config.models import ModelSettings
 from marft.models import attention
 from marft.models.backbone import Backbone, PackedRows
-from marft.models.checking import refuse_gaps, refuse_not_finite, refuse_pickled
+from marft.models.checking import refuse_gaps, refuse_not_finite
+from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.log_probs import scaled_logits
 from marft.models.places import resolve_path
-from marft.models.templates import check_template
 from marft.types import TokenIds
-
-FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
-WHAT_TO_GIVE = (
-    "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
-    "Face hub"
-)
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,7 +31,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        why = "torch knows no such device" if str(error).startswith("Expected one of") else _first_line(error)
+        why = "torch knows no such device" if str(error).startswith("Expected one of") else first_line(error)
         gpu = "'cuda' for an NVIDIA GPU, " if name.casefold().startswith(("gpu", "nvidia")) else ""
         raise ValueError(f"device: cannot use {name!r} here ({why}); use {gpu}'cpu' or 'auto'") from error
     return device
@@ -57,60 +50,25 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
         ValueError: the model cannot be found or read, or computes something that MARFT's forward does not.
     """
     attention.register()
-    path, what = resolve_path(settings.path), f"models: {settings.path!r}"
-    if path.startswith(FOLDERS) and not Path(path).is_dir():
-        raise ValueError(f"models: cannot load {path!r}: there is no folder {Path(path).absolute()}. {WHAT_TO_GIVE}")
-    _refuse_folder(Path(path), what)
+    config, what = load_config(settings), f"models: {settings.path!r}"
     try:
-        config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, revision=settings.revision, dtype=dtype, attn_implementation=attention.IMPLEMENTATION,
+            resolve_path(settings.path), revision=settings.revision, dtype=dtype,
+            attn_implementation=attention.IMPLEMENTATION,
             use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:
-        raise ValueError(f"models: cannot load {settings.path!r}: {_cause(error)}. {WHAT_TO_GIVE}") from error
+        raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}. {WHAT_TO_GIVE}") from error
     model, found = loaded
     assert isinstance(model, PreTrainedModel)
     refuse_gaps(model, found, what)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     refuse_not_finite(dict(model.named_parameters()), what)
-    longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
-    if settings.context > longest:
-        raise ValueError(
-            f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for"
-        )
-    backbone = Backbone(model, settings.context or longest)
+    backbone = Backbone(model, context_of(config, settings))
     check_forward(backbone, settings.path)
     if settings.gradient_checkpointing:
         backbone.recompute_activations()
     return backbone
-
-
-def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
-    """Load a model's tokenizer with the chat template to use.
-
-    Raises:
-        ValueError: there is none, it has no chat template and the recipe gives none, or the template does not work.
-    """
-    path = resolve_path(settings.path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
-    except Exception as error:
-        raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {_cause(error)}") from error
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    if settings.chat_template:
-        template = Path(settings.chat_template)
-        if not template.is_file():
-            raise ValueError(f"models: no chat template at {template}")
-        tokenizer.chat_template = template.read_text(encoding="utf-8")
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"models: the tokenizer of {settings.path!r} has no chat template; "
-            "use an instruction-tuned model, or set chat_template to a Jinja file"
-        )
-    where = settings.chat_template or f"of {settings.path!r}"
-    check_template(tokenizer, settings.template_options, f"models: the chat template {where}")
-    return tokenizer
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:
@@ -164,24 +122,3 @@ def _largest_difference(backbone: Backbone, rows: Sequence[TokenIds], logits: Te
     packed = PackedRows.of(rows, [None] * len(rows), backbone.device)
     mine = scaled_logits(backbone.hidden_states(packed), backbone.head.weight, backbone.head.bias, None)
     return (mine.log_softmax(-1) - logits.float().log_softmax(-1)).abs().max().item()
-
-
-def _refuse_folder(folder: Path, what: str) -> None:
-    if not folder.is_dir():
-        return  # an id on the hub
-    refuse_pickled(folder, what)
-    if (folder / "adapter_config.json").is_file():
-        raise ValueError(f"{what} is an adapter; name its base here, and the folder as adapter of a policy on it")
-
-
-def _cause(error: Exception) -> str:
-    if "trust_remote_code" in str(error):
-        return (
-            "it brings code of its own (auto_map in its config), which is never run here; use a model that "
-            "transformers itself knows"
-        )
-    return _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,8 @@ from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.checking import refuse_not_finite
 from marft.models.digests import digest_of, template_of
-from marft.models.loading import (
-    check_vocabulary,
-    load_backbone,
-    load_tokenizer,
-    pick_device,
-    pick_dtype,
-)
+from marft.models.formats import Format, load_formats, policy_context
+from marft.models.loading import check_vocabulary, load_backbone, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 from marft.models.places import resolve_path
 
@@ -67,11 +62,14 @@ class Policy:
 class Models:
     """The policies of a run and the backbones they share.
 
+    Args:
+        formats: of the run's local models, by name, where they have been loaded already.
+
     Raises:
         ValueError: a model, tokenizer or adapter cannot be loaded.
     """
 
-    def __init__(self, run: RunSettings) -> None:
+    def __init__(self, run: RunSettings, formats: Mapping[str, Format] | None = None) -> None:
         if run.threads:
             torch.set_num_threads(run.threads)
         self.device = pick_device(run.device)
@@ -79,19 +77,18 @@ class Models:
             keep_freed_memory()
         self.bases: dict[str, Backbone] = {}
         self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
-        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+        self.formats = load_formats(run) if formats is None else formats
         local = {name: model for name, model in run.models.items() if model.endpoint is None}
         for name, model in local.items():
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = load_backbone(model, self.device, dtype)
-            self.tokenizers[name] = load_tokenizer(model)
-            check_vocabulary(self.tokenizers[name], self.bases[name], name)
+            check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
 
     def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
         base_name = local_model(run.models, settings.model)
-        base, tokenizer = self.bases[base_name], self.tokenizers[base_name]
+        base, format = self.bases[base_name], self.formats[base_name]
         backbone, reference, adapter, lora = base, base, None, settings.lora
         if settings.train == "full":
             backbone = load_backbone(run.models[settings.model], self.device, torch.float32)
@@ -104,9 +101,11 @@ class Models:
             base.add_adapter(name, lora.rank, lora.alpha, lora.targets, run.seed)
             if settings.adapter:
                 load_adapter(base, name, Path(settings.adapter))
-        context = _context(run, settings.model, base)
-        stop_ids = _stop_ids(tokenizer, base)
-        return Policy(name, settings, backbone, adapter, lora, reference, base, tokenizer, stop_ids, base_name, context)
+        context = policy_context(run, settings.model, base_name, {n: f.context for n, f in self.formats.items()})
+        return Policy(
+            name, settings, backbone, adapter, lora, reference, base, format.tokenizer, format.stop_ids, base_name,
+            context,
+        )  # fmt: skip
 
     def _in_float32(self, run: RunSettings, name: str) -> Backbone:
         """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
@@ -145,7 +144,7 @@ class Models:
         on every device.
         """
         found = {
-            f"models.{name}": digest_of(base.base_weights(), template_of(self.tokenizers[name]))
+            f"models.{name}": digest_of(base.base_weights(), template_of(self.formats[name].tokenizer))
             for name, base in self.bases.items()
         }
         for name, policy in self.policies.items():
@@ -169,20 +168,6 @@ class Models:
                 policy.backbone.model.load_state_dict(policy.reference.base_weights())
 
 
-def _context(run: RunSettings, model: str, base: Backbone) -> int:
-    """Tokens of prompt and action together: the base's own, or what the recipe gives a remote model."""
-    wanted = run.models[model].context
-    if run.models[model].endpoint is None or not wanted:
-        return base.context
-    if wanted > base.context and run.algorithm.critic.kind != "none":
-        raise ValueError(
-            f"models.{model}.context: {wanted} tokens are more than the {base.context} that its reader "
-            f"{local_model(run.models, model)!r} can read for the critic; lower it, raise the reader's, or name "
-            "another reader"
-        )
-    return wanted
-
-
 def _load_full(backbone: Backbone, folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -201,14 +186,3 @@ def _load_full(backbone: Backbone, folder: Path) -> None:
     tied = set(getattr(backbone.model, "_tied_weights_keys", None) or {})
     if unexpected or set(missing) - tied:
         raise ValueError(f"the weights at {folder} do not fit: missing {missing[:2]}, unexpected {unexpected[:2]}")
-
-
-def _stop_ids(tokenizer: PreTrainedTokenizerBase, backbone: Backbone) -> tuple[int, ...]:
-    """Tokens that end a turn: the tokenizer's and the model's; nothing else is taken from generation_config."""
-    declared: list[int | Sequence[int] | None] = [tokenizer.eos_token_id, backbone.model.config.eos_token_id]
-    generation = backbone.model.generation_config
-    declared.append(generation.eos_token_id if generation is not None else None)
-    ids: list[int] = []  # the tokenizer's own first: it is what a turn that is given, not sampled, ends with
-    for value in declared:
-        ids += [] if value is None else [value] if isinstance(value, int) else value
-    return tuple(dict.fromkeys(i for i in ids if i < backbone.head.weight.shape[0]))  # a tokenizer may have more

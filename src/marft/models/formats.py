@@ -1,0 +1,184 @@
+"""How a model is spoken to: its tokenizer, its context and what ends a turn, read without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from marft.config.models import ModelSettings
+from marft.config.run import RunSettings
+from marft.models.checking import refuse_pickled
+from marft.models.places import resolve_path
+from marft.models.templates import check_template
+
+FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
+WHAT_TO_GIVE = (
+    "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
+    "Face hub"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Format:
+    """What is needed to write a model's prompts and to read what it says.
+
+    Args:
+        context: tokens of prompt and action together.
+        stop_ids: tokens that end a turn, the tokenizer's own first.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    stop_ids: tuple[int, ...]
+
+
+def load_formats(run: RunSettings) -> dict[str, Format]:
+    """The formats of a run's local models, by name.
+
+    Raises:
+        ValueError: one cannot be loaded.
+    """
+    return {name: load_format(model) for name, model in run.models.items() if model.endpoint is None}
+
+
+def load_format(settings: ModelSettings) -> Format:
+    """Load a model's format. No weights are read.
+
+    Raises:
+        ValueError: the model cannot be found, or its tokenizer, chat template or context is not as it must be.
+    """
+    config = load_config(settings)
+    tokenizer = load_tokenizer(settings)
+    declared = [config.eos_token_id, _generation(settings, config).eos_token_id]
+    known = config.get_text_config().vocab_size
+    return Format(tokenizer, context_of(config, settings), stop_ids(tokenizer, declared, known))
+
+
+def load_config(settings: ModelSettings) -> PretrainedConfig:
+    """Load what a model says of itself.
+
+    Raises:
+        ValueError: there is no such model, it brings code or pickled weights, or it is an adapter.
+    """
+    path, what = resolve_path(settings.path), f"models: {settings.path!r}"
+    if path.startswith(FOLDERS) and not Path(path).is_dir():
+        raise ValueError(f"models: cannot load {path!r}: there is no folder {Path(path).absolute()}. {WHAT_TO_GIVE}")
+    _refuse_folder(Path(path), what)
+    try:
+        config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}. {WHAT_TO_GIVE}") from error
+    assert isinstance(config, PretrainedConfig)
+    return config
+
+
+def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer with the chat template to use.
+
+    Raises:
+        ValueError: there is none, it has no chat template and the recipe gives none, or the template does not work.
+    """
+    path = resolve_path(settings.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"models: cannot load the tokenizer of {settings.path!r}: {cause_of(error)}") from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if settings.chat_template:
+        template = Path(settings.chat_template)
+        if not template.is_file():
+            raise ValueError(f"models: no chat template at {template}")
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"models: the tokenizer of {settings.path!r} has no chat template; "
+            "use an instruction-tuned model, or set chat_template to a Jinja file"
+        )
+    where = settings.chat_template or f"of {settings.path!r}"
+    check_template(tokenizer, settings.template_options, f"models: the chat template {where}")
+    return tokenizer
+
+
+def context_of(config: PretrainedConfig, settings: ModelSettings) -> int:
+    """Tokens of prompt and action together: what the recipe says, or else all that the model was made for.
+
+    Raises:
+        ValueError: the recipe asks for more than that.
+    """
+    longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
+    if settings.context > longest:
+        raise ValueError(
+            f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for"
+        )
+    return settings.context or longest
+
+
+def stop_ids(
+    tokenizer: PreTrainedTokenizerBase, declared: Sequence[int | Sequence[int] | None], known: int
+) -> tuple[int, ...]:
+    """Tokens that end a turn: the tokenizer's, which is what a turn that is given, not sampled, ends with; then those
+    that the model declares. Nothing else is taken from generation_config.
+
+    Args:
+        known: how many tokens the model has; a tokenizer may have more.
+    """
+    ids: list[int] = []
+    own: int | Sequence[int] | None = tokenizer.eos_token_id
+    for value in (own, *declared):
+        ids += [] if value is None else [value] if isinstance(value, int) else value
+    return tuple(dict.fromkeys(i for i in ids if i < known))
+
+
+def policy_context(run: RunSettings, model: str, base: str, contexts: Mapping[str, int]) -> int:
+    """Tokens of prompt and action together for a policy on ``model``: those of its local base, or what the recipe gives
+    a remote one.
+
+    Args:
+        contexts: of the local models, by name.
+
+    Raises:
+        ValueError: the critic could not read as much.
+    """
+    wanted = run.models[model].context
+    if run.models[model].endpoint is None or not wanted:
+        return contexts[base]
+    if wanted > contexts[base] and run.algorithm.critic.kind != "none":
+        raise ValueError(
+            f"models.{model}.context: {wanted} tokens are more than the {contexts[base]} that its reader "
+            f"{base!r} can read for the critic; lower it, raise the reader's, or name another reader"
+        )
+    return wanted
+
+
+def cause_of(error: Exception) -> str:
+    """Why transformers could not load something, in one line."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it brings code of its own (auto_map in its config), which is never run here; use a model that "
+            "transformers itself knows"
+        )
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
+    """As transformers has it for a model: what lies beside its weights, or else follows from its config."""
+    try:
+        return GenerationConfig.from_pretrained(resolve_path(settings.path), revision=settings.revision)
+    except OSError:
+        return GenerationConfig.from_model_config(config)
+
+
+def _refuse_folder(folder: Path, what: str) -> None:
+    if not folder.is_dir():
+        return  # an id on the hub
+    refuse_pickled(folder, what)
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{what} is an adapter; name its base here, and the folder as adapter of a policy on it")

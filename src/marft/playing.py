@@ -1,0 +1,72 @@
+"""Who plays: attempts in, episodes out. Collecting, evaluating and training know no more of it than this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from marft.config.run import RunSettings
+from marft.game.game import Attempt
+from marft.game.team import Team
+from marft.types import Episode
+
+
+def nobody(_: Episode) -> None:
+    """Whoever does not look at episodes as they end."""
+
+
+class Rollouts(Protocol):
+    """Plays the episodes of a run, wherever its environment, tools and models are."""
+
+    @property
+    def run(self) -> RunSettings:
+        """The recipe that is played."""
+        ...
+
+    @property
+    def team(self) -> Team:
+        """The recipe's team, its agents equipped with their tools and skills."""
+        ...
+
+    def play(
+        self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
+    ) -> list[Episode]:
+        """Play every attempt → episodes in the same order, with the rewards that the recipe's terms make of them.
+
+        What goes wrong in an environment, a tool or a term, or with the process that it is in, loses its own episodes
+        alone: they are ``failed`` or ``timed_out``, with the reason.
+
+        Args:
+            team: plays instead of the recipe's own.
+            on_done: sees each episode as soon as it is over and has its rewards.
+        """
+        ...
+
+    def publish(self, version: int) -> None:
+        """The policies in training are at this version now. Nothing may be played meanwhile."""
+        ...
+
+    def version(self, policy: str) -> int:
+        """The version of a policy that was published last; 0 where none was."""
+        ...
+
+    def usage(self) -> Mapping[str, float]:
+        """What sampling and scoring have taken so far, and what was given up, by the name of a metric."""
+        ...
+
+    def close(self) -> None:
+        """End whatever was started."""
+        ...
+
+
+def added(*counts: Mapping[str, float]) -> dict[str, float]:
+    """Counts from several places, by name.
+
+    >>> added({"a": 1.0}, {"a": 2.0, "b": 0.0})
+    {'a': 3.0, 'b': 0.0}
+    """
+    total: dict[str, float] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0.0) + count
+    return total

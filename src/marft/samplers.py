@@ -1,0 +1,103 @@
+"""Who samples: the models of a run, the engines that ask them, and the thread that computes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from marft.config.run import RunSettings
+from marft.endpoints.client import Endpoint
+from marft.engines.caller_thread import CallerThreadExecutor
+from marft.engines.local import LocalEngine, LocalPolicy
+from marft.engines.remote import RemoteEngine, RemotePolicy
+from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.engines.router import Router
+from marft.models.pool import Models
+from marft.types import TokenIds
+
+T = TypeVar("T")
+
+
+class Samplers:
+    """Loads the models that a recipe names, and connects those that are elsewhere. Close it.
+
+    Args:
+        call_off: ends what coroutines may wait for on other threads, when an interrupt calls them off.
+
+    Raises:
+        ValueError: a model cannot be loaded, an endpoint's key is not there, or an agent's ``max_new_tokens`` fills its
+            model's context.
+    """
+
+    def __init__(self, run: RunSettings, call_off: Callable[[], None] = lambda: None) -> None:
+        with ExitStack() as started:  # what has been started ends, should the rest fail
+            self._begin(run, call_off, started)
+            self._started = started.pop_all()
+
+    def _begin(self, run: RunSettings, call_off: Callable[[], None], started: ExitStack) -> None:
+        self.run = run
+        endpoints: dict[str, Endpoint] = {}
+        for name, model in run.models.items():
+            if model.endpoint:
+                endpoints[name] = Endpoint(name, model.endpoint, model.path)
+                started.callback(endpoints[name].close)
+        self.models = Models(run)
+        _check_room(run, self.models)
+        self._thread = CallerThreadExecutor(call_off)
+        started.callback(self._thread.shutdown)
+        remote = {
+            name: RemotePolicy(endpoints[policy.settings.model], policy.context)
+            for name, policy in self.models.policies.items()
+            if policy.settings.model in endpoints
+        }
+        admission = run.engine.admission
+        local = LocalEngine(
+            {
+                name: LocalPolicy(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
+                for name, policy in self.models.policies.items()
+                if name not in remote
+            },
+            self._thread,
+            seed=run.seed,
+            max_rows=run.engine.max_rows,
+            in_order=admission == "in_order" or (admission == "auto" and self.models.device.type == "cpu"),
+        )
+        self.renderer = _renderer(run, self.models, remote)
+        behind = RemoteEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
+        self.engine = Router(dict.fromkeys(local.policies, local) | dict.fromkeys(remote, behind))
+
+    def decode(self, policy: str, ids: TokenIds) -> str:
+        """The text of token ids of a policy."""
+        return str(self.models.policies[policy].tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    def publish(self, version: int) -> None:
+        """The policies in training are at this version now."""
+        trained = {name: self.models.policies[name] for name in self.run.trained_policies}
+        self.wait_for(self.engine.publish(trained, version))
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
+        return self._thread.wait_for(coroutine)
+
+    def close(self) -> None:
+        """End whatever was started."""
+        self._started.close()
+
+
+def _check_room(run: RunSettings, models: Models) -> None:
+    for agent in run.agents:
+        context = models.policies[agent.policy].context
+        if agent.sampling.max_new_tokens >= context:
+            raise ValueError(
+                f"agents.{agent.role}.sampling: max_new_tokens = {agent.sampling.max_new_tokens} leaves no room "
+                f"for a prompt in a context of {context} tokens"
+            )
+
+
+def _renderer(run: RunSettings, models: Models, remote: Mapping[str, RemotePolicy]) -> ChatRenderer:
+    formats = {}
+    for name, policy in models.policies.items():
+        options = run.models[policy.base].template_options
+        formats[name] = ChatFormat(policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote)
+    return ChatRenderer(formats)

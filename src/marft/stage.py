@@ -1,0 +1,99 @@
+"""Where episodes are played: environment, team, tools and reward terms. Imports no torch and knows no model: who
+samples and who renders is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import cast
+
+from marft.config.run import RunSettings
+from marft.engines.renderer import ChatRenderer
+from marft.game.engine import Sampler
+from marft.game.environment import Environment
+from marft.game.game import Game
+from marft.game.loop_threads import LoopThreadPool
+from marft.game.team import Team
+from marft.playing import added
+from marft.rewards.composer import RewardComposer
+from marft.rewards.terms import Term
+from marft.tools.toolkit import Toolkit
+
+
+class Stage:
+    """Connects what a recipe names, but for its models. Close it.
+
+    Args:
+        terms: the recipe's reward terms, opened (:func:`open_terms`).
+        threads: for sessions, tools and terms; they are closed with it.
+
+    Raises:
+        ValueError: a tool cannot be had, or an agent has tools or a memory that its model's template cannot show.
+    """
+
+    def __init__(
+        self, run: RunSettings, terms: Sequence[Term], engine: Sampler, renderer: ChatRenderer, threads: LoopThreadPool
+    ) -> None:
+        self._terms = terms
+        with ExitStack() as started:  # what has been started ends, should the rest fail
+            self.toolkit = Toolkit(run)
+            started.callback(self.toolkit.close)
+            self.game = Game(
+                environment=cast("Environment", run.environment),
+                team=_team(run, self.toolkit, renderer),
+                tools=self.toolkit.sources,
+                engine=engine,
+                renderer=renderer,
+                threads=threads,
+                seed=run.seed,
+                max_steps=run.rollout.max_steps,
+                timeout=run.rollout.timeout_seconds,
+            )
+            started.callback(self.game.threads.close)
+            roles = [agent.role for agent in run.agents]
+            self.compose = RewardComposer(terms, roles, self.game.threads, run.rollout.timeout_seconds)
+            self._started = started.pop_all()
+
+    def usage(self) -> dict[str, float]:
+        """What scoring has taken so far, and threads and sessions that hang, by the name of a metric."""
+        threads = self.game.threads
+        lost = {"threads_given_up": float(threads.given_up), "sessions_not_closed": float(threads.not_closed)}
+        return added(lost, *(term.counts() for term in self._terms))
+
+    def close(self) -> None:
+        """Let go of tools and threads."""
+        self._started.close()
+
+
+def open_terms(run: RunSettings, closing: Callable[[Callable[[], None]], object]) -> list[Term]:
+    """Open the reward terms of a recipe.
+
+    Args:
+        closing: is given what ends each of them.
+
+    Raises:
+        ValueError: something that one of them needs is missing.
+    """
+    answering = [agent.role for agent in run.agents if agent.answers]
+    terms = []
+    for term in cast("Sequence[Term]", run.rewards):
+        terms.append(term.opened(answering))
+        closing(terms[-1].close)
+    return terms
+
+
+def _team(run: RunSettings, toolkit: Toolkit, renderer: ChatRenderer) -> Team:
+    team = Team.of(run, toolkit.equip)
+    for agent in team.agents:
+        if renderer.formats[agent.policy].remote:
+            continue
+        for key, asked_for, check in (
+            ("tools", agent.profile.tools, renderer.tool_format),
+            ("memory", agent.memory == "own", renderer.check_continues),
+        ):
+            try:
+                if asked_for:
+                    check(agent.policy)
+            except ValueError as error:
+                raise ValueError(f"agents.{agent.role}.{key}: {error}") from error
+    return team

@@ -1,0 +1,101 @@
+"""Who samples, as a worker process sees it: requests go to the run's engine, and their answers come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from marft.engines.stillness import Stillness
+from marft.game.loop_threads import LoopThreadPool
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+from marft.workers.messages import Answer, Choose, Failure, Forget, GiveBack, Granted, Lease, Sample
+
+
+class Client:
+    """A :class:`~marft.game.engine.Sampler` whose engine is in another process.
+
+    Args:
+        send: sends a message there.
+        in_messages: policies that are asked in messages; all others are asked in token ids alone.
+    """
+
+    def __init__(self, send: Callable[[Any], None], in_messages: Collection[str]) -> None:
+        self.stillness = Stillness()
+        self._send, self._in_messages = send, in_messages
+        self._numbers = count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        """Have the run's engine sample one action; raises ``EpisodeFailedError`` where that does."""
+        number = next(self._numbers)
+        completion: Completion = await self._asked(Sample(number, policy, self._lean(policy, prompt), sampling, key))
+        return completion
+
+    async def choose(
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, Versions]:
+        """Have the run's engine choose; raises ``EpisodeFailedError`` where that does."""
+        number = next(self._numbers)
+        asked = Choose(number, policy, self._lean(policy, prompt), tuple(options), sampling, key)
+        choice, versions = await self._asked(asked)
+        return replace(choice, options=tuple(options)), versions
+
+    def external_wait(self) -> AbstractContextManager[None]:
+        """While it is held, this process may ask for more, and the run's engine is not told otherwise."""
+        return self.stillness.external_wait()
+
+    @asynccontextmanager
+    async def slot(self, name: str, count: int) -> AsyncIterator[None]:
+        """One of ``count`` that the run has in all its processes."""
+        number = next(self._numbers)
+        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._send(Lease(number, name, count))
+        try:
+            await granted
+            yield
+        finally:
+            del self._waiting[number]
+            self._send(GiveBack(number))
+
+    def hear(self, answer: Answer | Granted) -> None:
+        """Hand an answer to whoever waits for it."""
+        future = self._waiting.get(answer.number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, Granted):
+            future.set_result(None)
+        elif isinstance(answer.outcome, Failure):
+            future.set_exception(answer.outcome.error())
+        else:
+            future.set_result(answer.outcome)
+
+    async def _asked(self, request: Sample | Choose) -> Any:
+        future = self._waiting[request.number] = asyncio.get_running_loop().create_future()
+        self._send(request)
+        self.stillness.stir()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._send(Forget(request.number))
+            raise
+        finally:
+            del self._waiting[request.number]
+
+    def _lean(self, policy: str, prompt: Prompt) -> Prompt:
+        return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())
+
+
+class LeasingThreads(LoopThreadPool):
+    """Threads of a worker process. What is counted over all episodes is counted over those of all workers."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+
+    def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
+        """What lets ``count`` calls of one kind be under way at a time, over all episodes of the run."""
+        return self._client.slot(name, count)

@@ -1,0 +1,255 @@
+"""One worker process as the run sees it: what it plays, what it asks for, and whether it may still ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from marft.errors import RunError
+from marft.game.agents import Agent
+from marft.game.engine import Sampler
+from marft.game.game import Attempt, EpisodeFailedError
+from marft.types import Episode, Fork, Status
+from marft.workers.child import END_SECONDS, Child
+from marft.workers.messages import (
+    Answer,
+    Begin,
+    Broken,
+    CalledOff,
+    CallOff,
+    Change,
+    Choose,
+    End,
+    Failure,
+    Forget,
+    GiveBack,
+    Granted,
+    Lease,
+    Over,
+    Ping,
+    Play,
+    Played,
+    Ready,
+    Refused,
+    Sample,
+    Still,
+    pickled,
+)
+from marft.workers.wire import Wire
+
+Slots = Callable[[str, int], AbstractAsyncContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Playing:
+    """An attempt that a worker plays."""
+
+    attempt: Attempt
+    over: asyncio.Future[None]  # it no longer counts as live
+    episode: asyncio.Future[Episode]
+    began: float = field(default_factory=time.perf_counter)
+
+    def ends(self, episode: Episode) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+        if not self.episode.done():
+            self.episode.set_result(episode)
+
+    def breaks(self, error: Exception) -> None:
+        for future in (self.over, self.episode):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # has been heard, also where nobody waits
+
+    def lost(self, status: Status, reason: str) -> Episode:
+        """What it comes to when its worker is gone."""
+        attempt, replay = self.attempt, self.attempt.replay
+        return Episode(
+            attempt.task, attempt.stream, attempt.sample, (), status, error=reason,
+            seconds=time.perf_counter() - self.began, fork=Fork(replay.origin, replay.at) if replay else None,
+        )  # fmt: skip
+
+
+class Link:
+    """A worker process while it is there.
+
+    It holds the engine's external wait from every message that may set something going in the worker until the worker
+    says that it is still: so an engine that admits requests in order waits for all workers as it would for tools.
+
+    Args:
+        slots: what the run has a number of, by name (:meth:`~marft.game.loop_threads.LoopThreadPool.slots`).
+        patience: seconds in which a worker must answer.
+    """
+
+    def __init__(self, child: Child, engine: Sampler, slots: Slots, patience: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.child, self.engine, self.slots, self.patience = child, engine, slots, patience
+        self.agents: tuple[Agent, ...] = ()
+        self.usage: Mapping[str, float] = {}
+        self.pid = 0
+        self.ready = False
+        self.over: asyncio.Future[str] = loop.create_future()  # how the process ended
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._called_off = asyncio.Event()
+        self._numbers = count()
+        self._playing: dict[int, Playing] = {}
+        self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
+        self._listening: asyncio.Task[None] | None = None
+        self._team: bytes | None = None
+        self._sent = 0  # messages that may set something going
+        self._wait = ExitStack()  # holds the engine's external wait while the worker may ask
+        self._waited_for = False
+        self._silent = 0  # seconds
+
+    async def start(self, begin: Begin) -> None:
+        """Have the worker build what it plays on.
+
+        Raises:
+            ValueError: something that the recipe names cannot be had there.
+            RunError: the process ended before it had begun.
+        """
+        self._wire = await Wire.over(self.child.socket)
+        self._wire.send(begin)
+        self._listening = asyncio.create_task(self._listen())
+        await self._started
+        self.ready = True
+
+    @property
+    def live(self) -> int:
+        """Episodes that it plays."""
+        return len(self._playing)
+
+    def play(self, attempt: Attempt, team: bytes) -> Playing:
+        """Have the worker play an attempt.
+
+        Raises:
+            ValueError: the attempt cannot be sent.
+        """
+        loop = asyncio.get_running_loop()
+        sent = pickled(attempt, f"task {attempt.task.id!r}")
+        if team != self._team:
+            self._wire.send(Change(team))
+            self._team = team
+        number = next(self._numbers)
+        self._playing[number] = playing = Playing(attempt, loop.create_future(), loop.create_future())
+        self._set_going(Play(number, sent))
+        return playing
+
+    def tick(self) -> None:
+        """Another second has gone by: a worker that has been silent for too many is ended."""
+        self._silent += 1
+        if self._silent == int(self.patience) + 1:
+            self.child.end()
+        self._wire.send(Ping())
+
+    async def call_off(self) -> None:
+        """Have the worker let go of what it plays."""
+        self._called_off.clear()
+        if self.ready:
+            self._wire.send(CallOff())
+            await self._called_off.wait()
+
+    async def end(self) -> None:
+        """Have the process end; one that does not is ended."""
+        if self._listening is None:  # it had hardly been started
+            self.child.end()
+            return
+        self._wire.send(End())
+        _, left = await asyncio.wait([self.over], timeout=END_SECONDS)
+        if left:
+            self.child.end()
+            await self.over
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                for message in await self._wire.receive():
+                    self._silent = 0
+                    self._heed(message)
+        except EOFError:
+            pass
+        finally:
+            self.ready = False
+            self._gone(await asyncio.to_thread(self.child.outcome))
+
+    def _heed(self, message: Any) -> None:
+        match message:
+            case Sample() | Choose():
+                self._requests[message.number] = asyncio.create_task(self._answer(message))
+            case Lease(number):
+                self._requests[number] = asyncio.create_task(self._lend(message))
+            case Forget(number) | GiveBack(number):
+                if task := self._requests.pop(number, None):
+                    task.cancel()
+            case Still(received):
+                if received == self._sent:
+                    self._wait.close()
+                    self._waited_for = False
+            case Over(number):
+                if (playing := self._playing.get(number)) and not playing.over.done():
+                    playing.over.set_result(None)
+            case Played(number, episode, usage):
+                self.usage = usage
+                if playing := self._playing.pop(number, None):
+                    playing.ends(replace(episode, task=playing.attempt.task))
+            case Broken(number, fault):
+                if playing := self._playing.pop(number, None):
+                    playing.breaks(fault.error())
+            case CalledOff(usage):
+                self.usage = usage
+                self._playing.clear()
+                self._called_off.set()
+            case Ready(pid, agents, usage):
+                self.pid, self.agents, self.usage = pid, agents, usage
+                self._started.set_result(None)
+            case Refused(fault):
+                self._started.set_exception(fault.error())
+
+    async def _answer(self, asked: Sample | Choose) -> None:
+        try:
+            outcome: Any = await asked.put_to(self.engine)
+        except EpisodeFailedError as failure:
+            outcome = Failure(failure.status, failure.reason)
+        except Exception as error:  # noqa: BLE001  of the engine itself: nothing can be played any more
+            for playing in self._playing.values():
+                playing.breaks(error)
+            return
+        finally:
+            self._requests.pop(asked.number, None)
+        self._set_going(Answer(asked.number, outcome))
+
+    async def _lend(self, asked: Lease) -> None:
+        """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""
+        async with self.slots(asked.name, asked.count):
+            self._wire.send(Granted(asked.number))
+            await asyncio.Event().wait()
+
+    def _set_going(self, message: Play | Answer) -> None:
+        self._sent += 1
+        if not self._waited_for:
+            self._wait.enter_context(self.engine.external_wait())
+            self._waited_for = True
+        self._wire.send(message)
+
+    def _gone(self, outcome: str) -> None:
+        """The process has ended: what it played is lost, and nobody waits for it."""
+        hung = self._silent > self.patience
+        reason = f"the worker process that played it {outcome}"
+        if hung:
+            reason = f"the worker process that played it did not answer for over {self.patience:g} s, and was ended"
+        for task in self._requests.values():
+            task.cancel()
+        for playing in self._playing.values():
+            playing.ends(playing.lost("timed_out" if hung else "failed", reason))
+        self._playing.clear()
+        self._wait.close()
+        self._wire.close()
+        self._called_off.set()
+        if not self._started.done():
+            self._started.set_exception(RunError(f"a worker process {outcome} before it had begun"))
+        self.over.set_result(outcome)

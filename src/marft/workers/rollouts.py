@@ -1,0 +1,114 @@
+"""Rollouts in worker processes: environment, tools and reward terms are there, models and engine here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import cast
+
+from marft.config.run import RunSettings
+from marft.game.game import Attempt
+from marft.game.rendering import Channel
+from marft.game.rollout import at_most
+from marft.game.team import Organization, Team
+from marft.playing import added, nobody
+from marft.samplers import Samplers
+from marft.types import Episode
+from marft.workers.child import Child
+from marft.workers.crew import Crew
+from marft.workers.link import Playing
+from marft.workers.messages import Begin, pickled
+
+
+class WorkerRollouts:
+    """Loads the models that a recipe names, and plays in ``rollout.processes`` processes. Close it, or use it as a
+    context manager.
+
+    Episodes are the same as in one process, to the last bit where requests are admitted in order: which of the workers
+    plays an attempt changes nothing, and the engine waits for all of them.
+
+    Raises:
+        ValueError: a model cannot be loaded, something else that the recipe names cannot be had, or the recipe cannot
+            be sent to another process.
+        RunError: a worker ended before it had begun.
+    """
+
+    def __init__(self, run: RunSettings) -> None:
+        with ExitStack() as started:  # what has been started ends, should the rest fail
+            self.run = run
+            settings = pickled(run, "the recipe")
+            children = [Child(f"worker {number}") for number in range(run.rollout.processes)]
+            for child in children:  # which import what they need while models are loaded here
+                started.callback(child.close)
+            self._samplers = Samplers(run)
+            started.callback(self._samplers.close)
+            self.models, self._engine = self._samplers.models, self._samplers.engine
+            self._crew = self._samplers.wait_for(self._begin(settings, children))
+            started.callback(lambda: self._samplers.wait_for(self._crew.end()))
+            self.team = self._recipes_team()
+            self._started = started.pop_all()
+
+    async def _begin(self, settings: bytes, children: Sequence[Child]) -> Crew:
+        from transformers.utils import logging
+
+        formats = pickled(self._samplers.renderer.formats, "a tokenizer")
+        begin = Begin(settings, formats, logging.get_verbosity())
+        crew = Crew(begin, self._engine, self.run.rollout.timeout_seconds)
+        await crew.start(children)
+        return crew
+
+    def version(self, policy: str) -> int:
+        """The version of a policy that was published last; 0 where none was."""
+        return self._engine.version(policy)
+
+    def publish(self, version: int) -> None:
+        """The policies in training are at this version now."""
+        self._samplers.publish(version)
+
+    def usage(self) -> dict[str, float]:
+        """What sampling and scoring have taken so far, and what was lost, by the name of a metric."""
+        return added(self._engine.usage(), self._crew.usage())
+
+    def play(
+        self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
+    ) -> list[Episode]:
+        """Play every attempt → episodes in the same order. The episodes of a worker that is lost have failed."""
+        return self._samplers.wait_for(self._play(attempts, self._sent(team or self.team), on_done))
+
+    async def _play(
+        self, attempts: Sequence[Attempt], team: bytes, on_done: Callable[[Episode], None]
+    ) -> list[Episode]:
+        async def begin(attempt: Attempt) -> Playing:
+            return await self._crew.play(attempt, team)
+
+        async def finish(playing: Playing) -> Episode:
+            return await playing.episode
+
+        try:
+            return await at_most(self.run.rollout.max_live_episodes, attempts, begin, finish, on_done)
+        except BaseException:
+            await asyncio.shield(self._crew.call_off())
+            raise
+        finally:
+            await self._engine.settle()
+
+    def _recipes_team(self) -> Team:
+        agents = self._crew.links[0].agents
+        return Team(agents, cast("Organization", self.run.team), cast("Channel", self.run.channel))
+
+    def _sent(self, team: Team) -> bytes:
+        """A team as it travels: the recipe's own organization and channel are in the workers already."""
+        organization = None if team.organization is self.team.organization else team.organization
+        channel = None if team.channel is self.team.channel else team.channel
+        return pickled((team.agents, organization, channel), "the team")
+
+    def close(self) -> None:
+        """End the workers and whatever else was started."""
+        self._started.close()
+
+    def __enter__(self) -> WorkerRollouts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,195 @@
+"""A worker process that is lost takes its own episodes with it, and nothing else; none outlives the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from marft.errors import RunError
+from marft.game.game import Attempt
+from marft.types import Task
+from marft.workers import crew as crews
+from marft.workers.rollouts import WorkerRollouts
+from tests.crews import crew
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_in(folder: Path, *overrides: str, processes: int = 2, **keys: object) -> WorkerRollouts:
+    environment = {"name": "tests.crews:Doomed", "folder": str(folder), **keys}
+    return WorkerRollouts(crew(folder, environment, "--rollout.timeout_seconds", "60", *overrides, processes=processes))
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRollouts]:
+    with pytest.MonkeyPatch.context() as patch, run_in(tmp_path_factory.mktemp("doomed")) as made:
+        patch.setattr(crews, "TICK_SECONDS", 0.2)
+        yield made
+
+
+def attempts(*reasons: str) -> list[Attempt]:
+    return [Attempt(Task(f"{reason}/{number}", "begin"), "train/0") for number, reason in enumerate(reasons)]
+
+
+def until(what: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class TestLostWorkers:
+    @pytest.mark.parametrize(
+        ("reason", "status", "said"),
+        [
+            ("exits", "failed", "the worker process that played it ended itself (exit status 3)"),
+            ("killed", "failed", "the worker process that played it was killed (SIGKILL)"),
+            ("hangs", "timed_out", "the worker process that played it did not answer for over 6 s, and was ended"),
+        ],
+    )
+    def test_it_loses_its_own_episodes_alone_and_is_started_again(
+        self, reason: str, status: str, said: str, rollouts: WorkerRollouts, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        lost, pids = rollouts.usage()["workers_lost"], {link.pid for link in rollouts._crew.links}
+        for link in rollouts._crew.links:
+            link.patience = 6.0  # ticks
+        episodes = rollouts.play(attempts(reason, "fine", "fine", "fine"))
+        with_it, beside = episodes[::2], episodes[1::2]
+        assert {(episode.status, episode.error) for episode in with_it} == {(status, said)}
+        assert [episode.total_reward for episode in beside] == [1.0, 1.0]
+        again = rollouts.play(attempts("fine", "fine"))
+        assert [episode.status for episode in again] == ["terminated"] * 2
+        assert rollouts.usage()["workers_lost"] == lost + 1
+        until(lambda: all(link.ready for link in rollouts._crew.links))
+        assert len(pids & {link.pid for link in rollouts._crew.links}) == 1
+        if reason == "exits":
+            assert "worker 0: " in (err := capfd.readouterr().err)
+            assert "good bye" in err
+            assert "\x1b" not in err
+
+    def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
+        episodes = rollouts.play(attempts(*["killed"] * 2, *["fine"] * 2))
+        assert {episode.status for episode in episodes} == {"failed"}
+        assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
+
+    def test_errors_in_an_environment_have_their_file_and_line(self, rollouts: WorkerRollouts) -> None:
+        broken, fine = rollouts.play(attempts("raises", "fine"))
+        assert broken.error.startswith(
+            "environment tests.crews:Doomed: step() raised RuntimeError: the world ends (crews.py:"
+        )
+        assert fine.status == "terminated"
+
+    def test_no_worker_has_imported_torch(self, rollouts: WorkerRollouts) -> None:
+        (episode,) = rollouts.play(attempts("fine"))
+        assert episode.transitions[0].observation.text == "begin"
+
+    def test_what_cannot_be_sent_is_refused_by_name(self, rollouts: WorkerRollouts) -> None:
+        task = Task("odd", "begin", {"lock": threading.Lock()})
+        with pytest.raises(ValueError, match=r"task 'odd' cannot be sent to another process .*processes = 0"):
+            rollouts.play([Attempt(task, "train/0"), *attempts("fine")])
+        assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
+
+    def test_an_error_in_the_engine_ends_the_play_as_it_is(
+        self, rollouts: WorkerRollouts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def boom(*_: object) -> None:
+            raise RuntimeError("device lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rollouts._engine.engines["actor"], "_advance", boom)
+            with pytest.raises(RuntimeError, match="device lost"):
+                rollouts.play(attempts("fine", "fine"))
+        assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_started_along(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def kill() -> None:
+        until(lambda: list(tmp_path.glob("stepping-fine-0-0")))
+        found.extend(map(int, (tmp_path / "stepping-fine-0-0").read_text().split()))
+        os.kill(found[0], signal.SIGKILL)
+
+    with run_in(tmp_path, seconds=1.0) as rollouts:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        episodes = rollouts.play(attempts("fine", "fine"))
+        killer.join()
+        assert [episode.status for episode in episodes] == ["failed", "terminated"]
+        until(lambda: not any(map(is_there, found)), 5.0)
+
+
+def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_path: Path) -> None:
+    tools = ("--tools", "{files = {name = 'mcp', command = ['no-such-program']}}", "--agents.actor.tools", "['files']")
+    with pytest.raises(ValueError, match=r"^tools.files: there is no program 'no-such-program'$"):
+        run_in(tmp_path, *tools, processes=1)
+
+
+def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.workers.child.START", "import sys; sys.exit(4)")
+    with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):
+        run_in(tmp_path)
+
+
+STARTED = """
+    import sys
+    from pathlib import Path
+    from marft.game.game import Attempt
+    from marft.rollouts import open_rollouts
+    from marft.types import Task
+    from tests.crews import crew
+
+    folder = Path(sys.argv[1])
+    run = crew(folder, {"name": "tests.crews:Doomed", "folder": str(folder), "seconds": 600.0}, processes=1)
+    with open_rollouts(run) as rollouts:
+        rollouts.play([Attempt(Task(f"fine/{n}", "begin"), "train/0") for n in range(2)])
+"""
+
+
+def started(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A run in the middle of two steps, with the ids of its worker and of what that has started."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(STARTED), str(folder)], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: len(list(folder.glob("stepping-*-0"))) == 2 or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[0]
+    pids = [int(word) for note in folder.glob("stepping-*-0") for word in note.read_text().split()]
+    assert len(set(pids)) == 3
+    assert all(map(is_there, pids))
+    return run, pids
+
+
+def test_workers_end_with_the_run_even_where_it_is_killed(tmp_path: Path) -> None:
+    run, pids = started(tmp_path)
+    run.kill()
+    run.communicate()
+    until(lambda: not any(map(is_there, pids)), 5.0)
+
+
+def test_ctrl_c_closes_sessions_and_ends_workers(tmp_path: Path) -> None:
+    run, pids = started(tmp_path)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    said, _ = run.communicate(timeout=60.0)
+    assert run.returncode
+    assert said.strip().endswith("KeyboardInterrupt")
+    assert said.count("Traceback") == 1
+    assert len(list(tmp_path.glob("closed-*"))) == 2
+    assert not any(map(is_there, pids))
