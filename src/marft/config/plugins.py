@@ -29,6 +29,9 @@ from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "engines": {
+        "local": "marft.engines.kinds:Local",
+    },
     "environments": {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
@@ -92,7 +95,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "simultaneous": "marft.learning.schedules:Simultaneous",
     },
 }
-TAGS = {"organizations": "organization"}
+TAGS = {"organizations": "organization", "engines": "kind"}
 
 
 class Plugin(Settings):

@@ -13,7 +13,14 @@ from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
 from marft.config.names import Name, RunName, collisions
-from marft.config.parts import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
+from marft.config.parts import (
+    ChannelPlugin,
+    EnginePlugin,
+    EnvironmentPlugin,
+    OrganizationPlugin,
+    RewardPlugin,
+    ToolPlugin,
+)
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
 from marft.config.sizes import size_problems
 
@@ -29,13 +36,6 @@ class RolloutSettings(Settings):
     max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
     processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
-
-
-class EngineSettings(Settings):
-    """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
-
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
-    admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
 
 
 class TrainingSettings(Settings):
@@ -90,7 +90,7 @@ class RunSettings(Settings):
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
-    engine: EngineSettings = EngineSettings()  # how agents sample
+    engine: EnginePlugin  # who samples for policies that are here
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
@@ -101,12 +101,14 @@ class RunSettings(Settings):
     def _fill_in(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
-        table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, **table}
+        table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, "engine": {}, **table}
         agents = table.get("agents")
         if isinstance(agents, list) and len(agents) == 1 and isinstance(agents[0], dict):
             table["agents"] = [{"answers": True, **agents[0]}]
         if isinstance(table["team"], dict):
             table["team"] = {"organization": "chain", **table["team"]}
+        if isinstance(table["engine"], dict):
+            table["engine"] = {"kind": "local", **table["engine"]}
         return table
 
     @model_validator(mode="after")

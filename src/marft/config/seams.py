@@ -47,6 +47,9 @@ class Seam:
 
 _STATEFUL = {"state_dict": Method(), "load_state_dict": Method(("state",))}
 SEAMS: Mapping[str, Seam] = {
+    "engines": Seam(
+        "an engine", "marft.config.parts.EnginePart", {"open": Method(("run", "models", "policies", "thread"))}
+    ),
     "environments": Seam(
         "an environment",
         "marft.config.parts.EnvironmentPart",
