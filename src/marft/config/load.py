@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,30 @@ from pydantic import ValidationError
 
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
+from marft.config.changing import NAMED, pairs_of
 from marft.config.folders import FOLDER, look_for_modules_in
+from marft.config.given import in_words, name_of, refuse_missing
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, too_deep
 
 PRESET = ["algorithm", "name"]
-NAMED = {  # tables that are a plugin or a preset, and the key that says which: what a bare word in their place means
-    "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
-    "channel": "name", "environment": "name", "team": "organization",
-}  # fmt: skip
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
 MOST_SHOWN = 200  # characters of a wrong value
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
+def load_recipe(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    changes: Mapping[str, Any] = {},
+    given: Iterable[Any] = (),
+) -> RunSettings:
     """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``. Its folder is where it says, else
     the one that it lies in.
 
     Args:
         path: a file; or, where nothing goes by that path, the name of a bundled recipe.
+        changes: more of them, as tables or by dotted keys.
+        given: what the recipe names as given in Python.
 
     Raises:
         ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
@@ -44,7 +49,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     table.setdefault(FOLDER, str(path.parent.resolve()))
-    return parse_recipe(table, overrides, source=str(path))
+    return parse_recipe(table, overrides, str(path), changes, given)
 
 
 def _file_of(path: Path) -> Path | Traversable:
@@ -62,7 +67,13 @@ def _near(path: Path) -> str:
     return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"
 
 
-def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "recipe") -> RunSettings:
+def parse_recipe(
+    table: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    source: str = "recipe",
+    changes: Mapping[str, Any] = {},
+    given: Iterable[Any] = (),
+) -> RunSettings:
     """Validate a recipe's tables.
 
     A preset that an override names comes first: over a complete recipe it replaces what the other preset had filled in,
@@ -71,8 +82,10 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
     Raises:
         ValueError: with one line for each thing that is wrong.
     """
-    table = dict(table)
-    pairs = _pairs(overrides)
+    _check_depth(table, source)
+    _check_depth(changes, source)
+    (table, changed), known = _in_words(table, changes, given)
+    pairs = [*_pairs(overrides), *pairs_of(changed)]
     for key, value in [pair for pair in pairs if pair[0] == PRESET]:
         _set(table, key, value)
     _check_depth(table, source)
@@ -82,10 +95,28 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
         for key, value in [pair for pair in pairs if pair[0] != PRESET]:
             _change(table, key, value)
         _check_depth(table, source)
+        refuse_missing(table, source)
         look_for_modules_in(table.get(FOLDER))
-        return RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
+        run = RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
+    if known and run.rollout.processes:
+        names = ", ".join(name_of(value) for value in known.values())
+        raise ValueError(
+            f"{source}: rollout.processes: {names} can be given in Python to one process alone; put it into a module "
+            "that others can import, or set processes = 0"
+        )
+    run._given.update(known)
+    return run
+
+
+def _in_words(
+    table: Mapping[str, Any], changes: Mapping[str, Any], given: Iterable[Any]
+) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:
+    """Recipe and changes as a file could hold them, and what was given in Python, by the words for it."""
+    changed, known = in_words(changes, given)
+    whole, known = in_words(table, known.values())
+    return (whole, changed), known
 
 
 def _check_depth(table: Mapping[str, object], source: str) -> None:

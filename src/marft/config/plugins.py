@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
@@ -146,6 +147,8 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
         if name not in registered:
             raise ValueError(f"no {kind[:-1]} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
         found = _imported(registered[name].value, registered[name].load)
+    if isinstance(found, Plugin):
+        found = type(found)
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from {SEAMS[kind].base}")
     problems = class_problems(kind, found)
@@ -160,6 +163,8 @@ def import_path(path: str) -> Any:
     Raises:
         ValueError: it cannot be imported.
     """
+    if isinstance(path, Given):
+        return path.value
     module, _, attribute = path.partition(":")
     if not attribute:
         raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
@@ -198,6 +203,8 @@ def resolver(kind: str) -> object:
             raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
         cls = find_plugin(kind, table[tag])
         plugin = _made(cls, {key: value for key, value in table.items() if key != tag}, info.context)
+        if isinstance(table[tag], Given) and isinstance(table[tag].value, Plugin):
+            plugin = _itself(table[tag].value, plugin)
         plugin._kind, plugin._name = kind, table[tag]
         problems = value_problems(kind, plugin)
         if problems:
@@ -205,6 +212,17 @@ def resolver(kind: str) -> object:
         return plugin
 
     return BeforeValidator(resolve)
+
+
+def _itself(given: Plugin, made: Plugin) -> Plugin:
+    """A copy of the object that was given: what it holds besides its fields, no recipe can say.
+
+    Raises:
+        ValueError: the recipe has changed a field of it.
+    """
+    if any(getattr(given, key) != getattr(made, key) for key in type(given).model_fields):
+        raise ValueError(f"{type(given).__name__} was given as an object; change its fields there, or give its class")
+    return given.model_copy()
 
 
 def _made(cls: type[Plugin], table: dict[str, object], context: Mapping[str, object] | None) -> Plugin:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
@@ -42,6 +42,7 @@ class TrainingSettings(Settings):
     steps: Count = 100  # each plays, credits and learns once
     tokens_per_micro_batch: Count = 8192  # memory of an update; changes nothing else
     record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
+    show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
 
 
 class CheckpointSettings(Settings):
@@ -93,6 +94,7 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -120,6 +122,11 @@ class RunSettings(Settings):
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
         return self
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """What was given in Python, by the words that it is recorded by: files that name it are read with it."""
+        return self._given
 
     @property
     def trained_policies(self) -> tuple[str, ...]:

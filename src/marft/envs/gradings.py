@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.given import ImportPath
 from marft.config.plugins import import_path
 from marft.config.settings import Filled, Fraction, NotNegative, Positive, Settings, did_you_mean
 from marft.envs.choices import Choices, choices_in, chosen, labelled
@@ -185,7 +186,7 @@ class ByFunction(Grading):
 
     needs_answer: ClassVar[bool] = False
     name: Literal["function"] = "function"  # which grading it is
-    call: str  # import path: my_package.grades:mine
+    call: ImportPath  # import path: my_package.grades:mine
 
     @field_validator("call")
     @classmethod
@@ -201,7 +202,7 @@ class ByFunction(Grading):
         if not fits:
             raise PydanticCustomError(
                 "function", "{call} is no function of a row and a text; write: def {name}(row, text)",
-                {"call": repr(call), "name": call.rpartition(":")[2]},
+                {"call": repr(call), "name": call.rpartition(":")[2].strip()},
             )  # fmt: skip
         return call
 

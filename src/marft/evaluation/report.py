@@ -28,14 +28,15 @@ EXAMPLES = 3
 
 def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
     """Write the report of a run, from what its folder holds; other runs are shown beside its own results."""
-    run, metrics, evaluations = folder.settings(), folder.read_metrics(), folder.read_evaluations()
+    recipe, metrics, evaluations = folder.read_recipe(), folder.read_metrics(), folder.read_evaluations()
     rows = gains_of([folder, *against])
     episodes, seconds = (sum(row.get(name) or 0.0 for row in metrics) for name in ("episodes", "seconds"))
     written = page(
         "report.html.jinja",
         name=folder.path.name,
-        summary=f"{run.algorithm.name} at {run.algorithm.level} level · {' → '.join(a.role for a in run.agents)} · "
-        f"{len(metrics)} of {run.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
+        summary=f"{recipe.algorithm.name} at {recipe.algorithm.level} level · "
+        f"{' → '.join(agent.role for agent in recipe.agents)} · "
+        f"{len(metrics)} of {recipe.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
         dropped=int(sum(row.get("episodes_dropped") or 0.0 for row in metrics)),
         damaged=folder.metrics_problems(),
         gains=rows,

@@ -11,8 +11,9 @@ FREE = (
     "name", "output", "recipe_folder", "device", "threads",
     "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
     "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch",
-    "training.record_episodes_every", "checkpoints.*", "evaluation.*", "engine.*", "rollout.max_live_episodes",
-    "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url", "*.endpoint.api_key_variable",
+    "training.record_episodes_every", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
+    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
+    "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from",
 )  # fmt: skip

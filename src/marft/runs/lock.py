@@ -45,6 +45,19 @@ def held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def at_work(path: Path) -> bool:
+    """Whether somebody may hold the lock of the file at ``path``, going by what it says: to try and take it would be in
+    the way of whoever begins."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return _may_live(_owner(descriptor))
+    finally:
+        os.close(descriptor)
+
+
 def _locked(path: Path) -> int:
     while True:
         descriptor = _opened(path)

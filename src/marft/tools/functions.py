@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model, field_validator
 
+from marft.config.given import ImportPath
 from marft.config.plugins import Plugin, import_path
 from marft.game.environment import OFFERED, Session
 from marft.game.tool_sources import ToolSession, ToolSource
@@ -31,7 +32,7 @@ class Functions(Plugin):
         call = "my_package.tools:search"
     """
 
-    call: str  # import path of a function or a class
+    call: ImportPath  # import path of a function or a class
 
     @field_validator("call")
     @classmethod
