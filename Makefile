@@ -1,17 +1,19 @@
 # make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
-# make test   install, run the tests
-# make check  lint, types, tests
+# make test   install, run the tests that are fast
+# make test-slow  those that start processes or take seconds: CI runs both
+# make check  lint, types, fast tests
 # make docs   the docs as a site: build/site/index.html
 # make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
 #               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
 # make mutants-sample  a fixed sample of them, in two minutes
+# make nightly  everything, with a thousand examples a property and 10,000 recipes, all mutants, all studies: a night
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test docs mutants mutants-sample check lint types format install clean
+.PHONY: demo test test-slow docs mutants mutants-sample nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -25,7 +27,10 @@ demo: install
 	$(BIN)/python -m marft.examples.demo
 
 test: install
-	$(BIN)/pytest --numprocesses auto
+	$(BIN)/pytest --numprocesses auto -m "not slow"
+
+test-slow: install
+	$(BIN)/pytest --numprocesses auto -m slow
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -40,6 +45,14 @@ mutants: install
 
 mutants-sample: install
 	$(BIN)/python tools/mutants/run.py --sample
+
+nightly: install
+	HYPOTHESIS_PROFILE=nightly MARFT_FUZZ=10000 $(BIN)/pytest --numprocesses auto
+	$(BIN)/python tools/mutants/run.py --remember
+	for study in throughput concurrency chains algorithms paper organizations tools; do \
+		$(BIN)/python benchmarks/$$study.py || exit 1; \
+	done
+	@echo "Results lie in benchmarks/results and tools/mutants/killers.json: look at what has changed, and commit it"
 
 lint: install
 	$(BIN)/ruff check .

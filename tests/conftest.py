@@ -29,6 +29,7 @@ settings.register_profile(  # for `make mutants`: the first failure is enough, h
     "mutants", settings.get_profile("marft"), phases=[Phase.explicit, Phase.generate], database=None,
     suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
 )  # fmt: skip
+settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "marft"))
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -44,6 +44,15 @@ def test_every_promise_has_its_test() -> None:
             assert any(re.search(rf"(def|class) {name}", text) for text in texts.values()), f"{name} of {files}"
 
 
+def test_the_first_teams_script_is_shown_to_the_letter_and_short() -> None:
+    script = (ROOT / "docs" / "first_team.sh").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "first_team.md").read_text(encoding="utf-8")
+    assert f"```bash\n{script}```\n" in page
+    commands = re.sub(r"<<'END'\n.*?\nEND\n", "\n", script, flags=re.DOTALL)
+    lines = [line for line in commands.splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 15
+
+
 def _sections(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -35,8 +35,7 @@ class StopAfter(Silent):
         self.now = step
 
     def wants_stop(self) -> bool:
-        # asked right after a step's work, before the observer hears of the step
-        return self.now >= self.last - 1
+        return self.now >= self.last
 
 
 def run_settings(output: Path, *overrides: str) -> Any:

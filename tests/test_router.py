@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import pytest
 import torch
 
 from marft.config import RunSettings
-from marft.engines.local import LocalEngine, LocalPolicy
+from marft.engines.caller_thread import CallerThreadExecutor
+from marft.engines.kinds import Local
+from marft.engines.local import LocalEngine
 from marft.engines.router import Router
 from marft.game.engine import Weights
 from marft.game.game import Attempt
@@ -27,18 +28,10 @@ from tests.remotely import play_many
 KEY = ActionKey("s", "t", 0, 0, "a", 0)
 
 
-class Elsewhere(LocalEngine):
+class Copying(LocalEngine):
     """An engine with models of its own, as another process would have them: it learns of weights by copies alone."""
 
-    def __init__(self, run: RunSettings, policies: Mapping[str, LocalPolicy], worker: Any, **options: Any) -> None:
-        models = Models(run)
-        own = {
-            name: LocalPolicy(p.backbone, p.adapter, p.tokenizer, p.stop_ids)
-            for name, p in models.policies.items()
-            if name in policies
-        }
-        super().__init__(own, worker, **options)
-        self.models = models
+    models: Models
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         for name, weights in policies.items():
@@ -49,21 +42,28 @@ class Elsewhere(LocalEngine):
         await super().publish(policies, version)
 
 
-def test_an_engine_that_shares_no_memory_with_the_learner_gives_the_same_run_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Elsewhere(Local):
+    """A recipe names it by its import path."""
+
+    opened: ClassVar[list[Copying]] = []
+
+    def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Copying:
+        own = Models(run)
+        engine = super().open(run, own, policies, thread)
+        assert isinstance(engine, LocalEngine)
+        engine.__class__ = Copying
+        engine.models = own
+        Elsewhere.opened.append(engine)
+        return engine
+
+
+def test_an_engine_that_shares_no_memory_with_the_learner_gives_the_same_run_to_the_bit(tmp_path: Path) -> None:
     shared = settings("tiny", tmp_path, "--name", "shared")
     train(shared, here := RunFolder.create(shared))
-    copied = settings("tiny", tmp_path, "--name", "copied")
-    made: list[Elsewhere] = []
-
-    def elsewhere(policies: Mapping[str, LocalPolicy], worker: Any, **options: Any) -> Elsewhere:
-        made.append(Elsewhere(copied, policies, worker, **options))
-        return made[-1]
-
-    monkeypatch.setattr("marft.samplers.LocalEngine", elsewhere)
+    copied = settings("tiny", tmp_path, "--name", "copied", "--engine.kind", "tests.test_router:Elsewhere")
     train(copied, there := RunFolder.create(copied))
-    assert made[0].version("actor") == copied.training.steps > 0
+    assert copied.engine.name == "tests.test_router:Elsewhere"
+    assert Elsewhere.opened[0].version("actor") == copied.training.steps > 0
     for one, other in zip(here.read_metrics(), there.read_metrics(), strict=True):
         assert {k: v for k, v in one.items() if "second" not in k} == {
             k: v for k, v in other.items() if "second" not in k

@@ -60,6 +60,7 @@ def test_it_holds_every_file_of_the_package_and_nothing_else(wheel: zipfile.ZipF
     held = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert held == ours
     assert {"marft/recipes/demo.toml", "marft/examples/plugins.py", "marft/models/tiny/model.safetensors"} <= held
+    assert {"marft/py.typed", "marft/examples/first_team.ipynb"} <= held
 
 
 def test_the_code_that_runs_is_the_wheels(marft: Command, unpacked: Path, tmp_path: Path) -> None:
@@ -79,6 +80,33 @@ def test_the_demo_trains_and_is_evaluated_in_an_empty_folder(marft: Command, tmp
     assert "trained 2 steps" in marft("train", "demo", *small)
     assert "step_000002" in marft("eval", "runs/demo", "--tasks", "2", "--mode", "greedy")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_the_first_teams_script_goes_from_a_table_to_an_adapter(unpacked: Path, tmp_path: Path) -> None:
+    """In an empty folder, with nothing but the wheel: as somebody would who has read no more than the docs."""
+    programs, folder = tmp_path / "programs", tmp_path / "empty"
+    programs.mkdir()
+    folder.mkdir()
+    for name, words in (("python", ""), ("marft", " -m marft")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
+        (programs / name).chmod(0o755)
+    places = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": places, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", ROOT / "docs" / "first_team.sh"], cwd=folder, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for told in (
+        "2 passed",
+        "trained 4 steps",
+        "step_000004  sampled",
+        "0/actor/0 says",
+        "wrote runs/first/report.html",
+    ):
+        assert told in done.stdout, told
+    assert done.stdout.rstrip().endswith("<|im_end|>")
+    assert sorted(path.name for path in folder.iterdir()) == ["sums.csv", "team"]
 
 
 def test_the_examples_are_parts_that_a_recipe_can_name(marft: Command) -> None:

@@ -1,3 +1,52 @@
-"""MARFT: multi-agent reinforcement fine-tuning of the language models inside a team of agents."""
+"""MARFT: multi-agent reinforcement fine-tuning of the language models inside a team of agents.
+
+Everything named here is loaded when it is first used, so that ``import marft`` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
+    from marft.config.plugins import Plugin
+    from marft.config.run import RunSettings
+    from marft.errors import RunError
+    from marft.evaluation.evaluate import Evaluation
+    from marft.game.agents import Agents
+    from marft.game.environment import tool
+    from marft.observing import Observer
+    from marft.python.commands import evaluate, load_recipe, load_run, train
+    from marft.python.run import Run
+    from marft.types import Action, Episode, JointAction, Observation, Step, Task
 
 __version__ = "0.1.0"
+__all__ = [
+    "Action", "Agents", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "JointAction", "ObjectivePart",
+    "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings", "SchedulePart", "Step",
+    "Task", "evaluate", "load_recipe", "load_run", "tool", "train",
+]  # fmt: skip
+
+_PLACES = {
+    "marft.config.parts": ("CreditPart", "EnvironmentPart", "ObjectivePart", "OrganizationPart", "SchedulePart"),
+    "marft.config.plugins": ("Plugin",),
+    "marft.config.run": ("RunSettings",),
+    "marft.errors": ("RunError",),
+    "marft.evaluation.evaluate": ("Evaluation",),
+    "marft.game.agents": ("Agents",),
+    "marft.game.environment": ("tool",),
+    "marft.observing": ("Observer",),
+    "marft.python.commands": ("evaluate", "load_recipe", "load_run", "train"),
+    "marft.python.run": ("Run",),
+    "marft.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'marft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

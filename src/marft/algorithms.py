@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_COMMON: Mapping[str, Any] = {
+_COMMON: Mapping[str, object] = {
     "epochs": 1,
     "minibatches": 1,
     "schedule": {"name": "simultaneous"},
     "optimizer": {"learning_rate": 3e-5, "warmup_steps": 3},
 }
-_ACTIONS: Mapping[str, Any] = {**_COMMON, "level": "action", "normalisation": "tokens"}
-_TOKENS: Mapping[str, Any] = {**_COMMON, "level": "token"}
-_CRITIC: Mapping[str, Any] = {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1}
-_NO_CRITIC: Mapping[str, Any] = {"kind": "none"}
-_PAPER: Mapping[str, Any] = {
+_ACTIONS: Mapping[str, object] = {**_COMMON, "level": "action", "normalisation": "tokens"}
+_TOKENS: Mapping[str, object] = {**_COMMON, "level": "token"}
+_CRITIC: Mapping[str, object] = {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1}
+_NO_CRITIC: Mapping[str, object] = {"kind": "none"}
+_PAPER: Mapping[str, object] = {
     "level": "action",
     "normalisation": "none",
     "epochs": 1,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from marft.config.run import RunSettings
 from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rollout import play_all
 from marft.game.team import Team
+from marft.game_parts import GameParts, open_terms
 from marft.playing import added, nobody
 from marft.samplers import Samplers
 from marft.sandbox.runner import end_all
-from marft.stage import Stage, open_terms
 from marft.types import Episode, TokenIds
 from marft.workers.rollouts import WorkerRollouts
 
@@ -46,9 +46,9 @@ class LocalRollouts:
             self._samplers = Samplers(run, end_all)
             started.callback(self._samplers.close)
             self.models, self.engine = self._samplers.models, self._samplers.engine
-            self._stage = Stage(run, terms, self.engine, self._samplers.renderer, LoopThreadPool())
-            started.callback(self._stage.close)
-            self.game, self.compose = self._stage.game, self._stage.compose
+            self._parts = GameParts(run, terms, self.engine, self._samplers.renderer, LoopThreadPool())
+            started.callback(self._parts.close)
+            self.game, self.compose = self._parts.game, self._parts.compose
             self._started = started.pop_all()
 
     @property
@@ -70,7 +70,7 @@ class LocalRollouts:
 
     def usage(self) -> dict[str, float]:
         """What sampling and scoring have taken so far, and threads that hang, by the name of a metric."""
-        return added(self.engine.usage(), self._stage.usage())
+        return added(self.engine.usage(), self._parts.usage())
 
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
@@ -85,7 +85,7 @@ class LocalRollouts:
         finally:
             await self.engine.settle()
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
         return self._samplers.wait_for(coroutine)
 

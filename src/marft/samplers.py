@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from marft.config.run import RunSettings
 from marft.endpoints.client import Endpoint
 from marft.engines.caller_thread import CallerThreadExecutor
-from marft.engines.local import LocalEngine, LocalPolicy
 from marft.engines.remote import RemoteEngine, RemotePolicy
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
+from marft.game.engine import Engine
 from marft.models.pool import Models
 from marft.types import TokenIds
 
 T = TypeVar("T")
+
+
+class EngineKind(Protocol):
+    """What ``[engine]`` names."""
+
+    def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
+        """An engine that samples for ``policies``. What it computes here it computes on ``thread``."""
+        ...
 
 
 class Samplers:
@@ -51,21 +59,11 @@ class Samplers:
             for name, policy in self.models.policies.items()
             if policy.settings.model in endpoints
         }
-        admission = run.engine.admission
-        local = LocalEngine(
-            {
-                name: LocalPolicy(policy.backbone, policy.adapter, policy.tokenizer, policy.stop_ids)
-                for name, policy in self.models.policies.items()
-                if name not in remote
-            },
-            self._thread,
-            seed=run.seed,
-            max_rows=run.engine.max_rows,
-            in_order=admission == "in_order" or (admission == "auto" and self.models.device.type == "cpu"),
-        )
+        here = [name for name in self.models.policies if name not in remote]
+        mine = cast("EngineKind", run.engine).open(run, self.models, here, self._thread)
         self.renderer = _renderer(run, self.models, remote)
         behind = RemoteEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
-        self.engine = Router(dict.fromkeys(local.policies, local) | dict.fromkeys(remote, behind))
+        self.engine = Router(dict.fromkeys(here, mine) | dict.fromkeys(remote, behind))
 
     def decode(self, policy: str, ids: TokenIds) -> str:
         """The text of token ids of a policy."""
@@ -76,7 +74,7 @@ class Samplers:
         trained = {name: self.models.policies[name] for name in self.run.trained_policies}
         self.wait_for(self.engine.publish(trained, version))
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
         return self._thread.wait_for(coroutine)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from marft.algorithms import PRESETS
 
@@ -131,13 +130,13 @@ def source_of(preset: str, key: str) -> str:
     return SOURCES[preset].get(key, OURS)
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested tables with one level, keys joined by dots.
 
     >>> flat({"level": "action", "objective": {"clip": 0.2}})
     {'level': 'action', 'objective.clip': 0.2}
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for key, value in table.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found

@@ -155,12 +155,13 @@ def _last(run: RunSettings, folder: RunFolder, note: Note) -> Record | None:
             f"with --from {source} --overwrite"
         )
     if record is not None:
-        refuse_changes(record.recipe(), run)
+        before = record.recipe(run.given.values())
+        refuse_changes(before, run)
         if run.training.steps < record.state.step:
             raise ValueError(
                 f"training.steps = {run.training.steps}, and the run has done {record.state.step} already: to go on, "
                 f"give a larger number; to see what it has learned:  marft eval {folder.path}"
             )
-        for text in notes(record.recipe(), run):
+        for text in notes(before, run):
             note(text)
     return record

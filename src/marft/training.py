@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from marft.collection import collect, training_tasks
 from marft.config.run import RunSettings
@@ -28,6 +27,7 @@ from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
 from marft.models.pool import Models
+from marft.observing import Observer, Silent
 from marft.playing import Rollouts
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
@@ -35,40 +35,7 @@ from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
-from marft.types import Episode, Task
-
-
-class Observer(Protocol):
-    """Whoever watches a run: the terminal, a notebook, nobody."""
-
-    def began(self, done: int, steps: int) -> None: ...
-
-    def episode(self, episode: Episode) -> None: ...
-
-    def step(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def wants_stop(self) -> bool: ...
-
-
-class Silent:
-    """Nobody watches."""
-
-    def began(self, done: int, steps: int) -> None:
-        pass
-
-    def episode(self, episode: Episode) -> None:
-        pass
-
-    def step(self, step: int, metrics: dict[str, float]) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def wants_stop(self) -> bool:
-        return False
+from marft.types import Task
 
 
 def train(
@@ -120,12 +87,12 @@ def _go_on(
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             state, metrics = _step(rollouts, careful, state, tasks, folder, observer)
-            stop = observer.wants_stop()
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
             cautions.look(metrics)
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
+            stop = observer.wants_stop()
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
             if due:
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))

@@ -128,7 +128,7 @@ def _type(kind: Any) -> str:
     if origin is tuple:
         return f"list of {_many(arguments[0])}"
     if origin is dict:
-        return "table of " + _many(arguments[1]) if arguments[1] is not Any else "table"
+        return "table of " + _many(arguments[1]) if arguments[1] is not object else "table"
     if isinstance(kind, type) and issubclass(kind, Settings):
         return "part" if issubclass(kind, Plugin) else "table"
     return {bool: "true or false", int: "integer", float: "number", str: "text"}[kind]

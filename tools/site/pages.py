@@ -24,6 +24,7 @@ from marft.rewards.terms import Term
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = {  # kinds of parts: where a recipe names them
+    "engines": ("engine", "Engines"),
     "environments": ("environment", "Environments"),
     "organizations": ("team", "Organizations"),
     "channels": ("channel", "Channels"),

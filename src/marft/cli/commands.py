@@ -9,15 +9,12 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import cast
 
-from pydantic_core import PydanticCustomError
 from rich.progress import Progress
 
 from marft.cli.console import INTERRUPTED, Terminal, evaluation_table, in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.listings import preset
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.config.load import keys_of
-from marft.config.names import check_run_name
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
@@ -57,7 +54,7 @@ def train(
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
-    with Terminal([agent.role for agent in run.agents]) as terminal:
+    with Terminal([agent.role for agent in run.agents], run.training.show_samples_every) as terminal:
         state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
     write_report(folder)
     if state.step < run.training.steps:
@@ -198,18 +195,7 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
     if path.is_dir():
         folder = RunFolder.open(path)
         beside(folder.path)
-        for key in keys_of(overrides):
-            if key in ("name", "output"):
-                raise ValueError(
-                    f"--{key}: a run keeps its name and its place. For a new run with its recipe:  "
-                    f"marft train {folder.config} --{key} …"
-                )
-        name = path.resolve().name  # "." has none
-        try:
-            check_run_name(name)
-        except PydanticCustomError as error:
-            raise ValueError(f"{path} is no name of a run's folder; rename it: {error.message()}") from error
-        return folder.settings([*overrides, "--output", str(path.parent), "--name", name]), folder
+        return folder.settings_in_place(overrides), folder
     return load_recipe(path, overrides), None
 
 

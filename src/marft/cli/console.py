@@ -15,8 +15,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from marft.cli.samples import sample
 from marft.evaluation.compare import between, number, percent
 from marft.metrics import named
+from marft.observing import Observer
 from marft.texts import one_line, visible
 from marft.types import Episode
 
@@ -68,11 +70,16 @@ def in_bold(text: str) -> Text:
     return Text(text, style="bold")
 
 
-class Terminal:
+class Terminal(Observer):
     """An observer of training that prints, and turns the first Ctrl-C into a wish to stop after the step."""
 
-    def __init__(self, roles: Sequence[str]) -> None:
-        self.roles = roles
+    def __init__(self, roles: Sequence[str], samples_every: int = 0) -> None:
+        """
+        Args:
+            samples_every: steps, of which one episode is shown; 0 shows none.
+        """
+        self.roles, self.samples_every = roles, samples_every
+        self._sample: Episode | None = None
         self.console = wide_console()
         self.progress = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[activity]}"),
@@ -94,8 +101,10 @@ class Terminal:
     def began(self, done: int, steps: int) -> None:
         self.progress.update(self._task, completed=done, total=steps)
 
-    def episode(self, episode: Episode) -> None:  # noqa: ARG002
+    def episode(self, episode: Episode) -> None:
         self._played += 1
+        if self._sample is None and episode.scored:
+            self._sample = episode
         self.progress.update(self._task, activity=f"{self._played} episodes")
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
@@ -105,6 +114,10 @@ class Terminal:
         for role in self.roles:
             said = line(metrics, AGENT, f"agents/{role}/")
             self.console.print(Text(f"  {role:>12}  {said}", style="dim"), soft_wrap=True)
+        if self._sample and self.samples_every and step % self.samples_every == 0:
+            for shown in sample(self._sample):
+                self.console.print(shown, soft_wrap=True)
+        self._sample = None
 
     def note(self, text: str) -> None:
         self.console.print(Text(text, style="yellow"), soft_wrap=True)

@@ -88,6 +88,11 @@ def friendly(debug: bool = False) -> Iterator[None]:
         threading.excepthook = before
 
 
+def about_files(error: Exception) -> str:
+    """What the system says about a file, and what to do; "" where an error is of another kind, or says so itself."""
+    return _about_files(error, only_full=_is_deliberate(error))
+
+
 def _in_a_thread(what: threading.ExceptHookArgs) -> None:
     if isinstance(what.exc_value, Exception):
         _say(_explained(what.exc_value)[0])
@@ -97,11 +102,10 @@ def _explained(error: Exception) -> tuple[str, int]:
     """What to say of it, and the exit status."""
     if _now.debug:
         traceback.print_exception(error)
-    meant = isinstance(error, RunError) or (isinstance(error, ValueError) and deliberate(error))
-    about_files = _about_files(error, only_full=meant)  # what is deliberate names cause and remedy itself
-    if about_files:
-        return about_files, 2
-    if meant:
+    files = about_files(error)
+    if files:
+        return files, 2
+    if _is_deliberate(error):
         return str(error), 2
     return _fault(error), 1
 
@@ -111,6 +115,11 @@ def _say(message: str) -> None:
     if shown not in _now.said:  # what ends a thread often comes back to whoever waits for it
         _now.said.add(shown)
         print(f"marft: {shown}", file=sys.stderr)  # noqa: T201
+
+
+def _is_deliberate(error: Exception) -> bool:
+    """Whether it was raised by MARFT on purpose, and names cause and remedy itself."""
+    return isinstance(error, RunError) or (isinstance(error, ValueError) and deliberate(error))
 
 
 def _about_files(error: BaseException, only_full: bool = False) -> str:

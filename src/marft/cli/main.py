@@ -51,6 +51,9 @@ def train(
         bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Show one episode of every so many steps; 0: none.")
+    ] = None,
 ) -> None:
     """Train the team of a recipe.
 
@@ -59,6 +62,8 @@ def train(
     from marft.cli import commands, options
 
     changes = options.overrides_of(context, recipe)
+    if samples is not None:
+        changes = [*changes, "--training.show_samples_every", str(samples)]
     commands.train(recipe, changes, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
 
 
@@ -171,13 +176,42 @@ def show(
     worst: Annotated[bool, typer.Option("--worst", help="Those that earned least first.")] = False,
     best: Annotated[bool, typer.Option("--best", help="Those that earned most first.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
-    count: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 3,
+    count: Annotated[int, typer.Option(min=1, help="How many episodes, of a step.")] = 3,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Of each step as it is recorded, until the run ends or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Read recorded episodes: what agents saw, said and earned."""
     from marft.cli.show import show as run_show
 
     orders = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
+    if follow:
+        from marft.cli.following import follow as run_follow
+
+        run_follow(run, step, agent, task, orders, count)
+        return
     run_show(run, step, agent, task, orders, count)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where the files go; made where it is not there.")] = Path("my_team"),
+    data: Annotated[
+        str | None, typer.Option(help="Your table: CSV, JSONL, Parquet; '' for a few invented rows.")
+    ] = None,
+    question: Annotated[str, typer.Option(help="Its column with the questions.")] = "",
+    answer: Annotated[str | None, typer.Option(help="Its column with the right answers; '' for none.")] = None,
+    model: Annotated[str, typer.Option(help="tiny (bundled), a folder, or a Hugging Face id.")] = "",
+    team: Annotated[str, typer.Option(help="reasoner-actor, writer-critic, or single.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take what is not named by default.")] = False,
+) -> None:
+    """Begin a team of your own, in a folder that trains at once.
+
+    A recipe, a reward function with its test, some data. It asks on a terminal alone, and overwrites nothing.
+    """
+    from marft.cli.init import init as run_init
+
+    run_init(folder, data, question, answer, model, team, yes)
 
 
 @app.command()

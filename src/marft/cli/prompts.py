@@ -21,7 +21,7 @@ class Recorded:
 
     def __init__(self, config: Path) -> None:
         try:
-            self._table: Mapping[str, Any] = tomllib.loads(config.read_text(encoding="utf-8"))
+            self._table: Mapping[str, object] = tomllib.loads(config.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             self._table = {}
         self._tokenizers: dict[str, Tokenizer | None] = {}
@@ -44,7 +44,7 @@ class Recorded:
         tokenizer = self._tokenizers[action.policy]
         return str(tokenizer.decode(action.prompt[known:].tolist(), skip_special_tokens=False)) if tokenizer else None
 
-    def _model(self, policy: str) -> Mapping[str, Any]:
+    def _model(self, policy: str) -> Mapping[str, object]:
         """The model whose tokenizer a policy is spoken to with: for a remote one its reader's."""
         models = _at(self._table, "models")
         model = _at(models, str(_at(self._table, "policies", policy).get("model")))
@@ -54,7 +54,7 @@ class Recorded:
         return _at(models, str(model["endpoint"].get("reader") or (local[0] if local else "")))
 
 
-def _at(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _at(table: Mapping[str, object], *keys: str) -> Mapping[str, Any]:
     for key in keys:
         inner = table.get(key)
         table = inner if isinstance(inner, dict) else {}
@@ -64,7 +64,7 @@ def _at(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 def _tokenizer(model: Mapping[str, Any]) -> Tokenizer | None:
     """From the model's folder, or from what was fetched of the hub before; nothing is fetched for it."""
     path = resolve_path(str(model.get("path", "")))
-    file: Any = Path(path) / FILE
+    file: object = Path(path) / FILE
     if path and not Path(path).exists():
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

@@ -58,7 +58,7 @@ def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[s
     everything = attempts_at(read_of(file, task), task) if task else read_of(file, "")
     if task and not everything:
         raise ValueError(f"step {step_of(file)} recorded no episode of task {task!r}; without --step all are looked at")
-    _know(agent, everything)
+    know(agent, everything)
     order = cast("Order", orders[0] if orders else "")
     chosen = ordered(everything, order)[:count]
     console.print(f"step {step_of(file)}: {len(chosen)} of {len(everything)} episodes", "")
@@ -66,7 +66,7 @@ def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[s
         for shown in transcript(episode, agent, recorded):
             console.print(shown)
         console.print("")
-    _say_dropped(console, everything)
+    say_dropped(console, everything)
 
 
 def transcript(episode: Episode, agent: str, recorded: Recorded) -> Iterator[RenderableType]:
@@ -160,13 +160,18 @@ def _panel(text: str, title: str, style: str = "") -> Panel:
     return Panel(Text(visible(text), style=style), title=Text(one_line(title)), title_align="left", expand=False)
 
 
-def _know(agent: str, episodes: Sequence[Episode]) -> None:
+def know(agent: str, episodes: Sequence[Episode]) -> None:
+    """
+    Raises:
+        ValueError: nobody of that role acted in these episodes.
+    """
     roles = {action.agent for episode in episodes for action in episode.actions}
     if agent and agent not in roles:
         raise ValueError(f"--agent: nobody called {agent!r} acted here{did_you_mean(agent, roles)}")
 
 
-def _say_dropped(console: Console, episodes: Sequence[Episode]) -> None:
+def say_dropped(console: Console, episodes: Sequence[Episode]) -> None:
+    """Print why episodes could not be scored, and how many it was each time."""
     reasons = dropped(episodes)
     if reasons:
         total = sum(number for _, number in reasons)

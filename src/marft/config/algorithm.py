@@ -66,7 +66,7 @@ class KLSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _what_the_place_asks_for(cls, table: Any) -> Any:
+    def _what_the_place_asks_for(cls, table: object) -> object:
         if isinstance(table, dict) and table.get("place") == "reward":
             return {"estimator": "k1", **table}
         return table
@@ -176,7 +176,7 @@ class AlgorithmSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _start_from_the_preset(cls, table: Any) -> Any:
+    def _start_from_the_preset(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
         table = under_the_preset_named(table)
@@ -252,7 +252,7 @@ def _impossible(algorithm: AlgorithmSettings) -> Iterable[str]:
         )
 
 
-def under_the_preset_named(table: Mapping[str, Any]) -> dict[str, Any]:
+def under_the_preset_named(table: Mapping[str, object]) -> dict[str, object]:
     """A table that was written out whole (``complete_from``), as one that says only what it changes of its preset.
 
     So a preset named over it applies, as it would over the recipe that it was made from. A table that names the preset
@@ -268,9 +268,9 @@ def under_the_preset_named(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**_changes(filled_in, rest), **{key: rest[key] for key in ("name",) if key in rest}}
 
 
-def _changes(filled_in: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(filled_in: Mapping[str, object], table: Mapping[str, object]) -> dict[str, object]:
     """What of ``table`` is not as it was filled in; a part of another name is a change as a whole."""
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     for key, value in table.items():
         default = filled_in.get(key)
         if value == default and type(value) is type(default):
@@ -281,7 +281,7 @@ def _changes(filled_in: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str
     return changed
 
 
-def merge(defaults: Any, table: Any) -> dict[str, Any]:
+def merge(defaults: Any, table: Any) -> dict[str, object]:
     """``table`` over ``defaults``, table by table; a table that names another plugin replaces the default whole."""
     merged = dict(defaults)
     for key, value in table.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -89,7 +89,7 @@ class EndpointSettings(Settings):
 
     @field_validator("options")
     @classmethod
-    def _leaves_what_is_ours(cls, options: dict[str, Any]) -> dict[str, Any]:
+    def _leaves_what_is_ours(cls, options: dict[str, object]) -> dict[str, object]:
         for name in OURS:
             if name in options:
                 raise PydanticCustomError("option", "must not hold {name}: {why}", {"name": name, "why": OURS[name]})

@@ -6,18 +6,17 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
 
 
-def look_for_modules_in(folder: Any) -> None:
+def look_for_modules_in(folder: object) -> None:
     """Let import paths find modules of a recipe's folder, after all others."""
     if isinstance(folder, str) and folder and "\0" not in folder and folder not in sys.path and Path(folder).is_dir():
         sys.path.append(folder)
 
 
-def from_recipe(path: str, context: Mapping[str, Any] | None) -> str:
+def from_recipe(path: str, context: Mapping[str, object] | None) -> str:
     """A path of a recipe, absolute: relative to the recipe's folder, or to the current one where a recipe has none.
 
     >>> from_recipe("data/../rows.csv", {"recipe_folder": "/home/me"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,30 @@ from pydantic import ValidationError
 
 from marft.config.algorithm import under_the_preset_named
 from marft.config.bundled import bundled, bundled_names
+from marft.config.changing import NAMED, pairs_of
 from marft.config.folders import FOLDER, look_for_modules_in
+from marft.config.given import in_words, name_of, refuse_missing
 from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, too_deep
 
 PRESET = ["algorithm", "name"]
-NAMED = {  # tables that are a plugin or a preset, and the key that says which: what a bare word in their place means
-    "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
-    "channel": "name", "environment": "name", "team": "organization",
-}  # fmt: skip
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
 MOST_SHOWN = 200  # characters of a wrong value
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
+def load_recipe(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    changes: Mapping[str, Any] = {},
+    given: Iterable[Any] = (),
+) -> RunSettings:
     """Read a recipe and apply overrides such as ``["--algorithm.level", "token"]``. Its folder is where it says, else
     the one that it lies in.
 
     Args:
         path: a file; or, where nothing goes by that path, the name of a bundled recipe.
+        changes: more of them, as tables or by dotted keys.
+        given: what the recipe names as given in Python.
 
     Raises:
         ValueError: the file is missing or no TOML, or a key or value is wrong; the message says which and why.
@@ -44,7 +49,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunSettings:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     table.setdefault("name", path.stem)
     table.setdefault(FOLDER, str(path.parent.resolve()))
-    return parse_recipe(table, overrides, source=str(path))
+    return parse_recipe(table, overrides, str(path), changes, given)
 
 
 def _file_of(path: Path) -> Path | Traversable:
@@ -62,7 +67,13 @@ def _near(path: Path) -> str:
     return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"
 
 
-def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "recipe") -> RunSettings:
+def parse_recipe(
+    table: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    source: str = "recipe",
+    changes: Mapping[str, Any] = {},
+    given: Iterable[Any] = (),
+) -> RunSettings:
     """Validate a recipe's tables.
 
     A preset that an override names comes first: over a complete recipe it replaces what the other preset had filled in,
@@ -71,8 +82,10 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
     Raises:
         ValueError: with one line for each thing that is wrong.
     """
-    table = dict(table)
-    pairs = _pairs(overrides)
+    _check_depth(table, source)
+    _check_depth(changes, source)
+    (table, changed), known = _in_words(table, changes, given)
+    pairs = [*_pairs(overrides), *pairs_of(changed)]
     for key, value in [pair for pair in pairs if pair[0] == PRESET]:
         _set(table, key, value)
     _check_depth(table, source)
@@ -82,18 +95,36 @@ def parse_recipe(table: Mapping[str, Any], overrides: Sequence[str] = (), source
         for key, value in [pair for pair in pairs if pair[0] != PRESET]:
             _change(table, key, value)
         _check_depth(table, source)
+        refuse_missing(table, source)
         look_for_modules_in(table.get(FOLDER))
-        return RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
+        run = RunSettings.model_validate(table, context={FOLDER: table.get(FOLDER)})
     except ValidationError as error:
         raise ValueError(f"{source}:\n{explain(error, table)}") from None
+    if known and run.rollout.processes:
+        names = ", ".join(name_of(value) for value in known.values())
+        raise ValueError(
+            f"{source}: rollout.processes: {names} can be given in Python to one process alone; put it into a module "
+            "that others can import, or set processes = 0"
+        )
+    run._given.update(known)
+    return run
 
 
-def _check_depth(table: Mapping[str, Any], source: str) -> None:
+def _in_words(
+    table: Mapping[str, Any], changes: Mapping[str, Any], given: Iterable[Any]
+) -> tuple[tuple[dict[str, Any], dict[str, Any]], dict[str, Any]]:
+    """Recipe and changes as a file could hold them, and what was given in Python, by the words for it."""
+    changed, known = in_words(changes, given)
+    whole, known = in_words(table, known.values())
+    return (whole, changed), known
+
+
+def _check_depth(table: Mapping[str, object], source: str) -> None:
     if too_deep(table):
         raise ValueError(f"{source}: more than {DEEPEST} tables and lists are inside each other")
 
 
-def explain(error: ValidationError, table: Mapping[str, Any]) -> str:
+def explain(error: ValidationError, table: Mapping[str, object]) -> str:
     """One indented line for each problem: where it is, what is wrong, and the value that was given."""
     lines = []
     problems = error.errors(include_url=False)
@@ -134,12 +165,12 @@ def _inside(location: Sequence[str | int], outer: Sequence[str | int]) -> bool:
     return len(location) > len(outer) and tuple(location[: len(outer)]) == tuple(outer)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
-def _readable(location: Sequence[str | int], table: Mapping[str, Any]) -> list[str]:
+def _readable(location: Sequence[str | int], table: Mapping[str, object]) -> list[str]:
     """``('agents', 1, 'policy')`` → ``['agents', 'actor', 'policy']`` where the agent has a role."""
     if location[-1:] == ("[key]",):  # the name of a table is wrong, which the message shows
         location = location[:-2]
@@ -156,7 +187,7 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return [".".join(key) for key, _ in _pairs(overrides)]
 
 
-def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
+def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
     pairs = []
     words = list(overrides)
     while words:
@@ -176,7 +207,7 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], Any]]:
     return pairs
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """A TOML value; anything that is none is a string, so that ``--algorithm.level token`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -195,15 +226,15 @@ class _Broken(str):
         return broken
 
 
-def _is_word(value: Any) -> bool:
+def _is_word(value: object) -> bool:
     return isinstance(value, str) and not isinstance(value, _Broken)
 
 
-def _change(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
+def _change(table: dict[str, object], key: Sequence[str], value: object) -> None:
     """Set a key; a bare word in the place of a plugin names it, and the keys of one of another name go."""
     tag = NAMED.get(".".join(key))
     if tag and _is_word(value):
-        place: Any = table
+        place: object = table
         for part in key:
             place = place.get(part) if isinstance(place, dict) else None
         kept = place if isinstance(place, dict) and place.get(tag, value) == value else {}
@@ -211,8 +242,8 @@ def _change(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
     _set(table, key, value)
 
 
-def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
-    place: Any = table
+def _set(table: dict[str, object], key: Sequence[str], value: object) -> None:
+    place: object = table
     for depth, part in enumerate(key):
         last = depth == len(key) - 1
         if isinstance(place, list):
@@ -233,7 +264,7 @@ def _set(table: dict[str, Any], key: Sequence[str], value: Any) -> None:
             raise ValueError(f"--{'.'.join(key)}: {'.'.join(key[:depth])} is no table")
 
 
-def _list_index(items: list[Any], part: str, key: str) -> int:
+def _list_index(items: list[object], part: str, key: str) -> int:
     roles = [item.get("role") if isinstance(item, dict) else None for item in items]
     if part in roles:
         return roles.index(part)

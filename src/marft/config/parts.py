@@ -26,6 +26,10 @@ class EnvironmentPart(Plugin):
         return True
 
 
+class EnginePart(Plugin):
+    """Base of engines."""
+
+
 class OrganizationPart(Plugin):
     """Base of organizations."""
 
@@ -65,6 +69,7 @@ class SchedulePart(Plugin):
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
 
 
+EnginePlugin = Annotated[SerializeAsAny[EnginePart], resolver("engines")]
 EnvironmentPlugin = Annotated[SerializeAsAny[EnvironmentPart], resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organizations")]

@@ -23,11 +23,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
 from marft.faults import described
 
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "engines": {
+        "local": "marft.engines.kinds:Local",
+    },
     "environments": {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
@@ -91,7 +95,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "simultaneous": "marft.learning.schedules:Simultaneous",
     },
 }
-TAGS = {"organizations": "organization"}
+TAGS = {"organizations": "organization", "engines": "kind"}
 
 
 class Plugin(Settings):
@@ -114,7 +118,7 @@ class Plugin(Settings):
         return ()
 
     @model_serializer(mode="wrap")
-    def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _with_its_name(self, serialise: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {TAGS.get(self._kind, "name"): self.name, **serialise(self)}
 
 
@@ -143,6 +147,8 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
         if name not in registered:
             raise ValueError(f"no {kind[:-1]} is called {name!r}{did_you_mean(name, plugin_names(kind))}")
         found = _imported(registered[name].value, registered[name].load)
+    if isinstance(found, Plugin):
+        found = type(found)
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from {SEAMS[kind].base}")
     problems = class_problems(kind, found)
@@ -157,13 +163,15 @@ def import_path(path: str) -> Any:
     Raises:
         ValueError: it cannot be imported.
     """
+    if isinstance(path, Given):
+        return path.value
     module, _, attribute = path.partition(":")
     if not attribute:
         raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
     return _imported(path, lambda: getattr(importlib.import_module(module), attribute))
 
 
-def _imported(path: str, load: Callable[[], Any]) -> Any:
+def _imported(path: str, load: Callable[[], object]) -> object:
     try:
         return load()
     except (Exception, SystemExit) as error:
@@ -181,11 +189,11 @@ def _where_to_look(path: str, error: BaseException) -> str:
     )
 
 
-def resolver(kind: str) -> Any:
+def resolver(kind: str) -> object:
     """Validates a key that holds a part of this kind: from its table, or the part itself."""
     tag = TAGS.get(kind, "name")
 
-    def resolve(table: Any, info: ValidationInfo) -> Any:
+    def resolve(table: object, info: ValidationInfo) -> object:
         if isinstance(table, Plugin):
             return table
         if not isinstance(table, dict):
@@ -195,6 +203,8 @@ def resolver(kind: str) -> Any:
             raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
         cls = find_plugin(kind, table[tag])
         plugin = _made(cls, {key: value for key, value in table.items() if key != tag}, info.context)
+        if isinstance(table[tag], Given) and isinstance(table[tag].value, Plugin):
+            plugin = _itself(table[tag].value, plugin)
         plugin._kind, plugin._name = kind, table[tag]
         problems = value_problems(kind, plugin)
         if problems:
@@ -204,7 +214,18 @@ def resolver(kind: str) -> Any:
     return BeforeValidator(resolve)
 
 
-def _made(cls: type[Plugin], table: dict[str, Any], context: Mapping[str, Any] | None) -> Plugin:
+def _itself(given: Plugin, made: Plugin) -> Plugin:
+    """A copy of the object that was given: what it holds besides its fields, no recipe can say.
+
+    Raises:
+        ValueError: the recipe has changed a field of it.
+    """
+    if any(getattr(given, key) != getattr(made, key) for key in type(given).model_fields):
+        raise ValueError(f"{type(given).__name__} was given as an object; change its fields there, or give its class")
+    return given.model_copy()
+
+
+def _made(cls: type[Plugin], table: dict[str, object], context: Mapping[str, object] | None) -> Plugin:
     try:
         return cls.model_validate(table, context=context)
     except (ValidationError, PydanticCustomError):

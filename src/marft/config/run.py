@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import Field, PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
 from marft.config.names import Name, RunName, collisions
-from marft.config.parts import ChannelPlugin, EnvironmentPlugin, OrganizationPlugin, RewardPlugin, ToolPlugin
+from marft.config.parts import (
+    ChannelPlugin,
+    EnginePlugin,
+    EnvironmentPlugin,
+    OrganizationPlugin,
+    RewardPlugin,
+    ToolPlugin,
+)
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
 from marft.config.sizes import size_problems
 
@@ -31,17 +38,11 @@ class RolloutSettings(Settings):
     processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
 
 
-class EngineSettings(Settings):
-    """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
-
-    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
-    admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
-
-
 class TrainingSettings(Settings):
     steps: Count = 100  # each plays, credits and learns once
     tokens_per_micro_batch: Count = 8192  # memory of an update; changes nothing else
     record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
+    show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
 
 
 class CheckpointSettings(Settings):
@@ -89,22 +90,25 @@ class RunSettings(Settings):
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
-    engine: EngineSettings = EngineSettings()  # how agents sample
+    engine: EnginePlugin  # who samples for policies that are here
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, table: Any) -> Any:
+    def _fill_in(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
-        table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, **table}
+        table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, "engine": {}, **table}
         agents = table.get("agents")
         if isinstance(agents, list) and len(agents) == 1 and isinstance(agents[0], dict):
             table["agents"] = [{"answers": True, **agents[0]}]
         if isinstance(table["team"], dict):
             table["team"] = {"organization": "chain", **table["team"]}
+        if isinstance(table["engine"], dict):
+            table["engine"] = {"kind": "local", **table["engine"]}
         return table
 
     @model_validator(mode="after")
@@ -120,10 +124,15 @@ class RunSettings(Settings):
         return self
 
     @property
+    def given(self) -> Mapping[str, Any]:
+        """What was given in Python, by the words that it is recorded by: files that name it are read with it."""
+        return self._given
+
+    @property
     def trained_policies(self) -> tuple[str, ...]:
         return tuple(name for name, policy in self.policies.items() if policy.train != "frozen")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A run travels to other processes as what its recipe says, and is read again where it arrives: so its parts
         need not pickle, but for what can be read by their names."""
         return _read_again, (self.model_dump(mode="json", exclude_none=True),)
@@ -135,7 +144,7 @@ class RunSettings(Settings):
         return self.policies[policy].learning_rate or self.algorithm.optimizer.learning_rate
 
 
-def _read_again(table: dict[str, Any]) -> RunSettings:
+def _read_again(table: dict[str, object]) -> RunSettings:
     from marft.config.load import parse_recipe
 
     return parse_recipe(table)

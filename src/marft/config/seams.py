@@ -41,12 +41,15 @@ class Seam:
     noun: str
     base: str
     methods: Mapping[str, Method]
-    attributes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    attributes: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     together: Mapping[str, Method] = field(default_factory=dict)
 
 
 _STATEFUL = {"state_dict": Method(), "load_state_dict": Method(("state",))}
 SEAMS: Mapping[str, Seam] = {
+    "engines": Seam(
+        "an engine", "marft.config.parts.EnginePart", {"open": Method(("run", "models", "policies", "thread"))}
+    ),
     "environments": Seam(
         "an environment",
         "marft.config.parts.EnvironmentPart",

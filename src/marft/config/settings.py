@@ -46,7 +46,7 @@ CountOrNone = Annotated[int, Field(ge=0, le=LARGEST)]  # 0 means something of it
 Few = Annotated[int, Field(ge=1, le=10_000)]  # how often something is done again
 
 
-def too_deep(table: Any) -> bool:
+def too_deep(table: object) -> bool:
     """Whether tables and lists lie inside each other deeper than any recipe needs, and Python goes."""
     level = [table]
     for _ in range(DEEPEST):
@@ -64,7 +64,7 @@ def _are_names(words: tuple[str, ...]) -> tuple[str, ...]:
     return words
 
 
-def _is_plain(value: Any) -> Any:
+def _is_plain(value: object) -> object:
     """The value, where TOML and JSON can hold it and give it back the same."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -88,7 +88,7 @@ def _is_plain(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], Strict(False), AfterValidator(_are_names)]
 Filled = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
-Plain = Annotated[dict[str, Any], AfterValidator(_is_plain)]  # of values that somebody else will read
+Plain = Annotated[dict[str, object], AfterValidator(_is_plain)]  # of values that somebody else will read
 
 
 class Settings(BaseModel):
@@ -131,6 +131,6 @@ def _meant(key: str, cls: type[BaseModel]) -> str:
     return did_you_mean(key, cls.model_fields)
 
 
-def _problem(kind: str, message: str, where: tuple[int | str, ...] = (), given: Any = None) -> InitErrorDetails:
+def _problem(kind: str, message: str, where: tuple[int | str, ...] = (), given: object = None) -> InitErrorDetails:
     error = PydanticCustomError(kind, "{message}", {"message": message})
     return InitErrorDetails(type=error, loc=where, input={} if given is None else given)

@@ -53,12 +53,12 @@ class Endpoint:
         self._client = self._made()
         self._thread = LoopThread()
 
-    def body(self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, object]) -> dict[str, object]:
         """A request's body: the messages and ``fields``, without what the recipe omits, with its options."""
         whole = {"model": self.model, "messages": [dict(message) for message in messages], **fields}
         return {key: value for key, value in whole.items() if key not in self.settings.omit} | self.settings.options
 
-    async def ask(self, body: Mapping[str, Any]) -> ModelReply:
+    async def ask(self, body: Mapping[str, object]) -> ModelReply:
         """The answer to one request. May be awaited on any event loop.
 
         Raises:
@@ -66,11 +66,11 @@ class Endpoint:
         """
         return await self.run(self.ask_here, body)
 
-    async def run(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    async def run(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
         """Await ``function(*arguments)`` on the endpoint's own thread."""
         return await self._thread.call(function, *arguments, timeout=None)
 
-    async def ask_here(self, body: Mapping[str, Any]) -> ModelReply:
+    async def ask_here(self, body: Mapping[str, object]) -> ModelReply:
         """:meth:`ask`, for who is on the endpoint's own thread already."""
         async with self._gate:
             completions = self._client.chat.completions  # imports what it needs, which takes a while the first time
@@ -108,7 +108,7 @@ class Endpoint:
         async def limit_size(response: Any) -> None:
             limit_response_size(response, f"endpoint {self.name!r} ({self.settings.url})")
 
-        hooks: dict[str, list[Callable[..., Any]]] = {"request": [limit_retries], "response": [limit_size]}
+        hooks: dict[str, list[Callable[..., object]]] = {"request": [limit_retries], "response": [limit_size]}
         try:
             return AsyncOpenAI(
                 api_key=self._key or NO_KEY,

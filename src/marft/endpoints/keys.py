@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from typing import Any
 from urllib.parse import quote
 
 SECRET = re.compile(r"key|token|secret|passw|credential|auth|bearer|cookie|signature", re.IGNORECASE)  # names of fields
@@ -37,7 +36,7 @@ def without(key: str, text: str) -> str:
     return text.replace(key, MASK) if key else text
 
 
-def secrets_in(fields: Any, secret: bool = False) -> Iterator[str]:
+def secrets_in(fields: object, secret: bool = False) -> Iterator[str]:
     """What a request's fields hold under names that sound like secrets, at any depth.
 
     >>> list(secrets_in({"api_key": "sk-123456", "seed": 1, "headers": {"Authorization": "Bearer abcdefgh"}}))
@@ -66,7 +65,7 @@ def secrets_typed(words: Sequence[str]) -> Iterator[str]:
     """
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         name, equals, text = word.partition("=")
-        value: Any = text if equals else following
+        value: object = text if equals else following
         with suppress(tomllib.TOMLDecodeError):
             value = tomllib.loads(f"value = {value}")["value"]
         if name.startswith("--"):
@@ -92,7 +91,7 @@ def masked_recipe(recipe: str) -> str:
     return masked(list(_options_in(tomllib.loads(recipe))), recipe)
 
 
-def _options_in(table: Any) -> Iterator[str]:
+def _options_in(table: object) -> Iterator[str]:
     if isinstance(table, dict):
         for name, value in table.items():
             yield from secrets_in(value) if name == "options" else _options_in(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,7 +32,7 @@ class _Table(BaseModel):
 
 class _Function(_Table):
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    arguments: str | dict[str, Any] | None = None  # some servers have read it already, or leave out what is empty
+    arguments: str | dict[str, object] | None = None  # some servers have read it already, or leave out what is empty
 
 
 class _Call(_Table):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
 from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from marft.game.loop_threads import complain
 
@@ -74,7 +74,7 @@ class CallerThreadExecutor(Executor):
         self._jobs.put(job)
         return future
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run ``coroutine`` to its end, doing what is submitted → its result.
 
         An interrupt calls it off: it has some seconds to let go of what it holds, and nothing is computed any more.

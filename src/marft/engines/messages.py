@@ -165,7 +165,7 @@ def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None
     return None
 
 
-def schema(tool: Tool) -> dict[str, Any]:
+def schema(tool: Tool) -> dict[str, object]:
     """A tool as chat templates and chat endpoints take it."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}

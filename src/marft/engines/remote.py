@@ -129,7 +129,7 @@ class RemoteEngine:
         """The endpoints are whose they are."""
 
     async def _ask(
-        self, remote: RemotePolicy, chat: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+        self, remote: RemotePolicy, chat: Sequence[Mapping[str, object]], fields: Mapping[str, object]
     ) -> ModelReply:
         assert chat, "the renderer gives engines the messages"
         assert chat[-1]["role"] != "assistant", "endpoints take no beginning of an answer"
@@ -146,8 +146,8 @@ class RemoteEngine:
         return derive_seed(self.seed, "remote", *key, number) % LARGEST_SEED
 
 
-def _fields(sampling: Sampling, seed: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _fields(sampling: Sampling, seed: int) -> dict[str, object]:
+    fields: dict[str, object] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_new_tokens,
@@ -160,7 +160,7 @@ def _fields(sampling: Sampling, seed: int) -> dict[str, Any]:
     return fields
 
 
-def _as_sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_sent(message: Mapping[str, Any]) -> Mapping[str, object]:
     """A message as endpoints take it: the arguments of calls are text."""
     if "tool_calls" not in message:
         return message
@@ -171,7 +171,7 @@ def _as_sent(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _with_options(chat: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[Mapping[str, Any]]:
+def _with_options(chat: Sequence[Mapping[str, object]], texts: Sequence[str]) -> list[Mapping[str, object]]:
     """The chat with the options at its end: in its last message where that is a user's, as many templates want users
     and assistants to take turns."""
     listed = "\n".join(texts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -35,7 +34,7 @@ class ChatFormat:
 
     tokenizer: PreTrainedTokenizerBase
     context: int
-    template_options: Mapping[str, Any]
+    template_options: Mapping[str, object]
     stop_ids: tuple[int, ...] = ()
     remote: bool = False
 

@@ -59,13 +59,13 @@ class Syntax:
             return [unreadable(text[start:], f"it is no valid JSON: {error}")], start
         return [self._call(one) for one in (found if isinstance(found, list) else [found])], end
 
-    def _call(self, found: Any) -> ToolCall:
+    def _call(self, found: object) -> ToolCall:
         if not isinstance(found, dict) or not isinstance(found.get(self.name), str):
             return unreadable("", f'it must be an object with "{self.name}" and "{self.arguments}"')
         return asked(found[self.name], found.get(self.arguments, {}))
 
 
-def asked(name: str, arguments: Any) -> ToolCall:
+def asked(name: str, arguments: object) -> ToolCall:
     """A call as the agent made it; its arguments are kept as JSON."""
     if _deeper(arguments, DEPTH):
         return unreadable("", f"its arguments are nested more than {DEPTH} deep")
@@ -77,7 +77,7 @@ def asked(name: str, arguments: Any) -> ToolCall:
     return ToolCall(name, text)
 
 
-def _deeper(value: Any, depth: int) -> bool:
+def _deeper(value: object, depth: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth == 0 or any(_deeper(one, depth - 1) for one in inner)
 
@@ -92,12 +92,12 @@ class ToolFormat:
     """The tool format of one model."""
 
     tokenizer: PreTrainedTokenizerBase
-    template_options: Mapping[str, Any]
+    template_options: Mapping[str, object]
     stop_ids: tuple[int, ...]
     syntax: Syntax | None  # None: the tokenizer's response_template says how to parse
 
     @staticmethod
-    def of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], stop_ids: tuple[int, ...]) -> ToolFormat:
+    def of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], stop_ids: tuple[int, ...]) -> ToolFormat:
         """Read the format off a tokenizer's chat template.
 
         Raises:
@@ -164,7 +164,7 @@ def _schemas(tools: Sequence[Tool]) -> list[Any]:
     return [schema(tool) for tool in tools]
 
 
-def _parsed(call: Any) -> ToolCall:
+def _parsed(call: object) -> ToolCall:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return unreadable(repr(call), "it names no tool")

@@ -9,7 +9,7 @@ from typing import Any
 
 from marft.config.settings import did_you_mean
 
-Rows = Iterator[tuple[str, Mapping[str, Any]]]
+Rows = Iterator[tuple[str, Mapping[str, object]]]
 
 
 def parquet_rows(path: Path) -> Rows:
@@ -44,7 +44,7 @@ def saved_rows(folder: Path, part: str) -> Rows:
         raise ValueError(f"environment: cannot read {folder}: {_first_line(error)}") from error
 
 
-def _stream(path: Path) -> Iterator[Any]:
+def _stream(path: Path) -> Iterator[object]:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as batches:

@@ -30,7 +30,7 @@ def choices_in(cell: Any) -> Choices:
     Raises:
         ValueError: they are none.
     """
-    labels: Any = None
+    labels: object = None
     if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
         cell = _from_json(cell)
     if isinstance(cell, Mapping):
@@ -43,7 +43,7 @@ def choices_in(cell: Any) -> Choices:
     return Choices(tuple(str(label) for label in labels), tuple(str(text) for text in cell))
 
 
-def lettered(cell: Any) -> str:
+def lettered(cell: object) -> str:
     """Choices as lines: ``A. red``, ``B. blue``.
 
     Raises:
@@ -84,7 +84,7 @@ def _with_label(stated: str, choices: Choices) -> str:
     return known[named[0].casefold()] if len(set(map(str.casefold, named))) == 1 else ""
 
 
-def _from_json(text: str) -> Any:
+def _from_json(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 
-def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, Any]]:
+def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, object]]:
     """Rows of one split.
 
     Args:
@@ -24,7 +23,7 @@ def read_dataset(path: str, subset: str, split: str) -> Iterable[Mapping[str, An
             "a .jsonl file needs nothing"
         ) from error
     try:
-        rows: Iterable[Mapping[str, Any]] = load_dataset(path, subset or None, split=split)
+        rows: Iterable[Mapping[str, object]] = load_dataset(path, subset or None, split=split)
     except (OSError, ValueError, ConnectionError, RuntimeError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"environment: cannot load data set {path!r}: {first_line}") from error

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.given import ImportPath
 from marft.config.plugins import import_path
 from marft.config.settings import Filled, Fraction, NotNegative, Positive, Settings, did_you_mean
 from marft.envs.choices import Choices, choices_in, chosen, labelled
@@ -23,7 +24,7 @@ from marft.game.answers import answer_in, find_answer, stated_answer
 from marft.rewards.comparing import close, contains, numbers_in, token_f1
 from marft.rewards.grader import Grader
 
-Cells = Mapping[str, Any]
+Cells = Mapping[str, object]
 PLACE = re.compile("[0-9]{1,3}")  # of a choice
 
 
@@ -33,7 +34,7 @@ class Grading(Settings):
     needs_answer: ClassVar[bool] = True
     name: str  # which grading it is
 
-    def check(self, answer: Any, cells: Cells) -> None:
+    def check(self, answer: object, cells: Cells) -> None:
         """See that answers can be held to a row's right one.
 
         Raises:
@@ -41,7 +42,7 @@ class Grading(Settings):
         """
 
     @abstractmethod
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
         """What a text is worth.
 
         Args:
@@ -56,7 +57,7 @@ class Exact(Grading):
     name: Literal["exact"] = "exact"  # which grading it is
     ignore_case: bool = False  # capitals and small letters are the same
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Held against what the text states."""
         given = self._plain(stated_answer(text))
         return _all_or_nothing(any(self._plain(right) == given for right in right_answers(answer)))
@@ -72,7 +73,7 @@ class Contains(Grading):
     name: Literal["contains"] = "contains"  # which grading it is
     ignore_case: bool = True  # capitals and small letters are the same
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Looked for in the whole text."""
         return _all_or_nothing(any(contains(text, right, self.ignore_case) for right in right_answers(answer)))
 
@@ -87,13 +88,13 @@ class Numeric(Grading):
     tolerance: NotNegative = 1e-6  # how far from the right number
     relative: NotNegative = 0.0  # the same, times the right number
 
-    def check(self, answer: Any, cells: Cells) -> None:  # noqa: ARG002
+    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
         """Every right answer is a number."""
         for right in right_answers(answer):
             if len(numbers_in(answer_in(right))) != 1:
                 raise ValueError(f"holds {right[:80]!r}, which is not one number")
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The text's number, beside the right ones."""
         found = find_answer(text)
         stated = stated_answer(text)
@@ -111,7 +112,7 @@ class F1(Grading):
     name: Literal["f1"] = "f1"  # which grading it is
     threshold: Fraction = 1.0  # F1 from which the task is solved
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The best F1 over the right answers."""
         score = max(token_f1(right, stated_answer(text)) for right in right_answers(answer))
         return Grade(score, score >= self.threshold)
@@ -127,14 +128,14 @@ class Choice(Grading):
     choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
     first: Literal[0, 1] = 0  # what the first place is called
 
-    def check(self, answer: Any, cells: Cells) -> None:
+    def check(self, answer: object, cells: Cells) -> None:
         """The right answer is one of the row's choices, and one alone."""
         if isinstance(answer, list):
             raise ValueError("holds a list, and one choice is right")
         if not self._right(answer, cells):
             raise ValueError(f"holds {written(answer)[:80]!r}, which is none of the choices")
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
         """The choice that the text means, beside the right one."""
         return _all_or_nothing(chosen(text, self._choices(cells)) == self._right(answer, cells))
 
@@ -173,7 +174,7 @@ class MathGrading(Grading):
     def _grader(self) -> Grader:
         return Grader(self.timeout_seconds)
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The stated answer, as mathematics."""
         golds = [answer_in(right) for right in right_answers(answer)]
         return _all_or_nothing(bool(text.strip()) and any(self._grader.equal(gold, text) for gold in golds))
@@ -185,7 +186,7 @@ class ByFunction(Grading):
 
     needs_answer: ClassVar[bool] = False
     name: Literal["function"] = "function"  # which grading it is
-    call: str  # import path: my_package.grades:mine
+    call: ImportPath  # import path: my_package.grades:mine
 
     @field_validator("call")
     @classmethod
@@ -201,11 +202,11 @@ class ByFunction(Grading):
         if not fits:
             raise PydanticCustomError(
                 "function", "{call} is no function of a row and a text; write: def {name}(row, text)",
-                {"call": repr(call), "name": call.rpartition(":")[2]},
+                {"call": repr(call), "name": call.rpartition(":")[2].strip()},
             )  # fmt: skip
         return call
 
-    def grade(self, answer: Any, cells: Cells, text: str) -> Grade:  # noqa: ARG002
+    def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """What the function says of the row and the text."""
         function = import_path(self.call)
         said = function(cells, text)
@@ -227,7 +228,7 @@ GRADINGS: Mapping[str, type[Grading]] = {
 }
 
 
-def right_answers(answer: Any) -> list[str]:
+def right_answers(answer: object) -> list[str]:
     """The right answers that a cell holds: those of a list, or of SQuAD's ``{"text": […]}``, else itself.
 
     >>> right_answers(7), right_answers(["a", 2]), right_answers({"text": ["a"], "answer_start": [3]})
@@ -238,7 +239,7 @@ def right_answers(answer: Any) -> list[str]:
     return [written(one) for one in (answer if isinstance(answer, list) else [answer])]
 
 
-def is_missing(answer: Any) -> bool:
+def is_missing(answer: object) -> bool:
     """Whether a cell holds no right answer."""
     return not any(right.strip() for right in right_answers(answer))
 
@@ -247,7 +248,7 @@ def _all_or_nothing(right: bool) -> Grade:
     return Grade(float(right), right)
 
 
-def _grading(given: Any, info: ValidationInfo) -> Any:
+def _grading(given: object, info: ValidationInfo) -> object:
     """A grading by name alone, by the import path of a function, or as a table."""
     if given is None or isinstance(given, Grading):
         return given

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
@@ -105,7 +105,7 @@ def _read_tasks(settings: Math, path: str, split: str) -> list[Task]:
     return tasks
 
 
-def _text(row: Mapping[str, Any], column: str, where: str) -> str:
+def _text(row: Mapping[str, object], column: str, where: str) -> str:
     """What stands in a column, which is text, a number, or nothing."""
     if column not in row:
         raise ValueError(f"environment: {where} has no column {column!r}{did_you_mean(column, row)}")
@@ -118,7 +118,7 @@ def _text(row: Mapping[str, Any], column: str, where: str) -> str:
     return text
 
 
-def _read_jsonl(path: str) -> Iterable[Mapping[str, Any]]:
+def _read_jsonl(path: str) -> Iterable[Mapping[str, object]]:
     number = 0
     try:
         with Path(path).open(encoding="utf-8") as file:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from string import Formatter
-from typing import Any
 
 from pydantic_core import PydanticCustomError
 
@@ -58,7 +57,7 @@ def prompt_of(row: Row, template: str, question: str, choices: str = "") -> str:
 
 
 def _question(row: Row, column: str) -> str:
-    cell: Any = row.cell(column)
+    cell: object = row.cell(column)
     if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
         raise ValueError(
             f"environment: {row.place}: column {column!r} is a {type(cell).__name__}, not text or a number; name "

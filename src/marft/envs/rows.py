@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
@@ -16,7 +16,7 @@ from marft.envs.data_sets import read_dataset
 from marft.envs.text_tables import csv_rows, json_rows, jsonl_rows, tsv_rows
 from marft.texts import storable
 
-Cells = Mapping[str, Any]
+Cells = Mapping[str, object]
 FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
     ".csv": csv_rows,
     ".json": json_rows,
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     place: str
     cells: Cells
 
-    def cell(self, column: str) -> Any:
+    def cell(self, column: str) -> object:
         """What stands in a column.
 
         Raises:
@@ -103,7 +103,7 @@ def read_table(path: str, subset: str, part: str) -> Iterator[Row]:
         raise ValueError(f"environment: {path} holds no rows")
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A cell as text: nothing for an empty one, numbers as they are written, lists and tables as JSON.
 
     >>> written(7), written(True), written(None), written(["a", 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from marft.config.plugins import Plugin
 from marft.faults import described, place_of
@@ -61,7 +61,7 @@ def _twice(task: Task) -> str:
     return f"another one has the id {task.id!r} too; groups and records go by it, so give each task its own"
 
 
-def _problem(task: Any) -> str:
+def _problem(task: object) -> str:
     if not isinstance(task, Task):
         return f"it is a {type(task).__name__}, not a marft.types.Task"
     for name in ("id", "prompt"):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-Rows = Iterator[tuple[str, dict[str, Any]]]
+Rows = Iterator[tuple[str, dict[str, object]]]
 LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131,072
 AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
 
@@ -91,7 +91,7 @@ class _TwiceError(Exception):
     """A key comes twice."""
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -99,7 +99,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _an_object(entry: Any, where: str) -> dict[str, Any]:
+def _an_object(entry: object, where: str) -> dict[str, object]:
     if not isinstance(entry, dict):
         raise ValueError(f"environment: {where} is a {type(entry).__name__}; {AN_OBJECT}")
     return entry

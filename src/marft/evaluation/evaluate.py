@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
@@ -52,14 +52,14 @@ class Evaluation:
     agents: Mapping[str, Mapping[str, float]]
     outcomes: Mapping[str, bool]
     rewards: Mapping[str, float]
-    examples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    examples: Sequence[Mapping[str, object]] = field(default_factory=tuple)
 
     @property
     def name(self) -> str:
         """The file's name: ``<checkpoint>-<mode>``."""
         return f"{self.checkpoint}-{self.mode}" + ("-shuffled" if self.shuffled_messages else "")
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -137,7 +137,7 @@ def _messages(donor: Episode | None) -> dict[str, str]:
     return {action.id: action.text for action in donor.actions} if donor else {}
 
 
-def _example(episode: Episode) -> dict[str, Any]:
+def _example(episode: Episode) -> dict[str, object]:
     return {
         "task": episode.task.id,
         "observation": episode.transitions[0].observation.text,

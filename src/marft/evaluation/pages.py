@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,7 +14,7 @@ from marft.texts import cut, visible
 LONGEST = 200_000  # characters of a text on a page
 
 
-def page(template: str, **values: Any) -> str:
+def page(template: str, **values: object) -> str:
     """A template of this folder, filled in. Whatever is put into it is text: escaped, without what a page would obey,
     and not too long."""
     environment = Environment(
@@ -32,5 +31,5 @@ def plain_labels() -> Iterator[None]:
         yield
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: object) -> object:
     return value if isinstance(value, Markup) or not isinstance(value, str) else cut(visible(value), LONGEST)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -66,7 +65,7 @@ class Audit:
     rank_agreement: Mapping[tuple[str, str], float] = field(default_factory=dict)
     sign_agreement: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Everything but the episodes' texts, for other programs."""
         actions = [f"{episode.name} {action.id}" for episode in self.episodes for action in episode.actions]
         opinions = []

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -209,7 +208,7 @@ def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.0%}"
 
 
-def _without_nan(value: Any) -> Any:
+def _without_nan(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

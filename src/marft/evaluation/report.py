@@ -28,14 +28,15 @@ EXAMPLES = 3
 
 def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
     """Write the report of a run, from what its folder holds; other runs are shown beside its own results."""
-    run, metrics, evaluations = folder.settings(), folder.read_metrics(), folder.read_evaluations()
+    recipe, metrics, evaluations = folder.read_recipe(), folder.read_metrics(), folder.read_evaluations()
     rows = gains_of([folder, *against])
     episodes, seconds = (sum(row.get(name) or 0.0 for row in metrics) for name in ("episodes", "seconds"))
     written = page(
         "report.html.jinja",
         name=folder.path.name,
-        summary=f"{run.algorithm.name} at {run.algorithm.level} level · {' → '.join(a.role for a in run.agents)} · "
-        f"{len(metrics)} of {run.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
+        summary=f"{recipe.algorithm.name} at {recipe.algorithm.level} level · "
+        f"{' → '.join(agent.role for agent in recipe.agents)} · "
+        f"{len(metrics)} of {recipe.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
         dropped=int(sum(row.get("episodes_dropped") or 0.0 for row in metrics)),
         damaged=folder.metrics_problems(),
         gains=rows,
@@ -51,7 +52,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
 
 
 @plain_labels()
-def _curves(rows: Sequence[Mapping[str, Any]]) -> str:
+def _curves(rows: Sequence[Mapping[str, object]]) -> str:
     """Training curves as SVG: one panel a metric, one line an agent where agents have it, else the team's."""
     panels = [(metric, lines) for metric in map(named, CURVES) if (lines := _lines(rows, metric))]
     if not panels:
@@ -103,14 +104,14 @@ def _unit(metric: Metric) -> str:
     return f", {metric.unit}" if metric.unit else ""
 
 
-def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Mapping[str, object]]]]:
     """The same held-out tasks before and after."""
     sampled = [e for e in evaluations if e["mode"] == "sampled" and not e["shuffled_messages"] and e["examples"]]
     ordered = sorted(sampled, key=lambda e: (e["checkpoint"] != "base", e["checkpoint"]))
     return [("before" if e["checkpoint"] == "base" else e["checkpoint"], e["examples"]) for e in ordered]
 
 
-def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _recorded(folder: RunFolder) -> list[tuple[str, Sequence[Mapping[str, object]]]]:
     """While nothing is evaluated, the newest training episodes."""
     files = folder.recorded_steps()
     if not files:

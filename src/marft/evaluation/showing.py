@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from marft.types import Action
 
 
-def shown(action: Action) -> dict[str, Any]:
+def shown(action: Action) -> dict[str, object]:
     """What an agent used and said, for a page or a JSON file."""
     calls = [f"{call.name or 'unreadable call'} {call.arguments} → {call.output}" for call in action.calls]
     return {"agent": action.agent, "step": action.step, "calls": calls, "text": action.text}

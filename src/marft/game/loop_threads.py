@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from marft.faults import described, place_of
 from marft.texts import one_line, raised
@@ -57,7 +57,7 @@ class LoopThread:
         with suppress(RuntimeError):
             self.loop.close()
 
-    async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float | None) -> T:
+    async def call(self, function: Callable[..., Awaitable[T] | T], *arguments: object, timeout: float | None) -> T:
         """Run ``function(*arguments)`` on this thread, awaiting what it returns if that is awaitable.
 
         Args:
@@ -69,7 +69,7 @@ class LoopThread:
         return await self._finished(self._counted(_settled, function, arguments), timeout)
 
     async def call_theirs(
-        self, function: Callable[..., Awaitable[T] | T], *arguments: Any, timeout: float | None,
+        self, function: Callable[..., Awaitable[T] | T], *arguments: object, timeout: float | None,
         passing: type[Exception] | tuple[()] = (),
     ) -> T:  # fmt: skip
         """:meth:`call`, for somebody else's code: whatever it raises comes as words.
@@ -83,7 +83,7 @@ class LoopThread:
         """
         return await self._finished(self._counted(in_words, function, arguments, passing), timeout)
 
-    async def _finished(self, coroutine: Coroutine[Any, Any, T], timeout: float | None) -> T:
+    async def _finished(self, coroutine: Coroutine[object, object, T], timeout: float | None) -> T:
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError as error:  # a session has closed the loop
@@ -101,7 +101,7 @@ class LoopThread:
                 raise
             raise RaisedError("CancelledError: the call called itself off", "") from None
 
-    async def _counted(self, run: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    async def _counted(self, run: Callable[..., Awaitable[T]], *arguments: object) -> T:
         self._under_way += 1
         try:
             return await run(*arguments)
@@ -122,7 +122,7 @@ class LoopThread:
         """Call off what a session has left behind → whether that came to an end."""
         return await self._answers(_call_off_the_rest())
 
-    async def _answers(self, question: Coroutine[Any, Any, bool]) -> bool:
+    async def _answers(self, question: Coroutine[object, object, bool]) -> bool:
         try:
             answer = asyncio.run_coroutine_threadsafe(question, self.loop)
         except RuntimeError:  # closed by a session
@@ -137,7 +137,7 @@ class LoopThread:
                 raise
             return False
 
-    def later(self, function: Callable[[], Any]) -> None:
+    def later(self, function: Callable[[], object]) -> None:
         """Have ``function()`` run once the thread is free again, whatever comes of it."""
         coroutine = in_words(function, (), ())
         try:
@@ -213,7 +213,7 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...]) -> T:
+async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...]) -> T:
     try:
         result = function(*arguments)
         return await result if isinstance(result, Awaitable) else result
@@ -224,7 +224,7 @@ async def _settled(function: Callable[..., Awaitable[T] | T], arguments: tuple[A
 
 
 async def in_words(
-    function: Callable[..., Awaitable[T] | T], arguments: tuple[Any, ...], passing: type[Exception] | tuple[()]
+    function: Callable[..., Awaitable[T] | T], arguments: tuple[object, ...], passing: type[Exception] | tuple[()]
 ) -> T:
     """``function(*arguments)``, awaited if that is awaitable; see :meth:`LoopThread.call_theirs`.
 
@@ -263,7 +263,7 @@ def cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def complain(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:  # noqa: ARG001
+def complain(loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:  # noqa: ARG001
     """What nobody awaits and has failed, in one line that a terminal does not obey; for an event loop."""
     error = context.get("exception")
     said = described(error) if isinstance(error, BaseException) else str(context.get("message"))

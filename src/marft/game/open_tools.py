@@ -37,7 +37,7 @@ class OpenTools:
         self._over = False
         self._hangs = False
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object], seconds: float) -> str:
         """Use a tool; the time until it is its turn, and the session is open, does not count.
 
         Raises:
@@ -97,5 +97,5 @@ class OpenTools:
             return  # the episode's outcome stands
 
 
-async def _answer(session: ToolSession, tool: str, arguments: Mapping[str, Any]) -> str:
+async def _answer(session: ToolSession, tool: str, arguments: Mapping[str, object]) -> str:
     return storable(str(await session.call(tool, arguments)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from marft.faults import described
 from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import cancelled
@@ -25,7 +23,7 @@ def open_for(organization: Organization, task: Task, seed: int) -> Organization:
         return organization
     who = f"the organization {name_of(organization)}: opened()"
     try:
-        found: Any = organization.opened(task, seed)
+        found: object = organization.opened(task, seed)
     except BaseException as error:
         if cancelled():
             raise

@@ -72,7 +72,7 @@ class Outside:
         self.game, self.thread = game, thread
         self.hung = False  # a call has not come back in time
 
-    async def call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def call(self, method: str, function: Callable[..., object], *arguments: object) -> Any:
         """``function(*arguments)``, which calls ``method`` of the environment or its session.
 
         Raises:

@@ -60,7 +60,7 @@ async def closed(session: Session) -> None:
     await _awaited(session.close())
 
 
-def whole(observation: Any) -> Observation:
+def whole(observation: object) -> Observation:
     """An observation that can be rendered and stored.
 
     Raises:
@@ -68,7 +68,7 @@ def whole(observation: Any) -> Observation:
     """
     if not isinstance(observation, Observation):
         raise RefusedError(f"observed a {type(observation).__name__}, not an Observation")
-    text: Any = observation.text
+    text: object = observation.text
     if not isinstance(text, str) or storable(text) != text:
         raise RefusedError(f"observed {_shown(text)}, which is no whole text")
     if len(text) > LARGEST_TEXT:
@@ -76,7 +76,7 @@ def whole(observation: Any) -> Observation:
     return Observation(str.__str__(text))
 
 
-def number(value: Any, gave: str) -> float:
+def number(value: object, gave: str) -> float:
     """A finite number, also one that numpy or a tensor holds.
 
     Raises:
@@ -91,7 +91,7 @@ def number(value: Any, gave: str) -> float:
     raise RefusedError(f"{gave} {_shown(value)}; must be finite, and a number")
 
 
-def own_rewards(rewards: Any, roles: Collection[str]) -> dict[str, float]:
+def own_rewards(rewards: object, roles: Collection[str]) -> dict[str, float]:
     """Rewards of single agents.
 
     Raises:
@@ -108,25 +108,25 @@ def own_rewards(rewards: Any, roles: Collection[str]) -> dict[str, float]:
     return read
 
 
-def _flag(value: Any, name: str) -> bool:
+def _flag(value: object, name: str) -> bool:
     plain = _plain(value)
     if isinstance(plain, int) and plain in (0, 1):
         return bool(plain)
     raise RefusedError(f"said {name} = {_shown(value)}; must be True or False")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """What a number of numpy, or a tensor without dimensions, holds."""
     scalar = isinstance(value, np.generic) or (hasattr(value, "item") and getattr(value, "shape", None) == ())
     return value.item() if scalar else value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return cut(storable(repr(value)), SHOWN)
     except Exception:  # noqa: BLE001  somebody else's value, or an integer that is too long to be written
         return f"a {type(value).__name__}"
 
 
-async def _awaited(result: Any) -> Any:
+async def _awaited(result: object) -> object:
     return await result if isinstance(result, Awaitable) else result

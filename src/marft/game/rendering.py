@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
-ChatMessage = Mapping[str, Any]  # role and content, as chat templates and chat endpoints take them
+ChatMessage = Mapping[str, object]  # role and content, as chat templates and chat endpoints take them
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     return [turn, *answers]
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _object(arguments: str) -> dict[str, object]:
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

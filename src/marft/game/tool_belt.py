@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from marft.config.settings import did_you_mean
 from marft.game.engine import Sampler
@@ -111,7 +110,7 @@ class ToolBelt:
         return opened
 
 
-async def _answered(opened: OpenTools, call: ToolCall, arguments: Mapping[str, Any], seconds: float) -> ToolCall:
+async def _answered(opened: OpenTools, call: ToolCall, arguments: Mapping[str, object], seconds: float) -> ToolCall:
     began = time.perf_counter()
     try:
         output = await opened.call(call.name, arguments, seconds)

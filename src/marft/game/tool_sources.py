@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from marft.game.environment import Session
 from marft.types import Task, Tool
@@ -14,7 +14,7 @@ from marft.types import Task, Tool
 class ToolSession(Protocol):
     """The tools of one source in one episode. It lives on a thread of its own: a tool may block."""
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Use a tool → what the agent is shown. What is raised is shown to the agent as an error."""
         ...
 
@@ -73,7 +73,7 @@ class StatelessSource(ToolSource):
         return self
 
     @abstractmethod
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Make one call → what the agent is shown."""
 
     async def end(self) -> None:

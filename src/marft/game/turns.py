@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -138,7 +137,7 @@ class Turns:
     async def _acted(self, step: int, observation: Observation) -> JointAction:
         seats = Agents(self.game.team.agents, partial(self._ask, step))
         try:
-            joint: Any = await self.organization.act(observation, seats)
+            joint: object = await self.organization.act(observation, seats)
             if not isinstance(joint, JointAction):
                 name = type(joint).__name__
                 raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
@@ -246,7 +245,7 @@ class Turns:
         if request.begins is not None:
             self._check_own(agent.role, "begins with", request.begins)
 
-    def _check_own(self, who: str, does: str, action: Any) -> None:
+    def _check_own(self, who: str, does: str, action: object) -> None:
         """
         Raises:
             EpisodeFailedError: it is no action that the organization was given in this episode, at whatever step.

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -113,7 +112,7 @@ def _copy(target: Tensor, source: Tensor, folder: Path) -> None:
     target.copy_(source)
 
 
-def _problems(config: Any) -> Iterator[str]:
+def _problems(config: object) -> Iterator[str]:
     """What of an adapter's configuration is missing, or asks for something that is not computed here."""
     if not isinstance(config, dict):
         yield "holds no table"

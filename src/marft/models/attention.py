@@ -183,7 +183,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     plan: AttentionPlan | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]."""
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"

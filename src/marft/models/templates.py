@@ -59,7 +59,7 @@ def _limited(seconds: float) -> Iterator[None]:
     """
     before, end = sys.gettrace(), time.monotonic() + seconds
 
-    def look(frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG001
+    def look(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ARG001
         if time.monotonic() > end:
             raise _TooLongError
         return look

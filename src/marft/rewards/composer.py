@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThreadPool, OverdueError, RaisedError, in_words
@@ -96,7 +95,7 @@ def compose(episode: Episode, scores: Sequence[tuple[Term, Sequence[TermReward]]
 async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence[TermReward]:
     """What a term gives for each step, in plain values."""
     scored = term.score(episode)
-    given: Any = await scored if inspect.isawaitable(scored) else scored
+    given: object = await scored if inspect.isawaitable(scored) else scored
     try:
         if not isinstance(given, Sequence) or len(given) != len(episode.transitions):
             many = len(given) if isinstance(given, Sequence) else f"{type(given).__name__}, not"
@@ -106,7 +105,7 @@ async def _score(term: Term, roles: Sequence[str], episode: Episode) -> Sequence
         raise EpisodeFailedError("failed", f"reward term {term.name!r} {error} ({term.written()})") from error
 
 
-def _read(given: Any, roles: Sequence[str]) -> TermReward:
+def _read(given: object, roles: Sequence[str]) -> TermReward:
     if not isinstance(given, TermReward):
         raise RefusedError(f"gave a {type(given).__name__}, not marft.rewards.terms.TermReward")
     return TermReward(number(given.team, "gave the team a reward of"), own_rewards(given.agents, roles))

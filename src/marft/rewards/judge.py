@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import PrivateAttr, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -147,8 +147,8 @@ class Judge(Term):
         }
         return PLACEHOLDER.sub(lambda found: words[found[1]], self.prompt)  # one pass: braces in texts stay as they are
 
-    def _body(self, question: str) -> dict[str, Any]:
-        fields: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
+    def _body(self, question: str) -> dict[str, object]:
+        fields: dict[str, object] = {"temperature": self.temperature, "max_tokens": self.max_new_tokens}
         if self.json_field:
             fields["response_format"] = {"type": "json_object"}
         assert self._questions is not None

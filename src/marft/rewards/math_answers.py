@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
@@ -68,6 +67,6 @@ def _brackets(formula: str) -> str:
     return plain[0] if plain[:1] + plain[-1:] in ("()", "{}") else ""
 
 
-def _parse(text: str) -> list[Any]:
-    parsed: list[Any] = parse(text, extraction_config=_LATEX, parsing_timeout=None)
+def _parse(text: str) -> list[object]:
+    parsed: list[object] = parse(text, extraction_config=_LATEX, parsing_timeout=None)
     return parsed

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from marft import atomic
 from marft.endpoints.client import Endpoint
@@ -32,7 +31,7 @@ class Questions:
         self._known: dict[str, float] = {}
         self._pending: dict[str, asyncio.Task[float]] = {}
 
-    async def ask(self, wordings: Sequence[Mapping[str, Any]]) -> float:
+    async def ask(self, wordings: Sequence[Mapping[str, object]]) -> float:
         """The score that a question is answered with. May be awaited on any event loop.
 
         Args:
@@ -43,7 +42,7 @@ class Questions:
         """
         return await self.endpoint.run(self._ask, wordings)
 
-    async def _ask(self, wordings: Sequence[Mapping[str, Any]]) -> float:
+    async def _ask(self, wordings: Sequence[Mapping[str, object]]) -> float:
         self.counts["questions"] += 1
         name = digest(self.endpoint.settings.url, wordings[0])
         known = self._remembered(name)
@@ -62,7 +61,7 @@ class Questions:
         if not task.cancelled():
             task.exception()  # has been heard, also where everybody who waited was cancelled
 
-    async def _find_out(self, name: str, wordings: Sequence[Mapping[str, Any]]) -> float:
+    async def _find_out(self, name: str, wordings: Sequence[Mapping[str, object]]) -> float:
         for body in wordings:
             answer = await self.endpoint.ask_here(body)
             self.counts["requests"] += 1
@@ -111,7 +110,7 @@ class Questions:
             del self._known[next(iter(self._known))]
 
 
-def digest(url: str, body: Mapping[str, Any]) -> str:
+def digest(url: str, body: Mapping[str, object]) -> str:
     """The name of a question: the same for the same request to the same endpoint alone."""
     return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()
 

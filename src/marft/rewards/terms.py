@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, Strict, field_validator
 from pydantic_core import PydanticCustomError
 
+from marft.config.given import ImportPath
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import LARGEST, Names, did_you_mean
 from marft.faults import defined
@@ -194,7 +195,7 @@ class Function(Term):
     """What a function of yours says of the whole episode: a number for the team, or numbers by agent; ``call`` is its
     import path, ``"my_package.rewards:brevity"``."""
 
-    call: str  # import path: my_package.rewards:brevity
+    call: ImportPath  # import path: my_package.rewards:brevity
 
     @field_validator("call")
     @classmethod

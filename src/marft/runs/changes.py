@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from marft.config.run import RunSettings
 
@@ -12,8 +11,9 @@ FREE = (
     "name", "output", "recipe_folder", "device", "threads",
     "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
     "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch",
-    "training.record_episodes_every", "checkpoints.*", "evaluation.*", "engine.*", "rollout.max_live_episodes",
-    "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url", "*.endpoint.api_key_variable",
+    "training.record_episodes_every", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
+    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
+    "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from",
 )  # fmt: skip
@@ -21,7 +21,7 @@ ABSENT = "absent"
 PRESET = "algorithm.name"
 
 
-def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[Any, Any]]:
+def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[object, object]]:
     """What shapes learning and differs: key → old and new value.
 
     Everything shapes learning but what is known not to (``FREE``): where things lie, how long and how fast a run goes,
@@ -50,7 +50,7 @@ def refuse_changes(before: RunSettings, now: RunSettings) -> None:
         )
 
 
-def _in_words(different: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+def _in_words(different: Mapping[str, tuple[object, object]]) -> Iterator[str]:
     """A line for each change; another preset is one change, whatever comes with it."""
     with_preset = [key for key in different if key.startswith("algorithm.") and key != PRESET]
     if PRESET in different:
@@ -78,7 +78,7 @@ def _is_free(key: str, run: RunSettings) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in FREE)
 
 
-def _table(run: RunSettings) -> dict[str, Any]:
+def _table(run: RunSettings) -> dict[str, object]:
     table = run.model_dump(mode="json", exclude_none=True)
     table["agents"] = {agent["role"]: agent for agent in table["agents"]} | {
         "order": [a["role"] for a in table["agents"]]
@@ -87,7 +87,7 @@ def _table(run: RunSettings) -> dict[str, Any]:
     return table
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")

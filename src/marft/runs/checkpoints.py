@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
@@ -80,20 +79,23 @@ class Record:
     models: Mapping[str, str]  # digests of the bases, tokenizers and frozen adapters that the run learned with
     version: str  # of MARFT
 
-    def recipe(self) -> RunSettings:
+    def recipe(self, given: Iterable[object] = ()) -> RunSettings:
         """The recipe that the run learned with.
+
+        Args:
+            given: what it names as given in Python.
 
         Raises:
             ValueError: this version of MARFT cannot read it.
         """
-        return load_recipe(self.path / RECIPE)
+        return load_recipe(self.path / RECIPE, given=given)
 
 
 class Checkpoints:
     """The ``checkpoints`` folder of a run."""
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings) -> None:
-        self.path, self.settings = folder.checkpoints, settings
+        self.folder, self.path, self.settings = folder, folder.checkpoints, settings
 
     def save(self, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> Path:
         """Write ``step_<n>`` and let go of those that need not be kept."""
@@ -152,12 +154,7 @@ class Checkpoints:
 
     def steps(self) -> list[Path]:
         """Checkpoint folders, oldest first."""
-        found = [
-            path
-            for path in self.path.glob("step_*")
-            if path.name[5:].isdecimal() and path.is_dir() and not path.is_symlink()
-        ]
-        return sorted(found, key=lambda path: int(path.name[5:]))
+        return self.folder.saved_steps()
 
     def find(self, name: str) -> Path:
         """A checkpoint by name: ``last``, ``best`` or ``step_000050``.
@@ -336,7 +333,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-def _digest_of(table: Mapping[str, Any]) -> str:
+def _digest_of(table: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 

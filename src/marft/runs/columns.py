@@ -21,11 +21,11 @@ class Codec(NamedTuple):
     """
 
     arrow: pa.DataType
-    write: Callable[[Any], Any]
+    write: Callable[[Any], object]
     read: Callable[[Any], Any]
 
 
-def codec_of(hint: Any) -> Codec:
+def codec_of(hint: object) -> Codec:
     """The codec of a type: a number, text, truth value or literal, an array, ``X | None``, ``tuple[X, ...]``, a mapping
     from texts, or a dataclass or named tuple of such.
 
@@ -61,11 +61,11 @@ def codecs_of(cls: type) -> dict[str, Codec]:
     return {name: codec_of(hints[name]) for name in names}
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
-_SCALARS: dict[Any, Codec] = {
+_SCALARS: dict[object, Codec] = {
     str: Codec(pa.string(), storable, _same),
     int: Codec(pa.int64(), _same, _same),
     float: Codec(pa.float64(), _same, _same),
@@ -74,7 +74,7 @@ _SCALARS: dict[Any, Codec] = {
 
 
 def _optional(inner: Codec) -> Codec:
-    def maybe(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def maybe(change: Callable[[object], object]) -> Callable[[object], object]:
         return lambda value: None if value is None else change(value)
 
     return Codec(inner.arrow, maybe(inner.write), maybe(inner.read))

@@ -59,7 +59,7 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
     atomic.write_file(path, sink.getvalue().to_pybytes())
 
 
-def read_rows(path: Path, task: str = "") -> list[dict[str, Any]]:
+def read_rows(path: Path, task: str = "") -> list[dict[str, object]]:
     """Rows of one file, in the order written; of one task alone where it is named."""
     return list(pq.read_table(path, filters=[("task", "=", task)] if task else None).to_pylist())
 
@@ -88,7 +88,7 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
         raise ValueError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
 
 
-def _rows(episode: Episode) -> list[dict[str, Any]]:
+def _rows(episode: Episode) -> list[dict[str, object]]:
     whole = {
         "stream": episode.stream,
         "task": episode.task.id,
@@ -101,14 +101,14 @@ def _rows(episode: Episode) -> list[dict[str, Any]]:
         "episode_seconds": episode.seconds,
         "fork": FORK.write(episode.fork),
     }
-    rows: list[dict[str, Any]] = [{**whole, **_row_of(episode, action)} for action in episode.actions]
+    rows: list[dict[str, object]] = [{**whole, **_row_of(episode, action)} for action in episode.actions]
     rows = rows or [{**whole, "observation": whole["prompt_text"]}]
     rows[0]["bootstrap"] = BOOTSTRAP.write(episode.bootstrap)
     rows[0]["transitions"] = TRANSITIONS.write(episode.transitions)
     return rows
 
 
-def _row_of(episode: Episode, action: Action) -> dict[str, Any]:
+def _row_of(episode: Episode, action: Action) -> dict[str, object]:
     scored = action.step < len(episode.transitions)
     transition = episode.transitions[action.step] if scored else None
     return {

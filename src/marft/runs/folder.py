@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from marft import __version__, atomic
-from marft.config.load import first_problem, load_recipe, to_toml
+from marft.config.changing import pairs_of
+from marft.config.given import NotGivenError, in_words
+from marft.config.load import keys_of, load_recipe, to_toml
+from marft.config.names import check_run_name
 from marft.config.run import RunSettings
 from marft.runs import lock, removing
 from marft.runs.log import read_rows
+from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
@@ -81,6 +85,10 @@ class RunFolder:
             return bool(atomic.read_json(self.path / "run.json")["format"] == FORMAT)
         except (OSError, ValueError, KeyError, TypeError):
             return False
+
+    def is_at_work(self) -> bool:
+        """Whether another process may be training here."""
+        return lock.at_work(self.path / "run.lock")
 
     def check_free(self, overwrite: bool = False) -> None:
         """See that a run can begin here.
@@ -182,7 +190,7 @@ class RunFolder:
         path = self.checkpoints / str(start)
         return path if start and path.is_dir() else None
 
-    def _mark(self) -> dict[str, Any]:
+    def _mark(self) -> dict[str, object]:
         return dict(atomic.read_json(self.path / "run.json")) if self.is_run() else {}
 
     def write_config(self, run: RunSettings) -> None:
@@ -222,6 +230,15 @@ class RunFolder:
     def graphs(self) -> Path:
         return self.path / "graphs"
 
+    def saved_steps(self) -> list[Path]:
+        """Folders of checkpoints, oldest first."""
+        found = [
+            path
+            for path in self.checkpoints.glob("step_*")
+            if path.name[5:].isdecimal() and path.is_dir() and not path.is_symlink()
+        ]
+        return sorted(found, key=lambda path: int(path.name[5:]))
+
     def recorded_steps(self) -> list[Path]:
         """Files of recorded episodes, oldest first."""
         return sorted(path for path in self.episodes.glob("step_*.parquet") if path.stem[5:].isdecimal())
@@ -245,17 +262,65 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.html"
 
-    def settings(self, overrides: Sequence[str] = ()) -> RunSettings:
-        """The run's recipe.
+    def settings(
+        self,
+        overrides: Sequence[str] = (),
+        changes: Mapping[str, Any] = {},
+        given: Iterable[Any] = (),
+    ) -> RunSettings:
+        """The run's recipe, with changes.
+
+        Args:
+            given: what it names as given in Python.
 
         Raises:
             ValueError: it cannot be read; the message says where a whole copy is.
         """
+        given = in_words(changes, given)[1].values()
         try:
-            load_recipe(self.config)
+            load_recipe(self.config, given=given)
+        except NotGivenError:
+            raise
         except ValueError as error:
             raise ValueError(f"{error}{self.whole_recipe()}") from error
-        return load_recipe(self.config, overrides)
+        return load_recipe(self.config, overrides, changes, given)
+
+    def settings_in_place(
+        self,
+        overrides: Sequence[str] = (),
+        changes: Mapping[str, Any] = {},
+        given: Iterable[Any] = (),
+    ) -> RunSettings:
+        """The run's recipe, with changes, for the run as it lies here: wherever it was moved, and whatever its folder
+        was renamed to.
+
+        Raises:
+            ValueError: it cannot be read, another name or place is asked for, or the folder's name is none of a run's.
+        """
+        for key in [*keys_of(overrides), *(".".join(parts) for parts, _ in pairs_of(changes))]:
+            if key in ("name", "output"):
+                raise ValueError(
+                    f"--{key}: a run keeps its name and its place. For a new run with its recipe:  "
+                    f"marft train {self.config} --{key} …"
+                )
+        name = self.path.resolve().name  # "." has none
+        try:
+            check_run_name(name)
+        except PydanticCustomError as error:
+            raise ValueError(f"{self.path} is no name of a run's folder; rename it: {error.message()}") from error
+        here = {"output": str(self.path.parent), "name": name}
+        return self.settings(overrides, {**changes, **here}, given)
+
+    def read_recipe(self) -> WrittenRecipe:
+        """The run's recipe as it is written down: what it names need not be there any more.
+
+        Raises:
+            ValueError: it is no recipe; the message says where a whole copy is.
+        """
+        try:
+            return read_recipe(self.config)
+        except ValueError as error:
+            raise ValueError(f"{error}{self.whole_recipe()}") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """One object a step; lines that cannot be read are left out, and :meth:`metrics_problems` names them."""
@@ -265,47 +330,18 @@ class RunFolder:
         """Which lines of the metrics cannot be read. A last one that a crash cut short is none of them."""
         return read_rows(self.metrics)[1]
 
-    def write_evaluation(self, evaluation: Mapping[str, Any], name: str) -> Path:
+    def write_evaluation(self, evaluation: Mapping[str, object], name: str) -> Path:
         path = self.evaluations / f"{name}.json"
         atomic.write_file(path, json.dumps(evaluation, indent=2) + "\n")
         return path
 
-    def read_evaluations(self) -> list[dict[str, Any]]:
+    def read_evaluations(self) -> list[dict[str, object]]:
         """All evaluations, by name.
 
         Raises:
             ValueError: one cannot be read.
         """
-        return [_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
-
-
-class _Evaluated(BaseModel):
-    """What is read of an evaluation. Earlier versions did not save all of it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    checkpoint: str
-    mode: str
-    shuffled_messages: bool
-    tasks: int
-    unknown: int = 0
-    accuracy: float | None = None
-    interval: tuple[float, float] | None = None
-    reward: float | None = None
-    reward_interval: tuple[float, float] | None = None
-    outcomes: dict[str, bool] = {}
-    rewards: dict[str, float] = {}
-    examples: list[dict[str, Any]] = []
-
-
-def _evaluation(path: Path) -> dict[str, Any]:
-    try:
-        return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        why = first_problem(error)
-    except (OSError, ValueError) as error:
-        why = str(error)
-    raise ValueError(f"{path} is damaged ({why}); delete it and evaluate again")
+        return [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
 
 
 def step_of(path: Path) -> int:

@@ -45,6 +45,19 @@ def held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def at_work(path: Path) -> bool:
+    """Whether somebody may hold the lock of the file at ``path``, going by what it says: to try and take it would be in
+    the way of whoever begins."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return _may_live(_owner(descriptor))
+    finally:
+        os.close(descriptor)
+
+
 def _locked(path: Path) -> int:
     while True:
         descriptor = _opened(path)
@@ -79,7 +92,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _owner(descriptor: int) -> dict[str, Any]:
+def _owner(descriptor: int) -> dict[str, object]:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except (ValueError, RecursionError):
@@ -102,7 +115,7 @@ def _may_live(owner: dict[str, Any]) -> bool:
     return True
 
 
-def _refusal(path: Path, owner: dict[str, Any]) -> ValueError:
+def _refusal(path: Path, owner: dict[str, object]) -> ValueError:
     who = f"process {owner['pid']} on {owner.get('host')}, since {owner.get('since')}" if owner else "another process"
     return ValueError(
         f"{path.parent} is at work: {who}. Wait for it or stop it; or give this run another name (--name …). If it is "

@@ -40,7 +40,7 @@ class Log:
         self._digest, self._length = hashlib.sha256(content), len(content)
         self._file = path.open("ab")
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         """One JSON line; what is not finite becomes null, for JSON has no NaN."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         line = (json.dumps(clean) + "\n").encode()
@@ -97,7 +97,7 @@ def rewind(path: Path, done: int, mark: Mark) -> list[str]:
         f". It is kept as {aside.name}; all that can be read stays" if aside else "")]  # fmt: skip
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> dict[str, object] | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from marft.endpoints.keys import masked, read_key, secrets_in, without
 from marft.game.loop_threads import LoopThread
@@ -67,7 +67,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001  somebody else's server
             raise ValueError(f"cannot connect to {self._where()}: {_reason(error, self.settings)}") from None
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Use a tool; from any event loop."""
         if self._over is not None:
             raise RuntimeError("the connection is closed")
@@ -89,7 +89,7 @@ class Connection:
     def _where(self) -> str:
         return self.settings.url or " ".join(self.settings.command)
 
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> str:
+    async def _call(self, tool: str, arguments: dict[str, object]) -> str:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model, field_validator
 
+from marft.config.given import ImportPath
 from marft.config.plugins import Plugin, import_path
 from marft.game.environment import OFFERED, Session
 from marft.game.tool_sources import ToolSession, ToolSource
@@ -31,7 +32,7 @@ class Functions(Plugin):
         call = "my_package.tools:search"
     """
 
-    call: str  # import path of a function or a class
+    call: ImportPath  # import path of a function or a class
 
     @field_validator("call")
     @classmethod
@@ -53,7 +54,7 @@ class Function:
     parameters: Sequence[str]
 
     @staticmethod
-    def of(function: Callable[..., Any], method: bool = False) -> Function:
+    def of(function: Callable[..., object], method: bool = False) -> Function:
         """Read the signature.
 
         Raises:
@@ -66,7 +67,7 @@ class Function:
             raise ValueError(f"tool {name!r}: its type hints say nothing that JSON can: {raised(error)}") from error
 
     @staticmethod
-    def _read(function: Callable[..., Any], method: bool) -> Function:
+    def _read(function: Callable[..., object], method: bool) -> Function:
         name = function.__name__
         hints = get_type_hints(function, include_extras=True)
         fields: dict[str, Any] = {}
@@ -84,7 +85,7 @@ class Function:
         tool = Tool(name, inspect.getdoc(function) or "", {"type": "object", "properties": {}, **parameters})
         return Function(tool, model, tuple(fields))
 
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """Arguments as the function takes them.
 
         Raises:
@@ -102,7 +103,7 @@ class Function:
 class FunctionSource(ToolSource):
     """A function, or a class, that was looked at."""
 
-    found: Callable[..., Any]
+    found: Callable[..., object]
     functions: dict[str, Function] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,10 +132,10 @@ class FunctionSession:
     """Functions as one episode calls them."""
 
     functions: Mapping[str, Function]
-    bodies: Mapping[str, Callable[..., Any]]
-    owner: Any = None
+    bodies: Mapping[str, Callable[..., object]]
+    owner: object = None
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Call the function → its result as text; what it raises is the agent's to read."""
         result = self.bodies[tool](**self.functions[tool].bind(arguments))
         if isinstance(result, Awaitable):
@@ -176,7 +177,7 @@ class SessionSource(ToolSource):
         return FunctionSession(self.functions, {name: getattr(session, name) for name in self.functions})
 
 
-def _functions(found: Callable[..., Any]) -> dict[str, Function]:
+def _functions(found: Callable[..., object]) -> dict[str, Function]:
     if not isinstance(found, type):
         if not inspect.isfunction(found):
             raise ValueError(f"{found!r} is neither a function nor a class")

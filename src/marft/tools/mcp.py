@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -114,7 +113,7 @@ class SharedServer(StatelessSource):
         """What the server lists."""
         return self._tools
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Ask the server → the text of its answer."""
         return await self.connection.call(tool, arguments)
 
@@ -157,7 +156,7 @@ class OwnServer:
     def __init__(self, connection: Connection, live: set[Connection]) -> None:
         self._connection, self._live = connection, live
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Ask the episode's server → the text of its answer."""
         return await self._connection.call(tool, arguments)
 

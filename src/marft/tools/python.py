@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from marft.config.plugins import Plugin
 from marft.game.tool_sources import StatelessSource
@@ -62,7 +61,7 @@ class PythonSource(Sandboxed):
         code = {"type": "string", "description": "The whole program."}
         return [Tool("python", ABOUT, {"type": "object", "properties": {"code": code}, "required": ["code"]})]
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:  # noqa: ARG002
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:  # noqa: ARG002
         """Run the program in a jail → what it printed."""
         code = arguments.get("code")
         if not isinstance(code, str):

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -127,7 +126,7 @@ class SkillSource(Sandboxed):
             offered.append(Tool(f"{skill.prefix}_run", f"Run a script of the skill {skill.name}.", schema))
         return offered
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Read a skill's file, or run one of its scripts in the sandbox → text."""
         if tool == f"{self.skill.prefix}_read":
             return self.skill.files[_one_of(arguments, "file", self.skill.texts)].decode("utf-8", "replace")
@@ -139,7 +138,7 @@ class SkillSource(Sandboxed):
         return report(run_python(code, self.limits, given, self.skill.files))
 
 
-def _one_of(arguments: Mapping[str, Any], key: str, known: Sequence[str]) -> str:
+def _one_of(arguments: Mapping[str, object], key: str, known: Sequence[str]) -> str:
     value = arguments.get(key)
     if value not in known:
         raise ValueError(f"{key} must be one of {', '.join(known)}")

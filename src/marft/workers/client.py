@@ -23,11 +23,11 @@ class Client:
         in_messages: policies that are asked in messages; all others are asked in token ids alone.
     """
 
-    def __init__(self, send: Callable[[Any], None], in_messages: Collection[str]) -> None:
+    def __init__(self, send: Callable[[object], None], in_messages: Collection[str]) -> None:
         self.stillness = Stillness()
         self._send, self._in_messages = send, in_messages
         self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[object]] = {}
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Have the run's engine sample one action; raises ``EpisodeFailedError`` where that does."""

@@ -177,7 +177,7 @@ class Link:
             self.ready = False
             self._gone(await asyncio.to_thread(self.child.outcome))
 
-    def _heed(self, message: Any) -> None:
+    def _heed(self, message: object) -> None:
         match message:
             case Sample() | Choose():
                 self._requests[message.number] = asyncio.create_task(self._answer(message))

@@ -6,7 +6,6 @@ import pickle
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from marft.errors import RunError
 from marft.faults import deliberate, described
@@ -232,7 +231,7 @@ class Pong:
     """I am here."""
 
 
-def pickled(value: Any, what: str) -> bytes:
+def pickled(value: object, what: str) -> bytes:
     """A value as it travels.
 
     Args:

@@ -23,13 +23,13 @@ class Wire:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._waiting: list[Any] = []
+        self._waiting: list[object] = []
 
     @staticmethod
     async def over(connection: socket.socket) -> Wire:
         return Wire(*await asyncio.open_connection(sock=connection, limit=BUFFER))
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Have a message sent with all others of this pass. After the other side has gone, nothing is."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
@@ -54,7 +54,7 @@ class Wire:
             frame = await self._reader.readexactly(length)
         except OSError as error:
             raise EOFError from error
-        messages: Sequence[Any] = pickle.loads(frame)
+        messages: Sequence[object] = pickle.loads(frame)
         return messages
 
     async def drained(self) -> None:

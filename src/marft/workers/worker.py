@@ -14,8 +14,8 @@ from marft.engines.renderer import ChatRenderer
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.game.team import Team
+from marft.game_parts import GameParts, open_terms
 from marft.sandbox.runner import end_all
-from marft.stage import Stage, open_terms
 from marft.types import Task
 from marft.workers.client import Client, LeasingThreads
 from marft.workers.messages import (
@@ -85,9 +85,9 @@ class Worker:
         self.wire = wire
         self.client = Client(wire.send, [name for name, format in formats.items() if format.remote])
         terms, threads = open_terms(run, started.callback), LeasingThreads(self.client)
-        self.stage = Stage(run, terms, self.client, ChatRenderer(formats), threads)
-        started.callback(self.stage.close)
-        self.team = self.stage.game.team
+        self.parts = GameParts(run, terms, self.client, ChatRenderer(formats), threads)
+        started.callback(self.parts.close)
+        self.team = self.parts.game.team
         self._playing: set[asyncio.Task[None]] = set()
         self._calling_off: asyncio.Task[None] | None = None
         self._received = 0  # messages that may have set something going
@@ -95,7 +95,7 @@ class Worker:
 
     async def serve(self) -> None:
         """Heed messages until the last one, or until the run has gone."""
-        self.wire.send(Ready(os.getpid(), self.stage.game.team.agents, self.stage.usage()))
+        self.wire.send(Ready(os.getpid(), self.parts.game.team.agents, self.parts.usage()))
         telling = asyncio.create_task(self._tell_when_still())
         try:
             while True:
@@ -121,7 +121,7 @@ class Worker:
             task.add_done_callback(self._playing.discard)
         elif isinstance(message, Change):
             agents, organization, channel = pickle.loads(message.team)
-            own = self.stage.game.team
+            own = self.parts.game.team
             self.team = Team(agents, organization or own.organization, channel or own.channel)
         elif isinstance(message, CallOff):
             self._calling_off = asyncio.create_task(self._call_off())
@@ -132,10 +132,10 @@ class Worker:
         number = message.number
         try:
             attempt: Attempt = pickle.loads(message.attempt)
-            episode = await play(replace(self.stage.game, team=team), attempt)
+            episode = await play(replace(self.parts.game, team=team), attempt)
             self.wire.send(Over(number))
-            episode = await self.stage.compose(episode)
-            self.wire.send(Played(number, replace(episode, task=ELSEWHERE), self.stage.usage()))
+            episode = await self.parts.compose(episode)
+            self.wire.send(Played(number, replace(episode, task=ELSEWHERE), self.parts.usage()))
         except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
             self.wire.send(Broken(number, Fault.of(error)))
 
@@ -147,7 +147,7 @@ class Worker:
         while left:
             end_all()
             _, left = await asyncio.wait(left, timeout=POLL_SECONDS)
-        self.wire.send(CalledOff(self.stage.usage()))
+        self.wire.send(CalledOff(self.parts.usage()))
 
     async def _tell_when_still(self) -> None:
         while True:

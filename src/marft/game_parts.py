@@ -20,7 +20,7 @@ from marft.rewards.terms import Term
 from marft.tools.toolkit import Toolkit
 
 
-class Stage:
+class GameParts:
     """Connects what a recipe names, but for its models. Close it.
 
     Args:

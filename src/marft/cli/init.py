@@ -1,0 +1,103 @@
+"""``marft init``: a first team in a folder of its own. It asks on a terminal alone; every question has an option."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.prompt import Prompt
+
+from marft.cli.console import in_bold, wide_console
+from marft.config.settings import did_you_mean
+from marft.starter.files import DATA, TINY, Plan, commands, write
+from marft.starter.tables import Table, columns_of, guess, invented, look_at
+from marft.starter.teams import SHAPES
+
+
+def init(folder: Path, data: str | None, question: str, answer: str | None, model: str, team: str, yes: bool) -> None:
+    """``marft init``.
+
+    Args:
+        data: a table; "" for invented rows; None where it is not decided yet, like "" and None of what follows.
+        yes: ask nothing.
+
+    Raises:
+        ValueError: a file would be overwritten, or what was named cannot be used.
+    """
+    console = wide_console()
+    asking = None if yes or not (sys.stdin.isatty() and sys.stdout.isatty()) else console
+    if data is None:
+        data = _ask(asking, "A table of your own (CSV, JSONL, Parquet); empty for a few invented rows", "")
+    rows = "" if data else invented()
+    table = _table_of(asking, Path(data), question, answer) if data else _invented(rows)
+    model = model or _ask(asking, "A model: tiny (bundled, knows sums alone), a folder, or a Hugging Face id", TINY)
+    if not team:
+        shapes = "; ".join(f"{name}: {shape.about}" for name, shape in SHAPES.items())
+        team = _ask(asking, f"A team ({shapes})", next(iter(SHAPES)), list(SHAPES))
+    if team not in SHAPES:
+        raise ValueError(f"--team: no shape is called {team!r}{did_you_mean(team, SHAPES)}")
+    plan = Plan(folder, table, Path(data) if data else None, _model(model), team)
+    names = write(plan, rows)
+    console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
+    for note in _notes(plan):
+        console.print(note, style="yellow", soft_wrap=True)
+    console.print(in_bold("\nNext:"))
+    console.print(f"cd {shlex.quote(str(folder))}\n{commands()}", soft_wrap=True)
+
+
+def _ask(console: Console | None, question: str, default: str, choices: Sequence[str] = ()) -> str:
+    if console is None:
+        return default
+    shown = bool(default) and not choices
+    return str(
+        Prompt.ask(question, console=console, default=default, choices=list(choices) or None, show_default=shown)
+    )
+
+
+def _table_of(asking: Console | None, path: Path, question: str, answer: str | None) -> Table:
+    columns = columns_of(path)
+    guessed = guess([column for column in columns if column != answer] or columns)
+    if asking and len(columns) > 1:
+        question = question or _ask(asking, "The column with the questions", guessed[0], columns)
+        if answer is None:
+            rest = [column for column in columns if column != question]
+            answer = _ask(asking, "The column with the right answers", guess([question, *rest])[1], rest)
+    return look_at(path, question, answer)
+
+
+def _invented(rows: str) -> Table:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / DATA
+        path.write_text(rows, encoding="utf-8")
+        return look_at(path)
+
+
+def _model(name: str) -> str:
+    """A model as the recipe names it.
+
+    Raises:
+        ValueError: it looks like a folder, and none is there.
+    """
+    path = Path(name).expanduser()
+    if name != TINY and path.is_dir():
+        return str(path.resolve())
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise ValueError(f"--model: there is no folder {name}; a Hugging Face id looks like Qwen/Qwen2.5-3B-Instruct")
+    return name
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = []
+    if plan.model == TINY and not plan.table.sums:
+        notes.append(
+            "The bundled model has seen sums of small numbers alone: on other tasks it shows that everything runs, and "
+            "learns little. For real work name another (--model)."
+        )
+    if plan.data is not None:
+        answers = f"answers {plan.table.answer!r}" if plan.table.answer else "no column of right answers"
+        notes.append(f"{plan.table.rows} rows: questions {plan.table.question!r}, {answers}.")
+    return notes

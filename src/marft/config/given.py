@@ -1,0 +1,146 @@
+"""Functions, classes and objects that are given in Python, where a recipe in a file has import paths.
+
+What can be imported is written down by its import path, like anywhere else. What only lives in a notebook or a script
+is written down by its name, ``"given in Python: reward"``, and whoever reads that again gives it again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, WrapValidator
+
+MARK = "given in Python: "
+KEYS = ("name", "organization", "call", "grading")  # which take import paths
+PARTS = ("environment", "channel", "team", "algorithm.credit", "algorithm.objective", "algorithm.schedule")
+
+
+class Given(str):
+    """The words that something is written down by, with the thing itself."""
+
+    value: Any
+
+    def __new__(cls, value: Any) -> Given:
+        made = super().__new__(cls, MARK + name_of(value))
+        made.value = value
+        return made
+
+
+def _kept(path: Any, handler: Callable[[Any], str]) -> str:
+    return path if isinstance(path, Given) else handler(path)
+
+
+ImportPath = Annotated[str, WrapValidator(_kept)]  # or what was given in its place
+
+
+def name_of(value: Any) -> str:
+    """What a callable or an object is called: by its own name, or that of its class."""
+    if isinstance(value, partial):
+        return name_of(value.func)
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+class NotGivenError(ValueError):
+    """A recipe names what was given in Python, and is read without it."""
+
+
+def refuse_missing(table: Mapping[str, Any], source: str) -> None:
+    """
+    Raises:
+        NotGivenError: the tables name something by the words for what was given in Python, and it is not there.
+    """
+    missing = dict(_missing(table))
+    if missing:
+        places = ", ".join(f"{name} ({place})" for place, name in missing.items())
+        names = ", ".join(dict.fromkeys(missing.values()))
+        first = next(iter(missing.values()))
+        raise NotGivenError(
+            f"{source} names what was given in Python and lies in no file: {places}. In Python, give it again: "
+            f"given=[{names}], to marft.load_run, marft.train or marft.evaluate. For commands, put it into a module "
+            f"and name that in its place: my_module:{first}"
+        )
+
+
+def _missing(table: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Places and names of what is not there."""
+    inner = table.items() if isinstance(table, Mapping) else enumerate(table) if isinstance(table, list) else ()
+    for key, value in inner:
+        where = f"{place}.{key}".removeprefix(".")
+        if isinstance(value, str) and not isinstance(value, Given) and key in KEYS and value.startswith(MARK):
+            yield where.removesuffix(".name").removesuffix(".organization"), value.removeprefix(MARK)
+        yield from _missing(value, where)
+
+
+def in_words(table: Mapping[str, Any], given: Iterable[Any] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recipe's tables, or changes to them, as a file could hold them → and what was given, by the words for it.
+
+    Args:
+        given: what words of the tables, read from a run that was recorded, stand for.
+
+    Raises:
+        ValueError: two things go by one name.
+    """
+    found: dict[str, Any] = {}
+    for value in given:
+        _note(Given(value), found)
+    return {key: _in_words(value, key, found) for key, value in table.items()}, found
+
+
+def _in_words(value: Any, place: str, found: dict[str, Any]) -> Any:
+    """
+    Args:
+        place: where it stands, ``algorithm.credit``.
+        found: what was given, which grows.
+    """
+    if place == "rewards" and callable(value):
+        value = [value]
+    if isinstance(value, Mapping):
+        return {key: _in_words(inner, f"{place}.{key}", found) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_words(inner, f"{place}.{number}", found) for number, inner in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, str):
+        return _again(value, found)
+    if not callable(value) and not isinstance(value, BaseModel):
+        return value
+    words = _words_for(value)
+    if isinstance(words, Given):
+        _note(words, found)
+    return _shaped(value, words, place.split("."))
+
+
+def _shaped(value: Any, words: str, place: Sequence[str]) -> Any:
+    """The table that a file would have in this place."""
+    tag = "organization" if list(place) == ["team"] else "name"
+    if isinstance(value, BaseModel):  # a plugin, made
+        written = value.model_dump(mode="json", exclude_none=True)
+        return {tag: words, **{key: inner for key, inner in written.items() if key in type(value).model_fields}}
+    listed = len(place) == 2 and place[0] in ("rewards", "tools")
+    if ".".join(place) in PARTS or (listed and isinstance(value, type) and issubclass(value, BaseModel)):
+        return {tag: words}
+    return {"name": "function", "call": words} if listed else words
+
+
+def _words_for(value: Any) -> str:
+    """The import path of what any process can import, else the name that it goes by."""
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    holder = sys.modules.get(module)
+    importable = module != "__main__" and getattr(holder, "__file__", None) and "." not in name
+    if importable and name and getattr(holder, name, None) is value:
+        return f"{module}:{name}"
+    return Given(value)
+
+
+def _again(text: str, found: Mapping[str, Any]) -> str:
+    return Given(found[text]) if text in found and not isinstance(text, Given) else text
+
+
+def _note(given: Given, found: dict[str, Any]) -> None:
+    if found.setdefault(str(given), given.value) is not given.value:
+        name = str(given).removeprefix(MARK)
+        raise ValueError(f"two different things called {name!r} are given, and a run is recorded by names; rename one")

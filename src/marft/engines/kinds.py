@@ -1,0 +1,36 @@
+"""``[engine]``: how agents sample. One class a kind of engine; reading it imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from marft.config.parts import EnginePart
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+    from marft.engines.caller_thread import CallerThreadExecutor
+    from marft.game.engine import Engine
+    from marft.models.pool import Models
+
+
+class Local(EnginePart):
+    """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
+
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
+    admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
+
+    def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
+        """An engine that computes on ``thread`` with the learner's own weights."""
+        from marft.engines.local import LocalEngine, LocalPolicy  # torch, which reading a recipe does without
+
+        mine = {name: models.policies[name] for name in policies}
+        return LocalEngine(
+            {name: LocalPolicy(one.backbone, one.adapter, one.tokenizer, one.stop_ids) for name, one in mine.items()},
+            thread,
+            seed=run.seed,
+            max_rows=self.max_rows,
+            in_order=self.admission == "in_order" or (self.admission == "auto" and models.device.type == "cpu"),
+        )

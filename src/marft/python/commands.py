@@ -1,0 +1,186 @@
+"""MARFT from Python: what the commands do, with recipes as tables and functions in the place of import paths.
+
+What a user can put right is a ``ValueError`` or a ``RunError`` in the words of the command.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marft.config.folders import FOLDER
+from marft.config.given import Given
+from marft.config.load import load_recipe as read_recipe
+from marft.config.load import parse_recipe, to_toml
+from marft.config.run import RunSettings, refuse_nothing_to_train
+from marft.errors import RunError
+from marft.observing import Observer
+from marft.python.run import Run
+from marft.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from marft.evaluation.evaluate import Evaluation, Mode
+
+Recipe = str | Path | Mapping[str, Any] | RunSettings
+Changes = Mapping[str, Any] | Sequence[str]
+
+
+def load_recipe(recipe: Recipe, changes: Changes = (), /, *, given: Iterable[Any] = (), **more: Any) -> RunSettings:
+    """A recipe, complete and checked.
+
+    Args:
+        recipe: a file, the name of a bundled recipe, or the tables of one.
+        changes: ``{"training.steps": 5}``; or the words of the command line, ``["--training.steps", "5"]``.
+        given: functions, classes and objects that a recorded recipe names as given in Python.
+        more: changes by key: ``training={"steps": 5}``, ``algorithm="grpo"``.
+
+    Functions and classes may stand wherever a recipe in a file has import paths.
+
+    Raises:
+        ValueError: a key or a value is wrong; the message says which and what to do.
+    """
+    words, tables = _apart(changes, more)
+    if isinstance(recipe, RunSettings):
+        whole = {**recipe.given, **_by_words(given)}.values()
+        return parse_recipe(tomllib.loads(to_toml(recipe)), words, recipe.name, tables, whole)
+    if isinstance(recipe, Mapping):
+        return parse_recipe({"name": "run", FOLDER: str(Path.cwd()), **recipe}, words, "recipe", tables, given)
+    return read_recipe(recipe, words, tables, given)
+
+
+def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
+    """A run that was recorded. To look at it takes neither its data, nor its rewards, nor its models.
+
+    Args:
+        path: its folder, ``runs/name``.
+        given: what its recipe names as given in Python, to evaluate it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return Run(RunFolder.open(path), tuple(given))
+
+
+def train(
+    recipe: Recipe | Run, changes: Changes = (), /, *, resume: bool = False, start_from: str | Path | None = None,
+    overwrite: bool = False, observer: Observer | None = None, given: Iterable[Any] = (), **more: Any,
+) -> Run:  # fmt: skip
+    """Train a team to its last step, or until the observer wants to stop → the run.
+
+    Args:
+        recipe: as in :func:`load_recipe`; or the folder of a run, to go on with it.
+        resume: go on from the newest checkpoint, exactly as if the run had never stopped.
+        start_from: a checkpoint folder whose weights a new run begins with.
+        overwrite: take the place of a run of that name.
+        observer: whoever watches. Without one, what a run has to say of itself is a warning.
+
+    Raises:
+        ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
+        RunError: nothing of a step could be scored, or nothing can be written.
+    """
+    settings, folder = _run_of(recipe, changes, given, more)
+    refuse_nothing_to_train(settings)
+    folder = folder or RunFolder(Path(settings.output) / settings.name)
+    if resume:
+        RunFolder.open(folder.path)
+    else:
+        folder.check_free(overwrite)
+    with _in_words():
+        from marft.evaluation.report import write_report
+        from marft.training import train as run_training
+
+        source = Path(start_from) if start_from else None
+        run_training(
+            settings, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or _Warned()
+        )
+        write_report(folder)
+    return Run(folder, tuple(settings.given.values()))
+
+
+def evaluate(
+    recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: Sequence[str] = ("base", "last"),
+    modes: Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, given: Iterable[Any] = (), **more: Any,
+) -> list[Evaluation]:  # fmt: skip
+    """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
+
+    What comes out is saved in the run's folder too.
+
+    Args:
+        recipe: a run, or its folder; or a recipe as in :func:`load_recipe`.
+        checkpoints: ``base``, ``last``, ``best``, ``step_000050``.
+        modes: ``greedy``, ``sampled``; as the recipe says where none is given.
+        tasks: how many; 0: as the recipe says.
+        shuffle_messages: also with every agent seeing messages of another task.
+
+    Raises:
+        ValueError: a checkpoint is not there or damaged, or the recipe cannot be used.
+        RunError: nothing can be written.
+    """
+    settings, folder = _run_of(recipe, changes, given, more)
+    with _in_words():
+        from marft.evaluation.session import evaluate_checkpoints
+
+        names = checkpoints if folder else ["base"]
+        count = tasks or settings.evaluation.tasks
+        found = evaluate_checkpoints(
+            settings, folder, names, modes or settings.evaluation.modes, count, shuffle_messages, lambda _=None: None
+        )
+        if folder:
+            for result in found:
+                folder.write_evaluation(result.as_json(), result.name)
+    return found
+
+
+class _Warned(Observer):
+    """Nobody watches, but what whoever trains should know is no secret."""
+
+    def note(self, text: str) -> None:
+        warnings.warn(text, stacklevel=2)
+
+
+def _run_of(
+    recipe: Recipe | Run, changes: Changes, given: Iterable[Any], more: Mapping[str, Any]
+) -> tuple[RunSettings, RunFolder | None]:
+    """Settings from a recipe, or from a run or its folder, which then comes too."""
+    given = list(given)
+    if isinstance(recipe, Run):
+        given = [*{**_by_words(recipe.given), **_by_words(given)}.values()]
+        recipe = recipe.path
+    if isinstance(recipe, str | Path) and Path(recipe).is_dir():
+        folder = RunFolder.open(recipe)
+        words, tables = _apart(changes, more)
+        return folder.settings_in_place(words, tables, given), folder
+    return load_recipe(recipe, changes, given=given, **more), None
+
+
+def _apart(changes: Changes, more: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, Any]]:
+    """Words of the command line, and tables."""
+    if isinstance(changes, Mapping):
+        return (), {**changes, **more}
+    if isinstance(changes, str):
+        raise ValueError('changes are a table, {"training.steps": 5}, or a list of words, ["--training.steps", "5"]')
+    return changes, dict(more)
+
+
+def _by_words(given: Iterable[Any]) -> dict[str, Any]:
+    return {str(Given(value)): value for value in given}
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """What the system says about files, with what to do about it."""
+    from marft.cli.commands import quieten
+    from marft.cli.errors import about_files
+
+    quieten()
+    try:
+        yield
+    except Exception as error:
+        said = about_files(error)
+        if not said:
+            raise
+        raise RunError(said) from error

@@ -1,0 +1,84 @@
+"""What is read of files that a run has written, without the parts that they name: recipe and evaluations."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from marft import atomic
+from marft.config.load import first_problem
+
+
+class _Named(BaseModel):
+    name: str
+    level: str
+
+
+class _Seat(BaseModel):
+    role: str
+
+
+class _Length(BaseModel):
+    steps: int
+
+
+class WrittenRecipe(BaseModel):
+    """What is read of a written recipe by those who need none of its parts."""
+
+    model_config = ConfigDict(extra="allow")
+
+    algorithm: _Named
+    agents: list[_Seat]
+    training: _Length
+
+
+class _Evaluated(BaseModel):
+    """What is read of an evaluation. Earlier versions did not save all of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    checkpoint: str
+    mode: str
+    shuffled_messages: bool
+    tasks: int
+    unknown: int = 0
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    reward: float | None = None
+    reward_interval: tuple[float, float] | None = None
+    outcomes: dict[str, bool] = {}
+    rewards: dict[str, float] = {}
+    examples: list[dict[str, Any]] = []
+
+
+def read_recipe(path: Path) -> WrittenRecipe:
+    """The recipe of a run: what it names need not be there any more.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return WrittenRecipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        why = first_problem(error)
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise ValueError(f"cannot read {path}: {why}")
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """A saved evaluation.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return _Evaluated.model_validate(atomic.read_json(path)).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        why = first_problem(error)
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise ValueError(f"{path} is damaged ({why}); delete it and evaluate again")

@@ -1,0 +1,151 @@
+"""What a table of somebody's own holds, as far as a first recipe has to know; and invented rows for those with none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from marft.config.settings import did_you_mean
+from marft.envs.gradings import is_missing
+from marft.envs.prompts import prompt_of
+from marft.envs.rows import Row, read_table, written
+from marft.envs.splits import share_of
+
+QUESTIONS = ("question", "problem", "prompt", "input", "task", "query", "instruction")
+ANSWERS = ("answer", "solution", "output", "target", "label", "response", "expected", "result")
+SUM = re.compile(r"\d+(?: [+-] \d+)+")
+SUM_PROMPT = "State the final answer to the following arithmetic problem: {question} ="  # as the tiny model knows it
+HELD_OUT = (0.2, 0.3, 0.4, 0.5)  # shares of the rows, the first that leaves some for training and some to be held out
+VALIDATION = 0.1
+INVENTED = 60
+Kind = Literal["number", "text", "list", "none"]  # text: anything that is written as one
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table, looked at."""
+
+    columns: Sequence[str]
+    question: str
+    answer: str  # "" where none is right
+    kind: Kind  # of the answers
+    sums: bool  # whether every question is one
+    first: Mapping[str, Any]  # a row, with question and answer
+    rows: int
+    leave_out: Sequence[str]  # what has to be, for the table to be used
+    held_out: float  # the share of the rows that is for tests
+
+    @property
+    def prompt(self) -> str:
+        return SUM_PROMPT if self.sums else ""
+
+
+def columns_of(path: Path) -> list[str]:
+    """The columns of a table's first row.
+
+    Raises:
+        ValueError: it cannot be read, or holds no rows.
+    """
+    return [str(name) for name in next(iter(read_table(_absolute(path), "", "train"))).cells]
+
+
+def guess(columns: Sequence[str]) -> tuple[str, str]:
+    """Which columns hold questions and answers, going by what they are called; ``""`` where there is one column.
+
+    >>> guess(["id", "Problem", "solution"]), guess(["country", "region", "capital"]), guess(["prompt"])
+    (('Problem', 'solution'), ('country', 'capital'), ('prompt', ''))
+    """
+    answer = _called(ANSWERS, columns) or (columns[-1] if len(columns) > 1 else "")
+    others = [column for column in columns if column != answer]
+    return _called(QUESTIONS, others) or others[0], answer
+
+
+def look_at(path: Path, question: str = "", answer: str | None = None) -> Table:
+    """Read a whole table.
+
+    Args:
+        question: a column; "": the one that is called like it.
+        answer: a column; "": there are no right answers; None: the one that is called like it.
+
+    Raises:
+        ValueError: it cannot be read, has no such column, or no row that could be used.
+    """
+    columns = columns_of(path)
+    question = question or guess([column for column in columns if column != answer] or columns)[0]
+    answer = guess([question, *(column for column in columns if column != question)])[1] if answer is None else answer
+    for option, column in (("--question", question), ("--answer", answer)):
+        if column and column not in columns:
+            raise ValueError(f"{option}: {path} has no column {column!r}{did_you_mean(column, columns)}")
+    if question == answer:
+        raise ValueError(f"--question and --answer are the same column, {question!r}; name two")
+    rows = list(read_table(_absolute(path), "", "train"))
+    answered = [row for row in rows if not (answer and is_missing(row.cell(answer)))]
+    if not answered:
+        raise ValueError(f"{path}: column {answer!r} is empty in every row; name another one (--answer)")
+    sums = all(SUM.fullmatch(written(row.cell(question))) for row in answered)
+    prompts = [prompt_of(row, SUM_PROMPT if sums else "", question) for row in answered]
+    leave_out = ["duplicates"] if len(set(prompts)) < len(prompts) else []
+    leave_out += ["unanswered"] if len(answered) < len(rows) else []
+    first = {name: answered[0].cell(name) for name in (question, answer) if name}
+    kind = _kind(answered, answer)
+    return Table(columns, question, answer, kind, sums, first, len(rows), leave_out, _held_out(prompts))
+
+
+def invented() -> str:
+    """A table of sums as CSV: always the same."""
+    random, sums = Random(0), dict[str, int]()
+    while len(sums) < INVENTED:
+        first, second, third = (random.randint(10, 99) for _ in range(3))
+        signs = (random.choice((1, -1)), random.choice((1, -1)))
+        words = ["+" if sign > 0 else "-" for sign in signs]
+        sums[f"{first} {words[0]} {second} {words[1]} {third}"] = first + signs[0] * second + signs[1] * third
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([("question", "answer"), *sums.items()])
+    return file.getvalue()
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path.expanduser())  # noqa: PTH100  without following links
+
+
+def _called(names: Sequence[str], columns: Sequence[str]) -> str:
+    return next((column for name in names for column in columns if column.casefold() == name), "")
+
+
+def _kind(rows: Sequence[Row], answer: str) -> Kind:
+    if not answer:
+        return "none"
+    cells = [row.cell(answer) for row in rows]
+    if any(not isinstance(cell, str | int | float | list) for cell in cells):
+        raise ValueError(
+            f"column {answer!r} holds neither texts, nor numbers, nor lists of them; name another (--answer)"
+        )
+    lists = [isinstance(cell, list) for cell in cells]
+    if any(lists) and not all(lists):
+        raise ValueError(f"column {answer!r} holds lists and others; make them all lists, or name another (--answer)")
+    if any(lists):
+        return "list"
+    return "number" if all(_is_number(cell) for cell in cells) else "text"
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(cell, bool)
+
+
+def _held_out(prompts: Sequence[str]) -> float:
+    for share in HELD_OUT:
+        splits = {share_of(prompt, VALIDATION, share) for prompt in prompts}
+        if {"train", "test"} <= splits:
+            return share
+    return HELD_OUT[0]

@@ -1,0 +1,187 @@
+"""``marft init``: what it writes runs at once, and it takes nobody's place."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from marft.config import RunSettings, load_recipe
+from marft.envs.tasks import tasks_of
+from marft.starter.tables import guess, invented, look_at
+from marft.starter.teams import SHAPES
+from tests.test_cli import run
+
+NAMES = ["README.md", "data.csv", "recipe.toml", "reward.py", "test_reward.py"]
+
+
+def in_the_folder(folder: Path, *words: str) -> str:
+    """Run a command as somebody would, in a process of its own → what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
+    """The recipe, with its own reward module."""
+    monkeypatch.delitem(sys.modules, "reward", raising=False)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    return load_recipe(folder / "recipe.toml")
+
+
+class TestWhatItWrites:
+    @pytest.mark.parametrize("team", SHAPES)
+    def test_every_team_trains_at_once_and_its_reward_passes_its_test(
+        self, capsys: pytest.CaptureFixture[str], here: Path, team: str
+    ) -> None:
+        said = run(capsys, "init", "mine", "--team", team)
+        assert sorted(path.name for path in (here / "mine").iterdir()) == NAMES
+        for command in ("cd mine", "pytest", "marft train recipe.toml", "marft show runs/first --worst"):
+            assert command in said
+        small = ("--training.steps", "2", "--rollout.tasks_per_step", "2")
+        assert "trained 2 steps" in in_the_folder(here / "mine", "marft", "train", "recipe.toml", *small)
+        assert "2 passed" in in_the_folder(here / "mine", "pytest", "-p", "no:cacheprovider")
+
+    def test_its_commands_are_those_of_the_readme(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        said = run(capsys, "init", "mine")
+        block = (here / "mine" / "README.md").read_text().split("```")[1]
+        assert " ".join(block.split()) in said
+
+    def test_the_invented_rows_are_what_the_tiny_model_was_made_for(
+        self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run(capsys, "init", "mine")
+        environment = read(here / "mine", monkeypatch).environment
+        demo = load_recipe("demo").environment
+        like = tasks_of(demo, "train")[0].prompt.partition(":")[0]
+        assert all(task.prompt.startswith(f"{like}: ") for task in tasks_of(environment, "train"))
+        assert len(tasks_of(environment, "test")) >= 5
+        assert len(tasks_of(environment, "validation")) >= 1
+
+    def test_a_table_of_ones_own_stays_where_it_is(
+        self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (here / "towns.csv").write_text("country,region,capital\n" + "".join(f"c{n},r,t{n}\n" for n in range(40)))
+        said = run(capsys, "init", "mine", "--data", "towns.csv", "--team", "single")
+        assert "questions 'country', answers 'capital'" in said
+        assert "has seen sums of small numbers alone" in said
+        assert not (here / "mine" / "data.csv").exists()
+        recipe = read(here / "mine", monkeypatch)
+        assert 'path = "../towns.csv"' in (here / "mine" / "recipe.toml").read_text()
+        task = tasks_of(recipe.environment, "train")[0]
+        graded = recipe.environment.start(task, 0).grade  # type: ignore[attr-defined]
+        assert graded(rf"It is \boxed{{{task.data['capital'].upper()}}}.") == (1.0, True)
+        assert graded("It is t").reward == 0.0
+        in_the_folder(here / "mine", "pytest", "-p", "no:cacheprovider")
+
+    @pytest.mark.parametrize(
+        ("rows", "kind"),
+        [
+            ([{"q": f"q {n}", "a": ["no", n]} for n in range(20)], "list"),
+            ([{"q": f"q {n}", "a": n / 2} for n in range(20)], "number"),
+            ([{"q": f"q {n}", 'a "quoted" {name}': 'yes "{}" \\'} for n in range(20)], "text"),
+            ([{"q": f'"""\n{n}'} for n in range(20)], "none"),
+            ([{"q": f"q {n % 15}", "a": "no" if n else ""} for n in range(20)], "text"),
+        ],
+    )
+    def test_whatever_is_in_the_table_the_files_are_whole(
+        self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, object]],
+        kind: str,
+    ) -> None:  # fmt: skip
+        (here / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        assert look_at(here / "mine.jsonl").kind == kind
+        run(capsys, "init", ".", "--data", "mine.jsonl", "--model", "tiny")
+        recipe = read(here, monkeypatch)
+        assert tasks_of(recipe.environment, "train")
+        assert tasks_of(recipe.environment, "test")
+        in_the_folder(here, "pytest", "-p", "no:cacheprovider")
+
+    def test_parquet_is_a_table_too(self, tmp_path: Path) -> None:
+        pq.write_table(pa.table({"problem": ["1 + 1", "2 + 2"], "solution": [2, 4]}), tmp_path / "t.parquet")
+        table = look_at(tmp_path / "t.parquet")
+        assert (table.question, table.answer, table.kind, table.sums) == ("problem", "solution", "number", True)
+
+
+class TestWhatItRefuses:
+    def test_nothing_that_is_there_is_overwritten(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        (here / "reward.py").write_text("mine")
+        (here / "README.md").symlink_to(here / "nowhere")
+        said = run(capsys, "init", ".", status=2)
+        assert "has README.md, reward.py already, which stays; name another folder" in said.replace(
+            "reward.py, README.md", "README.md, reward.py"
+        )
+        assert sorted(path.name for path in here.iterdir()) == ["README.md", "reward.py"]
+        assert (here / "reward.py").read_text() == "mine"
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("--data", "nowhere.csv"), "nowhere.csv"),
+            (("--data", "t.csv", "--question", "countri"), "--question: t.csv has no column 'countri'; did you mean 'country'?"),
+            (("--data", "t.csv", "--question", "capital", "--answer", "capital"), "the same column, 'capital'"),
+            (("--data", "empty.csv", "--answer", "answer"), "column 'answer' is empty in every row"),
+            (("--model", "./nowhere"), "--model: there is no folder ./nowhere; a Hugging Face id looks like"),
+            (("--team", "singel"), "--team: no shape is called 'singel'; did you mean 'single'?"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_used_is_named_and_nothing_is_written(
+        self, capsys: pytest.CaptureFixture[str], here: Path, words: tuple[str, ...], message: str
+    ) -> None:
+        (here / "t.csv").write_text("country,capital\nFrance,Paris\n")
+        (here / "empty.csv").write_text("question,answer\nFrance,\n")
+        assert message in run(capsys, "init", "mine", *words, status=2)
+        assert not (here / "mine").exists()
+
+
+class Typed(io.StringIO):
+    """Somebody at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_it_asks_for_what_no_option_says(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "t.csv").write_text("id,asked,right\n" + "".join(f"{n},q{n},a{n}\n" for n in range(20)))
+    monkeypatch.setattr(sys, "stdin", Typed("t.csv\nasked\nright\n\nsingle\n"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    said = run(capsys, "init", "mine")
+    assert "A table of your own" in said
+    assert "questions 'asked', answers 'right'" in said
+    written = (here / "mine" / "recipe.toml").read_text()
+    assert 'path = "tiny"' in written
+    assert 'role = "solver"' in written
+
+
+def test_a_yes_asks_nothing(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Typed(""))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert "wrote README.md, data.csv" in run(capsys, "init", "--yes")
+    assert (here / "my_team" / "recipe.toml").exists()
+
+
+def test_columns_are_known_by_their_names_in_any_order() -> None:
+    assert guess(["Answer", "Question"]) == ("Question", "Answer")
+    assert guess(["a", "b", "c"]) == ("a", "c")
+
+
+def test_the_invented_rows_are_always_the_same() -> None:
+    assert invented() == invented()
+    assert len(set(invented().splitlines())) == 61
