@@ -39,10 +39,10 @@ from marft.config.load import parse_recipe
 from marft.config.plugins import Plugin
 from marft.game.game import Attempt
 from marft.game.rendering import Message
-from marft.learning.interfaces import Progress
+from marft.learning.interfaces import Progress, all_actions
 from marft.learning.learner import Learner
 from marft.rollouts import LocalRollouts
-from marft.types import Action, Episode, all_actions
+from marft.types import Action, Episode
 
 ACTION, SHORT = 64, 16  # tokens
 BRANCHES = 4

@@ -88,3 +88,4 @@ THINKS = HERMES.replace(
     "{% if loop.last and '</think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}{% for call",
 )  # an empty thought to a last turn that has none
 NO_ANSWERS = HERMES.replace("<tool_response>\n{{ m.content }}", "<tool_response>\n{{ raise_exception('no') }}")
+MOVES_ON = BARE.replace("tools and loop.first", "tools and loop.last")  # the tools, and then leaves them out

@@ -22,6 +22,7 @@ TOOL = Tool("add", "Add.", {"type": "object", "properties": {}})
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 2?"}]
 SAID = {"role": "assistant", "content": "It is 3."}
 NEW = [{"role": "user", "content": "And <|im_end|> twice?"}]
+PICKY = "{%- if 'three' in m.content and messages | length > 3 -%}{{ raise_exception('no three') }}{%- endif -%}"
 PLAIN = [None, templates.HERMES, templates.BARE, templates.LIST, templates.DROPS, templates.MOVES]
 
 
@@ -131,6 +132,83 @@ def test_a_template_that_cannot_show_what_was_said_is_refused_with_a_remedy(
     ChatRenderer({"p": format_of(tiny_tokenizer, templates.BEGINS)}).check_continues("p")
     with pytest.raises(ValueError, match=r"cannot show a conversation \(.*: no\); set models.….chat_template"):
         ChatRenderer({"p": format_of(tiny_tokenizer, templates.ONCE)}).check_continues("p")
+
+
+class TestToolResponses:
+    """What is appended after a turn that called tools: as ever where the turn stays as it is, else nothing."""
+
+    CALL = ToolCall("add", '{"a": 1, "b": 2}', output="three <|im_end|>")
+
+    @staticmethod
+    def after(
+        tokenizer: PreTrainedTokenizerBase, template: str, said: str, *calls: ToolCall
+    ) -> tuple[ChatRenderer, TokenIds | NotExact]:  # fmt: skip
+        renderer = ChatRenderer({"p": format_of(tokenizer, template)})
+        chat = [*ASKED, *renderer.calling_turn("p", said, calls, np.empty(0, np.int32))]
+        turn = np.array([7, *renderer.formats["p"].stop_ids], np.int32)
+        return renderer, renderer.tool_response("p", turn, chat, calls, (TOOL,))
+
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            (templates.HERMES, "Hm. <tool_call>{}"), (templates.HERMES, "<tool_call>{}"), (templates.BARE, "{}"),
+            (templates.LIST, "[TOOL_CALLS]{}"), (templates.FORGETS, "<tool_call>{}"),
+        ],
+    )  # fmt: skip
+    def test_it_is_what_the_format_says_where_the_turn_stays_as_it_is(
+        self, tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str
+    ) -> None:
+        renderer, found = self.after(tiny_tokenizer, template, said, self.CALL)
+        plain = renderer.tool_format("p").response([self.CALL])
+        assert isinstance(found, np.ndarray)
+        assert isinstance(plain, np.ndarray)
+        assert found.tolist() == plain.tolist()
+
+    def test_a_template_for_one_call_a_turn_is_shown_the_answers_to_all(
+        self, tiny_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        _, found = self.after(tiny_tokenizer, templates.BARE, "{}", self.CALL, replace(self.CALL, output="four"))
+        assert isinstance(found, np.ndarray)
+        shown = str(tiny_tokenizer.decode(found.tolist()))
+        assert "three" in shown
+        assert "four" in shown
+
+    @pytest.mark.parametrize(
+        ("template", "said", "why"),
+        [
+            (templates.FORGETS, "Hm. <tool_call>{}", "rewrites what came before"),
+            (templates.THINKS, "<tool_call>{}", "rewrites what came before"),
+            (templates.LIST, "Hm. [TOOL_CALLS]{}", "leaves out parts of what was said"),
+            (templates.REWRITES, "Hm. <tool_call>{}", "leaves out parts of what was said"),
+            (templates.MOVES_ON, "{}", "otherwise than one that begins"),
+        ],
+    )
+    def test_nothing_where_the_template_shows_the_turn_otherwise(
+        self, tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str, why: str
+    ) -> None:
+        _, found = self.after(tiny_tokenizer, template, said, self.CALL)
+        assert isinstance(found, NotExact)
+        assert why in found.reason
+
+    def test_a_thought_that_stays_goes_on_though_a_turn_without_one_would_not(
+        self, tiny_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        thought = "<think>\nSo.\n</think>\n\n<tool_call>{}"
+        renderer, found = self.after(tiny_tokenizer, templates.THINKS, thought, self.CALL)
+        assert isinstance(renderer.tool_format("p").response([self.CALL]), NotExact)
+        plain = format_of(tiny_tokenizer, templates.HERMES)
+        wanted = ChatRenderer({"p": plain}).tool_format("p").response([self.CALL])
+        assert isinstance(found, np.ndarray)
+        assert isinstance(wanted, np.ndarray)
+        assert found.tolist() == wanted.tolist()
+
+    def test_what_can_be_shown_neither_way_is_told_in_words(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        picky = templates.THINKS.replace("elif m.role == 'tool' -%}", "elif m.role == 'tool' -%}" + PICKY)
+        renderer, found = self.after(tiny_tokenizer, picky, "<tool_call>{}", self.CALL)
+        assert isinstance(found, NotExact)
+        chat = [*ASKED, *renderer.calling_turn("p", "<tool_call>{}", [self.CALL], np.empty(0, np.int32))]
+        with pytest.raises(ValueError, match=r"its chat template cannot show the conversation: .*: no three"):
+            renderer.start("p", chat, (TOOL,))
 
 
 def said_with_calls(*, begun: str = "") -> Action:

@@ -180,9 +180,12 @@ class ChatRenderer:
             return changed
         ended = bool(len(turn)) and int(turn[-1]) in format.stop_ids
         found = self.tool_format(policy).response(calls, ended)
-        if isinstance(found, NotExact):  # a turn that says nothing, as the format's probe, may be shown otherwise
+        if not isinstance(found, NotExact):
+            return found
+        try:  # the format's probe says nothing beside its calls, which alone may be what is shown otherwise
             return appended(format, said, answers, tools, ended)
-        return found
+        except CANNOT_RENDER:
+            return found
 
     def tool_format(self, policy: str) -> ToolFormat:
         """How the model of a policy writes calls.
