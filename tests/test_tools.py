@@ -342,7 +342,7 @@ class TestTheStateOfAnEpisode:
         other = replace(one, profile=replace(one.profile, role="b"))
         g = replace(g, team=replace(g.team, agents=(one, other), organization=Both()))
         first = run(g)
-        assert sorted(c.place for a in first.actions[:2] for c in a.calls) == [1, 2, 3, 4]
+        assert sorted(c.index for a in first.actions[:2] for c in a.calls) == [1, 2, 3, 4]
         served = {a.id: a for a in first.actions[:2]}
         again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, served))
         assert again.status == "failed"

@@ -31,19 +31,19 @@ class Samplers:
     """Loads the models that a recipe names, and connects those that are elsewhere. Close it.
 
     Args:
-        call_off: ends what coroutines may wait for on other threads, when an interrupt calls them off.
+        cancel: ends what coroutines may wait for on other threads, when an interrupt cancels them.
 
     Raises:
         ValueError: a model cannot be loaded, an endpoint's key is not there, or an agent's ``max_new_tokens`` fills its
             model's context.
     """
 
-    def __init__(self, run: RunSettings, call_off: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, run: RunSettings, cancel: Callable[[], None] = lambda: None) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
-            self._begin(run, call_off, started)
+            self._begin(run, cancel, started)
             self._started = started.pop_all()
 
-    def _begin(self, run: RunSettings, call_off: Callable[[], None], started: ExitStack) -> None:
+    def _begin(self, run: RunSettings, cancel: Callable[[], None], started: ExitStack) -> None:
         self.run = run
         endpoints: dict[str, Endpoint] = {}
         for name, model in run.models.items():
@@ -52,7 +52,7 @@ class Samplers:
                 started.callback(endpoints[name].close)
         self.models = Models(run)
         _check_room(run, self.models)
-        self._thread = CallerThreadExecutor(call_off)
+        self._thread = CallerThreadExecutor(cancel)
         started.callback(self._thread.shutdown)
         remote = {
             name: RemotePolicy(endpoints[policy.settings.model], policy.context)

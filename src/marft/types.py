@@ -108,7 +108,7 @@ class ToolCall:
     output: str = ""
     error: bool = False
     seconds: float = 0.0
-    place: int = 0  # among the calls of its episode
+    index: int = 0  # among the calls of its episode
     round: int = 0  # turn of its action that made it
 
 

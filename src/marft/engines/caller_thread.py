@@ -29,7 +29,7 @@ class CallerThreadExecutor(Executor):
     """Runs coroutines on an event loop in the background; what is submitted meanwhile runs on the waiting thread.
 
     Args:
-        call_off: ends what coroutines may wait for on other threads, when an interrupt calls them off.
+        cancel: ends what coroutines may wait for on other threads, when an interrupt cancels them.
 
     >>> lent = CallerThreadExecutor()
     >>> async def twice() -> int:
@@ -39,8 +39,8 @@ class CallerThreadExecutor(Executor):
     >>> lent.shutdown()
     """
 
-    def __init__(self, call_off: Callable[[], None] = lambda: None) -> None:
-        self._call_off = call_off
+    def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
+        self._cancel = cancel
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._cancelled = False
         self._over = False
@@ -97,7 +97,7 @@ class CallerThreadExecutor(Executor):
             outcome.cancel()
             deadline = time.monotonic() + GRACE_SECONDS
             while time.monotonic() < deadline and not self._serve(ended, POLL_SECONDS):
-                self._call_off()  # again and again: something may have been about to begin
+                self._cancel()  # again and again: something may have been about to begin
             raise
         finally:
             self._cancelled = False

@@ -40,7 +40,7 @@ class Finished:
 
 
 class RunningBatch:
-    """Rows 0..n-1 of every buffer are live. A finished row's place is taken by the last one, so that it costs
+    """Rows 0..n-1 of every buffer are live. A finished row's slot is taken by the last row, so that it costs
     nothing from the next step on.
 
     Args:
@@ -95,10 +95,10 @@ class RunningBatch:
         self.cache = KVCache(self.backbone.depth)
 
     def _prefill(self, rows: Sequence[Row]) -> Tensor:
-        places: dict[tuple[str | None, bytes], list[int]] = {}
+        rows_of: dict[tuple[str | None, bytes], list[int]] = {}
         for index, row in enumerate(rows):
-            places.setdefault((row.adapter, row.prompt.tobytes()), []).append(index)
-        distinct = sorted(places.values(), key=lambda indices: rows[indices[0]].adapter or "")
+            rows_of.setdefault((row.adapter, row.prompt.tobytes()), []).append(index)
+        distinct = sorted(rows_of.values(), key=lambda indices: rows[indices[0]].adapter or "")
         packed = PackedRows.of(
             [rows[i[0]].prompt for i in distinct], [rows[i[0]].adapter for i in distinct], self.backbone.device
         )
@@ -174,7 +174,7 @@ class RunningBatch:
         return Finished(self.rows[index], tokens, log_probs, finish)
 
     def _remove(self, leaving: Sequence[int]) -> None:
-        """Take rows out: live rows from the end move into their places."""
+        """Take rows out: live rows from the end move into their slots."""
         if not leaving:
             return
         n = len(self.rows)

@@ -42,8 +42,8 @@ def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     sums = blocks.sum(-1)
     block, rest = _find(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    place, _ = _find(inside, rest)
-    return (block * BLOCK + place)[:, 0].clamp_max_(vocabulary - 1)  # where numbers are none, the last block's padding
+    index, _ = _find(inside, rest)
+    return (block * BLOCK + index)[:, 0].clamp_max_(vocabulary - 1)  # where numbers are none, the last block's padding
 
 
 def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,9 +54,9 @@ def _find(weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """
     cumulative = weights.cumsum(-1)
     wanted = wanted.minimum(torch.nextafter(cumulative[:, -1:], torch.zeros_like(wanted)))
-    place = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(weights.shape[-1] - 1)  # NaN has no place
-    before = cumulative.gather(1, place) - weights.gather(1, place)
-    return place, (wanted - before).clamp_min_(0.0)
+    index = torch.searchsorted(cumulative, wanted, right=True).clamp_max_(weights.shape[-1] - 1)  # NaN has no index
+    before = cumulative.gather(1, index) - weights.gather(1, index)
+    return index, (wanted - before).clamp_min_(0.0)
 
 
 def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:

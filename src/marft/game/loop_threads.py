@@ -53,7 +53,7 @@ class LoopThread:
             with suppress(BaseException):  # a session's own task may raise SystemExit, which asyncio lets through
                 self.loop.run_forever()
         with suppress(RuntimeError, asyncio.CancelledError):  # closed by a session, or cancelled in its turn
-            self.loop.run_until_complete(_call_off_the_rest())
+            self.loop.run_until_complete(_cancel_the_rest())
         with suppress(RuntimeError):
             self.loop.close()
 
@@ -120,7 +120,7 @@ class LoopThread:
 
     async def vacated(self) -> bool:
         """Call off what a session has left behind → whether that came to an end."""
-        return await self._answers(_call_off_the_rest())
+        return await self._answers(_cancel_the_rest())
 
     async def _answers(self, question: Coroutine[object, object, bool]) -> bool:
         try:
@@ -242,7 +242,7 @@ async def in_words(
         raise RaisedError(raised(error), place_of(error)) from None
 
 
-async def _call_off_the_rest() -> bool:
+async def _cancel_the_rest() -> bool:
     """Cancel all other tasks of the running loop → whether they came to their end."""
     own, deadline = asyncio.current_task(), time.monotonic() + GRACE_SECONDS
     while left := [task for task in asyncio.all_tasks() if task is not own]:

@@ -223,7 +223,7 @@ class Memory:
         shown = 0
         if action.restarts:
             last = action.restarts[-1]
-            turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+            turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
             shown = turns[last.turns]
             chat = (*told.conversation, *messages[:shown])
             told = self._conversation.begin(chat, last.reason, last.context if sampled else None)

@@ -151,7 +151,7 @@ def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     >>> exchange("", [ToolCall("add", '{"a": 1}', output="1")])[1]
     {'role': 'tool', 'name': 'add', 'tool_call_id': 'call00000', 'content': '1'}
     """
-    named = [(f"call{place:05d}", call.name or "unknown", call) for place, call in enumerate(calls)]
+    named = [(f"call{index:05d}", call.name or "unknown", call) for index, call in enumerate(calls)]
     functions = [(name_id, {"name": name, "arguments": _object(call.arguments)}) for name_id, name, call in named]
     turn = {
         "role": "assistant",

@@ -56,7 +56,7 @@ class ToolBelt:
         asked = [replace(call, output="", error=False) for call, wanted in zip(calls, again, strict=True) if wanted]
         before = self._made
         made = iter(await self.use(limits, asked))
-        self._made = max([before, *(call.place for call in calls)])  # what comes next comes after the recorded ones
+        self._made = max([before, *(call.index for call in calls)])  # what comes next comes after the recorded ones
         return [next(made) if wanted else call for call, wanted in zip(calls, again, strict=True)]
 
     def _in_order(self, limits: ToolUse, call: ToolCall) -> bool:
@@ -64,11 +64,11 @@ class ToolBelt:
         source = limits.sources.get(call.name)
         if source is None or not self.sources[source].stateful:
             return False
-        if call.place < self._repeated.get(source, 0):
+        if call.index < self._repeated.get(source, 0):
             raise EpisodeFailedError(
                 "failed", f"agents used {source!r} in turns, which cannot be played again in order"
             )
-        self._repeated[source] = call.place
+        self._repeated[source] = call.index
         return True
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class ToolBelt:
 
     async def _use(self, limits: ToolUse, call: ToolCall) -> ToolCall:
         self._made += 1
-        call = replace(call, place=self._made)
+        call = replace(call, index=self._made)
         if not call.name:
             return call
         name = limits.sources.get(call.name)

@@ -45,11 +45,11 @@ class Chosen:
     """Where the choices of a micro-batch stand. R counts scored tokens, T decisions, C choices."""
 
     written: Tensor  # [T - C] scored tokens that are decisions themselves
-    written_at: Tensor  # [T - C] their places among the decisions
+    written_at: Tensor  # [T - C] their indices among the decisions
     of_options: Tensor  # [R - (T - C)] scored tokens that belong to options
     choice_sets: ChoiceSets
     chosen: Tensor  # [C]
-    chosen_at: Tensor  # [C] places among the decisions
+    chosen_at: Tensor  # [C] indices among the decisions
 
     @staticmethod
     def of(actions: Sequence[Action], device: torch.device) -> Chosen | None:

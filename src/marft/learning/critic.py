@@ -323,8 +323,8 @@ def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch:
     rows = []
     for read in readings:
         key = read.ids.tobytes()
-        places = np.searchsorted(wanted[key], read.positions)
-        rows.append(found[key][torch.from_numpy(places).to(base.device)])
+        indices = np.searchsorted(wanted[key], read.positions)
+        rows.append(found[key][torch.from_numpy(indices).to(base.device)])
     return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
 
 

@@ -62,8 +62,8 @@ class PackedPlan:
             self.real = columns < sizes.repeat_interleave(widths)  # [padded]
             self.padded_from = torch.where(self.real, starts.repeat_interleave(widths) + columns, 0)  # → packed
             self.packed_from = torch.zeros(sum(lengths) + spare, dtype=torch.long, device=device)  # → padded
-            places = self.real.nonzero()[:, 0]
-            self.packed_from[self.padded_from[places]] = places
+            positions = self.real.nonzero()[:, 0]
+            self.packed_from[self.padded_from[positions]] = positions
             self.in_rows = torch.arange(len(self.packed_from), device=device) < sum(lengths) if spare else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:

@@ -37,9 +37,9 @@ class KVCache:
                 shape = (0, packed.shape[1], 0, packed.shape[2])
                 store = tensors[layer] = self._allocate(packed.new_empty(shape))
             start = 0
-            for length, places in zip(lengths, slots, strict=True):
+            for length, of_row in zip(lengths, slots, strict=True):
                 row_KTD = packed[start : start + length].transpose(0, 1)
-                for slot in places:
+                for slot in of_row:
                     store[slot, :, :length] = row_KTD
                 start += length
 
@@ -60,7 +60,7 @@ class KVCache:
         return keys[:rows, :, :longest], values[:rows, :, :longest]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of a slot over another: how a finished row makes place."""
+        """Copy the first ``length`` tokens of a slot over another: how a finished row makes room."""
         for tensor in (*self.keys, *self.values):
             if tensor is not None:
                 tensor[target, :, :length] = tensor[source, :, :length]

@@ -23,8 +23,8 @@ def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         flat = tensor.detach().reshape(-1)
-        places = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES, len(flat))).astype(np.int64)
-        sample = flat[torch.from_numpy(places).to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu()
+        indices = np.linspace(0, max(0, len(flat) - 1), min(SAMPLES, len(flat))).astype(np.int64)
+        sample = flat[torch.from_numpy(indices).to(flat.device)].to(torch.bfloat16).view(torch.int16).cpu()
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(sample.numpy().tobytes())
     for text in texts:

@@ -71,7 +71,7 @@ def token_scores(
 
 
 def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None) -> Tensor:
-    """Logits over temperature, in float32 or better: the one place where the sampler and the learner make them."""
+    """Logits over temperature, in float32 or better: only here the sampler and the learner make them."""
     if weight.dtype in (torch.float32, torch.float64):
         logits = linear(hidden.to(weight.dtype), weight, bias)
     else:

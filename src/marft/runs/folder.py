@@ -162,9 +162,9 @@ class RunFolder:
 
     def write_mark(self, start_from: Path | None = None, start: Path | None = None) -> None:
         """Say that this is the folder of a run, and what it begins with. Another file in the mark's place is kept."""
-        place = self.path / "run.json"
-        if (place.exists() or place.is_symlink()) and not self.is_run():
-            place.rename(atomic.free_name(place, "damaged"))
+        path = self.path / "run.json"
+        if (path.exists() or path.is_symlink()) and not self.is_run():
+            path.rename(atomic.free_name(path, "damaged"))
         mark = {
             "format": FORMAT,
             "version": __version__,
@@ -174,7 +174,7 @@ class RunFolder:
             mark["from"] = str(start_from)
         if start is not None:
             mark["start"] = start.name
-        atomic.write_file(place, json.dumps(mark, indent=2) + "\n")
+        atomic.write_file(path, json.dumps(mark, indent=2) + "\n")
 
     def has_progress(self) -> bool:
         """Whether the run has done anything yet."""

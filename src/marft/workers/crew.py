@@ -76,9 +76,9 @@ class Crew:
         """What all workers have taken so far, and how many were lost, by the name of a metric."""
         return added(self._used, *(link.usage for link in self.links)) | {"workers_lost": float(self.lost)}
 
-    async def call_off(self) -> None:
+    async def cancel(self) -> None:
         """Have every worker let go of what it plays."""
-        await asyncio.gather(*(link.call_off() for link in self.links))
+        await asyncio.gather(*(link.cancel() for link in self.links))
 
     async def end(self) -> None:
         """End every worker."""
@@ -86,30 +86,30 @@ class Crew:
             task.cancel()
         await asyncio.gather(*(link.end() for link in self.links))
 
-    async def _keep(self, place: int) -> None:
+    async def _keep(self, index: int) -> None:
         while True:
-            await asyncio.shield(self.links[place].over)
+            await asyncio.shield(self.links[index].over)
             self.lost += 1
-            self._used = added(self._used, self.links[place].usage)
-            self.links[place].usage = {}
+            self._used = added(self._used, self.links[index].usage)
+            self.links[index].usage = {}
             try:
-                await self._fill_again(place)
+                await self._fill_again(index)
             except Exception as error:  # noqa: BLE001  whoever waits for a worker must hear of it
                 self._failure = error
                 return
             finally:
                 self._changed.set()
 
-    async def _fill_again(self, place: int) -> None:
+    async def _fill_again(self, index: int) -> None:
         """Start another worker in the place of one that is lost.
 
         Raises:
             ValueError: what the recipe names cannot be had any more.
             RunError: again and again it ended before it had begun.
         """
-        name = self.links[place].child.name
+        name = self.links[index].child.name
         for number in range(TRIES):
-            self.links[place] = link = Link(Child(name), self.engine, self._slots, self.patience)
+            self.links[index] = link = Link(Child(name), self.engine, self._slots, self.patience)
             try:
                 await link.start(self.begin)
             except RunError as error:

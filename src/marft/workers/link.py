@@ -20,8 +20,8 @@ from marft.workers.messages import (
     Answer,
     Begin,
     Broken,
-    CalledOff,
     CallOff,
+    Cancelled,
     Change,
     Choose,
     End,
@@ -147,7 +147,7 @@ class Link:
             self.child.end()
         self._wire.send(Ping())
 
-    async def call_off(self) -> None:
+    async def cancel(self) -> None:
         """Have the worker let go of what it plays."""
         self._called_off.clear()
         if self.ready:
@@ -200,7 +200,7 @@ class Link:
             case Broken(number, fault):
                 if playing := self._playing.pop(number, None):
                     playing.breaks(fault.error())
-            case CalledOff(usage):
+            case Cancelled(usage):
                 self.usage = usage
                 self._playing.clear()
                 self._called_off.set()

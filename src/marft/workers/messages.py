@@ -220,7 +220,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class CalledOff:
+class Cancelled:
     """Nothing is played any more."""
 
     usage: Mapping[str, float]

@@ -88,7 +88,7 @@ class WorkerRollouts:
         try:
             return await at_most(self.run.rollout.max_live_episodes, attempts, begin, finish, on_done)
         except BaseException:
-            await asyncio.shield(self._crew.call_off())
+            await asyncio.shield(self._crew.cancel())
             raise
         finally:
             await self._engine.settle()

@@ -22,8 +22,8 @@ from marft.workers.messages import (
     Answer,
     Begin,
     Broken,
-    CalledOff,
     CallOff,
+    Cancelled,
     Change,
     End,
     Fault,
@@ -89,7 +89,7 @@ class Worker:
         started.callback(self.parts.close)
         self.team = self.parts.game.team
         self._playing: set[asyncio.Task[None]] = set()
-        self._calling_off: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.Task[None] | None = None
         self._received = 0  # messages that may have set something going
         self._set_going = asyncio.Event()
 
@@ -124,7 +124,7 @@ class Worker:
             own = self.parts.game.team
             self.team = Team(agents, organization or own.organization, channel or own.channel)
         elif isinstance(message, CallOff):
-            self._calling_off = asyncio.create_task(self._call_off())
+            self._cancelling = asyncio.create_task(self._cancel())
         elif isinstance(message, Ping):
             self.wire.send(Pong())
 
@@ -139,7 +139,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
             self.wire.send(Broken(number, Fault.of(error)))
 
-    async def _call_off(self) -> None:
+    async def _cancel(self) -> None:
         """Let go of everything that is played; code that models wrote is ended, so that nobody waits for it."""
         left = set(self._playing)
         for task in left:
@@ -147,7 +147,7 @@ class Worker:
         while left:
             end_all()
             _, left = await asyncio.wait(left, timeout=POLL_SECONDS)
-        self.wire.send(CalledOff(self.parts.usage()))
+        self.wire.send(Cancelled(self.parts.usage()))
 
     async def _tell_when_still(self) -> None:
         while True:

@@ -33,7 +33,7 @@ class CoMAM(CreditPart):
             local = local_rewards(episode)
             rows += [(number, agent, local.get(agent, 0.0), episode.total_reward, c) for agent, c in costs.items()]
         keys = [(inputs.episodes[number].task.id, agent) for number, agent, *_ in rows]
-        mine, whole, cost = (np.array([row[place] for row in rows]) for place in (2, 3, 4))
+        mine, whole, cost = (np.array([row[column] for row in rows]) for column in (2, 3, 4))
         weights, silent = np.zeros(len(rows)), 0
         for indices in members(keys):
             if np.ptp(mine[indices]) < EQUAL:
@@ -60,5 +60,5 @@ def rank_correlation(a: Floats, b: Floats) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Mean ranks, each half a place too high: no correlation sees that."""
+    """Mean ranks, each half a rank too high: no correlation sees that."""
     return np.array([(values < v).sum() + 0.5 * (values == v).sum() for v in values], np.float64)
