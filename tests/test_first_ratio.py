@@ -30,6 +30,7 @@ from marft.training import Silent, train
 from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
+from tests.test_segments import cut
 
 ROLES = ("reasoner", "actor")
 STILL = ("--algorithm.optimizer.learning_rate", "1e-30", "--algorithm.optimizer.warmup_steps", "0")
@@ -74,10 +75,16 @@ def samples_of(batch: Sequence[Episode]) -> list[Sample]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sized", [False, True])
-def test_a_score_does_not_depend_on_what_it_is_packed_with(dtype: str, sized: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sized", "in_segments"), [(False, False), (True, False), (True, True)])
+def test_a_score_does_not_depend_on_what_it_is_packed_with(
+    dtype: str, sized: bool, in_segments: bool, tmp_path: Path
+) -> None:
     """Every action alone, all together, and in two shuffled halves: equal to the bit."""
     learner, samples = begun(recipe(tmp_path, "gspo", dtype=dtype)), samples_of(episodes())
+    if in_segments:
+        random = np.random.default_rng(2)
+        samples = [replace(sample, action=cut(sample.action, random)) for sample in samples]
+        assert max(len(sample.action.segments) for sample in samples) > 2
     packing = learner.packing.in_one_size([samples]) if sized else learner.packing
     assert bool(packing.sizes) == (sized and dtype == "bfloat16")
     whole = score_actions(packing, samples)

@@ -186,7 +186,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     # critic
     "one head an agent": ({"critic": {"heads": "agent"}}, ("critic",)),
     "independent": ({"critic": {"kind": "independent"}}, ("critic", "token critic")),
-    "a body of its own": ({"critic": {"body": "lora", "lora_rank": 2, "epochs": 2}}, ("critic",)),
+    "a body of its own": ({"critic": {"body": "lora", "lora_rank": 2, "epochs": 2}}, ("critic", "token critic")),
     "squared errors": ({"critic": {"loss": "squared"}}, ("critic",)),
     "narrow Huber": ({"critic": {"huber_delta": 0.3}}, ("critic",)),
     "narrow value clip": ({"critic": {"value_clip": 0.02}}, ("critic",)),
