@@ -89,3 +89,6 @@ THINKS = HERMES.replace(
 )  # an empty thought to a last turn that has none
 NO_ANSWERS = HERMES.replace("<tool_response>\n{{ m.content }}", "<tool_response>\n{{ raise_exception('no') }}")
 MOVES_ON = BARE.replace("tools and loop.first", "tools and loop.last")  # the tools, and then leaves them out
+THOUGHTLESS = THINKS.replace(
+    "assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif"
+)  # and begins a turn with it

@@ -42,6 +42,12 @@ def turn(format_: ToolFormat, text: str, ended: bool = True) -> np.ndarray:
         (templates.HERMES, Syntax("<tool_call>", "name", "arguments"), "Well.\n<tool_call>\n{call}\n</tool_call>"),
         (templates.BARE, Syntax("", "name", "parameters"), ' {"name": "add", "parameters": {"a": 1, "b": 2}}'),
         (templates.LIST, Syntax("[TOOL_CALLS]", "name", "arguments"), "[TOOL_CALLS] [{call}]"),
+        (
+            templates.THINKS,
+            Syntax("<tool_call>", "name", "arguments"),
+            "<think>\n</think>\n<tool_call>{call}</tool_call>",
+        ),
+        (templates.THOUGHTLESS, Syntax("<tool_call>", "name", "arguments"), "<tool_call>{call}</tool_call>"),
     ],
 )
 def test_the_format_is_read_off_the_template(

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import ASKED, appended, render_text, schema
+from marft.engines.messages import ASKED, CANNOT_RENDER, MORE, SAID, Format, appended, render_text, schema
 from marft.game.rendering import NotExact, exchange
 from marft.texts import raised, storable
 from marft.types import TokenIds, Tool, ToolCall
@@ -113,8 +113,10 @@ class ToolFormat:
         if plain == told:
             raise ValueError(f"its chat template has no tool format: it leaves tools out; {REMEDY}")
         if getattr(tokenizer, "response_template", None) is None:
-            said = called[len(_common(called, told)) :]
-            format_ = replace(format_, syntax=_syntax(said))
+            begun = render_text(format_, [ASKED], (PROBE,), begin=False) + (header := _header(format_))
+            if not header or not called.startswith(begun):
+                begun = _common(called, told)
+            format_ = replace(format_, syntax=_syntax(called[len(begun) :]))
         format_.response([replace(PROBE_CALL, output="1")])
         return format_
 
@@ -169,6 +171,16 @@ def _parsed(call: object) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return unreadable(repr(call), "it names no tool")
     return asked(function["name"], function.get("arguments", {}))
+
+
+def _header(format: Format) -> str:
+    """What a template puts before a turn that was said: it may begin a turn with more. "" where that is not seen."""
+    try:
+        before = render_text(format, [ASKED], begin=False)
+        after = render_text(format, [ASKED, SAID, MORE], begin=False)
+    except CANNOT_RENDER:
+        return ""
+    return after[len(before) :].partition(SAID["content"])[0] if after.startswith(before) else ""
 
 
 def _common(one: str, other: str) -> str:
