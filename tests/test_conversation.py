@@ -172,3 +172,15 @@ def test_each_sampled_token_is_in_one_turn_and_a_path_is_what_was_in_context(
     for node in everything:
         assert np.array_equal(node.context, np.concatenate([part.ids for part in path(node)]))
         assert not (node.restarted and node.said)
+
+
+def test_a_chat_that_was_rendered_anew_stands_as_it_was_rendered_and_is_gone_on_from() -> None:
+    """By its ids where they are known (a template may show the date), else by the template."""
+    record, _ = spoken(Letters(), ("a", "b"))
+    chat = [user("a"), says("call"), user("answer")]
+    told = record.begin(chat, "it was rewritten", ids_of("as it was>"))
+    assert (text_of(told.context), told.restarted) == ("as it was>", "it was rewritten")
+    assert record.begin(chat, "again") is told
+    turn = record.say(told, [says("d")], sampled("d"), "1")
+    assert text_of(record.tell([user("e")], turn).context) == "as it was>D;u:e;>"
+    assert text_of(record.begin([user("x")], "it was rewritten").context) == "u:x;>"
