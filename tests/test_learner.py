@@ -25,7 +25,7 @@ from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.types import Sample
 from tests.episodes import make_action
-from tests.test_first_ratio import begun, episodes, samples_of
+from tests.test_first_ratio import STILL, begun, episodes, samples_of
 from tests.test_first_ratio import recipe as of
 
 FROZEN = ("--policies.reasoner.train", "frozen")
@@ -279,6 +279,16 @@ class TestALearningStep:
             metrics = mine.learn(batch, START)
             for agent, rows in expected.items():
                 assert metrics[f"agents/{agent}/kl_to_base"] == pytest.approx(sum(rows) / len(rows), rel=1e-4)
+
+
+def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(tmp_path: Path) -> None:
+    mine = learner_of(of(tmp_path, "marft", "--policies.actor.train", "full", *STILL))
+    with torch.no_grad():
+        for parameter in mine.optimizers["actor"].parameters.values():
+            parameter.mul_(1.1)
+    metrics = mine.learn(episodes(2), START)
+    assert metrics["agents/actor/kl_to_base"] > 1e-4
+    assert metrics["agents/reasoner/kl_to_base"] == 0.0
 
 
 def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:

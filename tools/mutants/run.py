@@ -39,6 +39,8 @@ from ledger import (
 from mutation import Mutant
 from warm import Limits, Seen, look, meet_in_place, meet_on_import, warm_up
 
+TRACED = 4.0  # how many times as long a test may take whose lines are looked at
+
 
 class Selection:
     """Which tests a mutant meets: those that run its line. First the ones that have killed others of its function; then
@@ -168,7 +170,8 @@ def looked_at(project: Project, results: Results, killers: dict[str, Counter[str
         if file not in table or any(results.digest(of) != digest for of, digest in table[file]["digests"].items())
     ]  # fmt: skip
     sources = {str(project.root / file): file for file in project.sources}
-    looking = look(project.options, [[file] for file in changed], sources, jobs, project.patience)
+    patience = TRACED * project.patience
+    looking = look(project.options, [[file] for file in changed], sources, jobs, patience)
     for number, ((file,), seen) in enumerate(looking, 1):
         run = sorted({source for one in seen.values() for source in one.lines})
         digests = {of: results.digest(of) for of in (file, *run)}
