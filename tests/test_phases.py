@@ -207,6 +207,15 @@ class TestWhetherAnUpdateIsGood:
         assert not update(kl * 1.0001, -0.5)
         assert not update(kl * 0.9999, -0.5)
 
+    def test_a_kl_of_exactly_the_limit_is_within(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        update, samples = update_of(tmp_path, "--algorithm.kl_stop", "0.5"), samples_of(episodes(1))
+        update.old = update.score_now(samples)
+        monkeypatch.setattr(Update, "_gain", lambda *_: 1.0)
+        assert update._is_good(samples, update.objective, 0.0)
+        assert not update._over_limit(np.array([2.0, 4.0]))
+        assert update._over_limit(np.array([2.001, 4.0]))
+        assert update._over_limit(np.array([math.nan, 4.0]))
+
     def test_some_advantages_of_0_do_not_keep_an_update_from_being_looked_at(self, tmp_path: Path) -> None:
         overrides = ("--algorithm.optimizer.learning_rate", "1e-4", "--algorithm.level", "token")
         update = update_of(tmp_path, *overrides, name="hatrpo")

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from marft.config import RunSettings
+from marft.learning.batching import Idle, MicroBatch, Packing
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
 from marft.learning.ranks import ALONE, Ranks, merged, share, total
+from marft.models.backbone import Backbone
 from marft.types import Episode
 from tests.test_first_ratio import begun, episodes, recipe
 
@@ -162,6 +165,26 @@ def test_every_rank_passes_through_a_backbone_equally_often(tmp_path: Path) -> N
 
     first, second = together(2, passes)
     assert first == second > 0
+
+
+def test_who_has_less_to_do_on_a_backbone_is_idle_there_and_all_go_in_one_order() -> None:
+    one, two = (cast(Backbone, SimpleNamespace()) for _ in range(2))
+    adapters = {"a": "of a", "b": None, "c": "of c"}
+    packing = Packing(
+        {"a": one, "b": two, "c": one}, adapters, {}, "action-mean", "action", 9, constant_length=1, teammate_text=False
+    )
+    has = [[one, one], [two, two, two], [one, two]]
+
+    def work(member: Member) -> Any:
+        mine = [cast(MicroBatch, SimpleNamespace(backbone=backbone)) for backbone in has[member.rank]]
+        assert packing.in_step(mine, ["a", "b", "c"], ALONE) == mine
+        in_step = packing.in_step(mine, ["a", "b", "c"], member)
+        assert [batch for batch in in_step if not isinstance(batch, Idle)] == mine
+        idle = [batch for batch in in_step if isinstance(batch, Idle)]
+        assert all(batch.adapter in ([None] if batch.backbone is two else ["of a", "of c"]) for batch in idle)
+        return [batch.backbone for batch in in_step]
+
+    assert together(3, work) == [[one, one, two, two, two]] * 3
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))

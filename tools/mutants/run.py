@@ -43,9 +43,10 @@ TRACED = 4.0  # how many times as long a test may take whose lines are looked at
 
 
 class Selection:
-    """Which tests a mutant meets: those that run its line. First the ones that have killed others of its function; then
-    by turns those that have killed others of its file, and what is fast and to the point: a test of the part before a
-    test of the whole."""
+    """Which tests a mutant meets: those that run its line; of what runs on import, all in a file in which one reads the
+    module, whichever happened to import it. First the ones that have killed others of its function; then by turns those
+    that have killed others of its file, and what is fast and to the point: a test of the part before a test of the
+    whole."""
 
     def __init__(self, seen: dict[str, Seen], killers: dict[str, Counter[str]], budget: float) -> None:
         self.seen, self.killers, self.budget = seen, killers, budget
@@ -65,7 +66,7 @@ class Selection:
     def __call__(self, mutant: Mutant) -> list[str]:
         lines = mutant.lines if mutant.function else ()
         tests = set().union(*(self.running.get((mutant.file, line), ()) for line in lines))
-        tests = tests or self.reading.get(mutant.file, set())
+        tests = tests or self._reading(mutant.file)
         kills, beside = self.killers[function_of(mutant)], self.of_files[mutant.file]
         by_price = sorted(tests or self.seen, key=lambda test: (self.price[test], test))
         turn = {test: turn for turn, test in enumerate(by_price)}
@@ -80,6 +81,10 @@ class Selection:
                 break
             chosen.append(test)
         return chosen
+
+    def _reading(self, source: str) -> set[str]:
+        files = {test.partition("::")[0] for test in self.reading.get(source, ())}
+        return {test for test in self.seen if test.partition("::")[0] in files}
 
 
 class Progress:
