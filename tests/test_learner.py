@@ -19,6 +19,7 @@ from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.ranks import Alone
 from marft.learning.schedules import Simultaneous
 from marft.learning.scoring import score_actions
 from marft.learning.update import Update
@@ -90,6 +91,19 @@ class TestTheParts:
         assert learner_of(of(tmp_path, "dr-grpo", *longer, *FROZEN)).packing.constant_length == 8
         given = of(tmp_path, "dr-grpo", *longer, "--algorithm.constant_length", "5")
         assert learner_of(given).packing.constant_length == 5
+
+    def test_all_its_parts_share_the_work_with_the_same_ranks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class One(Alone):
+            """A process that is not the default one."""
+
+        ranks, told = One(), []
+        mine = Learner(run := of(tmp_path, "marft"), Models(run), ranks)
+        monkeypatch.setattr(Update, "run", lambda self, *_: told.append(self.ranks))
+        mine.learn(episodes(1), START)
+        assert mine.critic is not None
+        assert (mine.critic.ranks, told) == (ranks, [ranks])
 
     @pytest.mark.parametrize("coefficient", [0.0, 0.5])
     def test_text_of_teammates_is_scored_where_it_is_trained_and_never_under_the_base(

@@ -18,16 +18,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from marft.config import RunSettings
-from marft.config.algorithm import CriticSettings
-from marft.learning.batching import Idle, MicroBatch, Packing
+from marft.config.algorithm import AlgorithmSettings, CriticSettings
+from marft.learning.batching import Idle, KnownLogProbs, MicroBatch, Packing
 from marft.learning.critic import Critic
-from marft.learning.interfaces import Progress
+from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
+from marft.learning.objectives.ppo import PPO
 from marft.learning.ranks import ALONE, Ranks, merged, share, total
+from marft.learning.scoring import score_actions
+from marft.learning.update import Update
 from marft.models.backbone import Backbone
-from marft.types import Episode
+from marft.types import Episode, Sample
 from tests.episodes import make_action
+from tests.helpers import lengths_read
 from tests.test_critic import episode
 from tests.test_first_ratio import begun, episodes, recipe
 
@@ -182,10 +186,11 @@ def test_a_rank_without_a_share_goes_through_the_motions(tmp_path: Path) -> None
         assert all(torch.allclose(mine[key], right[key], rtol=1e-4, atol=2e-6) for key in right)
 
 
-def test_every_rank_passes_through_a_backbone_equally_often(tmp_path: Path) -> None:
-    """Long actions on one rank, none on the other: a sharded base would wait for ever for the one that is done."""
+@pytest.mark.parametrize(("count", "several"), [(2, 5), (3, 1)])
+def test_every_rank_passes_through_a_backbone_equally_often(count: int, several: int, tmp_path: Path) -> None:
+    """Long actions on one rank, none on another: a sharded base would wait for ever for the one that is done."""
     run = recipe(tmp_path, "grpo", "--training.tokens_per_micro_batch", "60")
-    batch = episodes(5)
+    batch = episodes(several)
 
     def passes(member: Member) -> int:
         with LOADING:
@@ -203,8 +208,9 @@ def test_every_rank_passes_through_a_backbone_equally_often(tmp_path: Path) -> N
         learner.learn(batch, Progress(0, 0))
         return calls
 
-    first, second = together(2, passes)
-    assert first == second > 0
+    often = together(count, passes)
+    assert len(set(often)) == 1
+    assert often[0] > 0
 
 
 def test_who_has_less_to_do_on_a_backbone_is_idle_there_and_all_go_in_one_order() -> None:
@@ -225,6 +231,51 @@ def test_who_has_less_to_do_on_a_backbone_is_idle_there_and_all_go_in_one_order(
         return [batch.backbone for batch in in_step]
 
     assert together(2, work) == [[one, one, two, two]] * 2
+
+
+def whole(backbone: Backbone, *policies: str) -> Packing:
+    """Policies that are their base."""
+    return Packing(
+        dict.fromkeys(policies, backbone), dict.fromkeys(policies), {"a": 1.0}, "action-mean", "action", 99,
+        constant_length=1, teammate_text=False,
+    )  # fmt: skip
+
+
+def test_a_rank_that_has_nothing_to_score_passes_through_the_backbone_with_the_others(backbone: Backbone) -> None:
+    sample = Sample(make_action("a"), 1.0, np.zeros(1))
+
+    def scored(member: Member) -> Any:
+        forwarded = lengths_read(mine := deepcopy(backbone))
+        return score_actions(whole(mine, "a"), [sample], member), forwarded
+
+    (first, read), (second, idle) = together(2, scored)
+    assert first.keys() == second.keys() == {sample.action.key}
+    assert (read, idle) == ([sum(read)], [1])
+
+
+def test_policies_come_in_the_same_order_on_every_rank(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names lie in a set in another order in every process."""
+    names = [f"policy {n}" for n in range(8)]
+    packing = whole(backbone, *names)
+    samples = [Sample(make_action("a", policy=name), 1.0, np.zeros(1)) for name in reversed(names)]
+    told: list[list[str]] = []
+    stepped: list[str] = []
+
+    def in_step(self: Packing, batches: object, policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
+        told.append(list(policies))
+        return []
+
+    monkeypatch.setattr(Packing, "in_step", in_step)
+    score_actions(packing, samples)
+    optimizers: Any = {
+        name: SimpleNamespace(parameters={}, zero_grad=lambda: None, step=lambda name=name: stepped.append(name) or 1.0)
+        for name in names
+    }
+    settings = AlgorithmSettings.model_validate({"kl_stop": 0.0})
+    update = Update(settings, PPO(), optimizers, packing, KnownLogProbs(), Meter(), 0)
+    update.run(UpdatePhase(tuple(names)), samples, step=0)
+    assert stepped == names * settings.epochs
+    assert all(policies == names for policies in told)
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))
