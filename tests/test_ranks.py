@@ -25,7 +25,7 @@ from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
-from marft.learning.ranks import ALONE, Ranks, merged, share, total
+from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, total
 from marft.learning.scoring import score_actions
 from marft.learning.update import Update
 from marft.models.backbone import Backbone
@@ -253,29 +253,52 @@ def test_a_rank_that_has_nothing_to_score_passes_through_the_backbone_with_the_o
     assert (read, idle) == ([sum(read)], [1])
 
 
-def test_policies_come_in_the_same_order_on_every_rank(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_all(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names lie in a set in another order in every process."""
     names = [f"policy {n}" for n in range(8)]
     packing = whole(backbone, *names)
     samples = [Sample(make_action("a", policy=name), 1.0, np.zeros(1)) for name in reversed(names)]
     told: list[list[str]] = []
-    stepped: list[str] = []
+    done: list[str] = []
+
+    class Summing(Alone):
+        def sum_gradients(self, parameters: Iterable[Any]) -> None:
+            done.extend(f"sum {name}" for name in parameters)
 
     def in_step(self: Packing, batches: object, policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
         told.append(list(policies))
         return []
 
+    def optimizer(name: str) -> Any:
+        return SimpleNamespace(
+            parameters={"w": name}, zero_grad=lambda: None, step=lambda: done.append(f"step {name}") or 1.0
+        )
+
     monkeypatch.setattr(Packing, "in_step", in_step)
     score_actions(packing, samples)
-    optimizers: Any = {
-        name: SimpleNamespace(parameters={}, zero_grad=lambda: None, step=lambda name=name: stepped.append(name) or 1.0)
-        for name in names
-    }
-    settings = AlgorithmSettings.model_validate({"kl_stop": 0.0})
-    update = Update(settings, PPO(), optimizers, packing, KnownLogProbs(), Meter(), 0)
+    settings = AlgorithmSettings.model_validate({"kl_stop": 0.0, "epochs": 1})
+    optimizers = {name: optimizer(name) for name in names}
+    update = Update(settings, PPO(), optimizers, packing, KnownLogProbs(), Meter(), 0, ranks=Summing())
     update.run(UpdatePhase(tuple(names)), samples, step=0)
-    assert stepped == names * settings.epochs
-    assert all(policies == names for policies in told)
+    assert done == [f"{what} {name}" for name in names for what in ("sum", "step")]
+    assert told == [names, names]
+
+
+def test_what_a_rank_has_scored_the_others_know(backbone: Backbone) -> None:
+    """Later minibatches share the same actions out in other ways."""
+    samples = [Sample(make_action("a", sample=n), 1.0, np.zeros(1)) for n in range(2)]
+    settings = AlgorithmSettings.model_validate({})
+
+    def told(member: Member) -> Any:
+        update = Update(settings, PPO(), {}, whole(backbone, "a"), KnownLogProbs(), Meter(), 0, ranks=member)
+        mine = samples[member.rank]
+        update.old[mine.action.key] = np.array([-1.0 - member.rank])
+        update._tell_old([mine])
+        return [update.old[sample.action.key].tolist() for sample in samples]
+
+    assert together(2, told) == [[[-1.0], [-2.0]]] * 2
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))
