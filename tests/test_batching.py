@@ -156,7 +156,9 @@ class TestSizes:
     @staticmethod
     def size(parts: Sequence[Sequence[int]], limit: int, *, full: bool = True) -> int | None:
         backbone = cast(Backbone, SimpleNamespace(wants_full_batches=full))
-        packing = Packing({"a": backbone}, {}, {}, "action-mean", "action", limit)
+        packing = Packing(
+            {"a": backbone}, {}, {}, "action-mean", "action", limit, constant_length=1, teammate_text=False
+        )
         samples = [[sample(n, length) for n, length in enumerate(part)] for part in parts]
         return packing.in_one_size(samples).sizes.get(id(backbone))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -220,6 +221,22 @@ def test_a_critic_with_an_adapter_of_its_own_learns_and_leaves_the_base_alone(ba
     assert all(parameter.abs().sum() > 0 for name, parameter in mine.parameters().items() if "lora_B" in name)
     again = read_features(backbone, [reading(e.actions[0], "action") for e in batch], 1000, None)
     assert torch.equal(again, plain)
+
+
+def test_readings_that_do_not_fit_in_one_batch_are_learned_from_as_if_they_did(backbone: Backbone) -> None:
+    """Each minibatch takes its own decisions out of every batch, with their own returns."""
+    batch = [episode(make_action("a", prompt=(5, *range(6, 6 + n % 3), n))) for n in range(3, 11)]
+    after = []
+    for tokens in (7, 1000):
+        mine = Critic(
+            CriticSettings(body="lora", minibatches=2, lora_learning_rate=0.01), "token", {"a": deepcopy(backbone)},
+            {"a": "base"}, [("a", "a")], seed=0, tokens_per_batch=tokens,
+        )  # fmt: skip
+        values = mine.evaluate(batch)
+        mine.update(values, [row + n for n, row in enumerate(values.actions)], step=0)
+        after.append(np.concatenate(mine.evaluate(batch).actions))
+    np.testing.assert_allclose(after[0], after[1], rtol=1e-4, atol=1e-6)
+    assert np.abs(after[0]).max() > 0.01
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(backbone: Backbone) -> None:

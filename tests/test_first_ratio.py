@@ -15,6 +15,7 @@ from marft import training as training_module
 from marft.collection import Collection
 from marft.config import RunSettings
 from marft.learning import learner as learner_module
+from marft.learning import scoring as scoring_module
 from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import Floats, Progress, UpdatePhase
@@ -24,6 +25,7 @@ from marft.learning.ranks import ALONE, Ranks
 from marft.learning.scoring import score_actions
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
+from marft.models.log_probs import TokenScores, token_scores
 from marft.models.pool import Models
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
@@ -111,6 +113,23 @@ def test_micro_batches_of_one_size_have_it(tmp_path: Path) -> None:
         score_actions(packing, part)
     assert len(set(forwarded)) == 1
     assert forwarded[0] <= 448  # what fits, rounded up
+
+
+def test_where_batches_have_one_size_so_has_what_is_made_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, samples = begun(recipe(tmp_path, "gspo", dtype="bfloat16")), samples_of(episodes(2))
+    filled: list[bool] = []
+
+    def looked(*arguments: Any, **named: Any) -> TokenScores:
+        filled.append(named.get("filled", False))
+        return token_scores(*arguments, **named)
+
+    monkeypatch.setattr(scoring_module, "token_scores", looked)
+    for packing, one_size in ((learner.packing, False), (learner.packing.in_one_size([samples]), True)):
+        filled.clear()
+        score_actions(packing, samples)
+        assert set(filled) == {one_size}
 
 
 @pytest.mark.parametrize(

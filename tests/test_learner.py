@@ -19,13 +19,14 @@ from marft.learning.batching import KnownLogProbs, Packing
 from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.ranks import Alone
 from marft.learning.schedules import Simultaneous
 from marft.learning.scoring import score_actions
 from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.types import Sample
 from tests.episodes import make_action
-from tests.test_first_ratio import begun, episodes, samples_of
+from tests.test_first_ratio import STILL, begun, episodes, samples_of
 from tests.test_first_ratio import recipe as of
 
 FROZEN = ("--policies.reasoner.train", "frozen")
@@ -90,6 +91,19 @@ class TestTheParts:
         assert learner_of(of(tmp_path, "dr-grpo", *longer, *FROZEN)).packing.constant_length == 8
         given = of(tmp_path, "dr-grpo", *longer, "--algorithm.constant_length", "5")
         assert learner_of(given).packing.constant_length == 5
+
+    def test_all_its_parts_share_the_work_with_the_same_ranks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class One(Alone):
+            """A process that is not the default one."""
+
+        ranks, told = One(), []
+        mine = Learner(run := of(tmp_path, "marft"), Models(run), ranks)
+        monkeypatch.setattr(Update, "run", lambda self, *_: told.append(self.ranks))
+        mine.learn(episodes(1), START)
+        assert mine.critic is not None
+        assert (mine.critic.ranks, told) == (ranks, [ranks])
 
     @pytest.mark.parametrize("coefficient", [0.0, 0.5])
     def test_text_of_teammates_is_scored_where_it_is_trained_and_never_under_the_base(
@@ -279,6 +293,16 @@ class TestALearningStep:
             metrics = mine.learn(batch, START)
             for agent, rows in expected.items():
                 assert metrics[f"agents/{agent}/kl_to_base"] == pytest.approx(sum(rows) / len(rows), rel=1e-4)
+
+
+def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(tmp_path: Path) -> None:
+    mine = learner_of(of(tmp_path, "marft", "--policies.actor.train", "full", *STILL))
+    with torch.no_grad():
+        for parameter in mine.optimizers["actor"].parameters.values():
+            parameter.mul_(1.1)
+    metrics = mine.learn(episodes(2), START)
+    assert metrics["agents/actor/kl_to_base"] > 1e-4
+    assert metrics["agents/reasoner/kl_to_base"] == 0.0
 
 
 def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def packing(level: str, **changes: Any) -> Packing:
     temperatures = {"writer": 1.0, "reader": 0.5, "chooser": 2.0}
     made = Packing(
         {"p": BACKBONE, "q": BACKBONE}, {"p": "adapter", "q": None}, temperatures, "action-mean", level, 10_000,  # type: ignore[arg-type]
-        teammate_text=True,
+        constant_length=1, teammate_text=True,
     )  # fmt: skip
     return replace(made, **changes)
 

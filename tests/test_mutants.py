@@ -171,6 +171,16 @@ def test_what_runs_on_import_is_mutated_too(project: Path) -> None:
     assert "2 killed" in printed
 
 
+def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports_it(project: Path) -> None:
+    (project / "tests/test_sums.py").write_text(
+        "def test_it_is_there():\n    import sums\n    assert sums\n\n\n"
+        "def test_limit():\n    import sums\n    assert sums.LIMIT == 3.0\n"
+    )
+    code, printed = run(project, "--only", r"\|  \|")
+    assert code == 0, printed
+    assert "2 killed" in printed
+
+
 def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:
     settings = done / "mutants.toml"
     settings.write_text(SETTINGS.replace("sample = 12", "sample = 1000"))
@@ -183,11 +193,12 @@ def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list
     assert [report.splitlines()[-2:] for _, report in reports] == 2 * [reports[0][1].splitlines()[-2:]]
 
 
-def test_tests_that_fail_without_a_mutant_are_no_measure(project: Path) -> None:
-    (project / "tests/test_broken.py").write_text("def test_broken():\n    assert False\n")
+def test_tests_that_fail_without_a_mutant_are_no_measure_and_say_why(project: Path) -> None:
+    (project / "tests/test_broken.py").write_text("def test_broken():\n    assert 1 + 1 == 3\n")
     code, printed = run(project)
     assert code == 1
     assert "fail without any mutant: tests/test_broken.py::test_broken" in printed
+    assert "assert (1 + 1) == 3" in printed
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from marft.game.agents import Agents
 from marft.game.game import Attempt, Replay
 from marft.game.play import play
 from marft.game.rollout import play_all
+from marft.seeds import derive_seed
 from marft.types import Episode, JointAction, Observation, Step, Task
 from tests.fakes import Script, ends, game
 
 CLOSED: list[str] = []
+SEEDS: list[int] = []
 
 
 class Notes:
@@ -26,6 +28,7 @@ class Notes:
         self.said: list[str] = []
 
     def opened(self, task: Task, seed: int) -> Notes:
+        SEEDS.append(seed)
         return Notes(task.id, seed)
 
     def close(self) -> None:
@@ -66,6 +69,13 @@ def test_the_seed_is_the_episodes_and_a_forks_is_that_of_its_origin() -> None:
     again = played(Notes(), Attempt(Task("t", "go"), "s", 0))[0]
     first = [bytes(e.actions[0].prompt.astype("uint8")).decode() for e in (one, two, again)]
     assert first[0] == first[2] != first[1]
+
+
+def test_no_two_episodes_share_a_seed_nor_does_anything_else_have_it() -> None:
+    attempts = [Attempt(Task(task, "go"), stream, n) for task in "tu" for stream in "rs" for n in (0, 1)]
+    SEEDS.clear()
+    played(Notes(), *attempts)
+    assert sorted(SEEDS) == sorted(derive_seed(0, "organization", a.stream, a.task.id, a.sample) for a in attempts)
 
 
 def test_a_fork_goes_on_with_the_state_that_its_origin_had() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from marft.learning import update as update_module
 from marft.learning.batching import KnownLogProbs, minibatches
-from marft.learning.interfaces import Floats, Objective, UpdatePhase
+from marft.learning.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
 from marft.learning.metering import Meter
 from marft.learning.objectives.cispo import CISPO
 from marft.learning.objectives.ppo import PPO
@@ -207,6 +207,15 @@ class TestWhetherAnUpdateIsGood:
         assert not update(kl * 1.0001, -0.5)
         assert not update(kl * 0.9999, -0.5)
 
+    def test_a_kl_of_exactly_the_limit_is_within(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        update, samples = update_of(tmp_path, "--algorithm.kl_stop", "0.5"), samples_of(episodes(1))
+        update.old = update.score_now(samples)
+        monkeypatch.setattr(Update, "_gain", lambda *_: 1.0)
+        assert update._is_good(samples, update.objective, 0.0)
+        assert not update._over_limit(np.array([2.0, 4.0]))
+        assert update._over_limit(np.array([2.001, 4.0]))
+        assert update._over_limit(np.array([math.nan, 4.0]))
+
     def test_some_advantages_of_0_do_not_keep_an_update_from_being_looked_at(self, tmp_path: Path) -> None:
         overrides = ("--algorithm.optimizer.learning_rate", "1e-4", "--algorithm.level", "token")
         update = update_of(tmp_path, *overrides, name="hatrpo")
@@ -215,6 +224,28 @@ class TestWhetherAnUpdateIsGood:
         update.run(UpdatePhase(("reasoner",), kl_limit=1e9), samples, step=0)
         assert "accepted_fraction" in update.meter.means()
 
+    def test_an_update_without_any_advantage_is_taken_back_and_no_rollback(self, tmp_path: Path) -> None:
+        update = update_of(tmp_path, "--algorithm.entropy", "0.1", name="hatrpo")
+        before, samples = weights(update), [replace(s, advantages=np.zeros(1)) for s in samples_of(episodes(2))]
+        update.run(UpdatePhase(ROLES, kl_limit=1e9), samples, step=0)
+        assert update.moved == set(ROLES)
+        assert all(all(map(torch.equal, now, before[name])) for name, now in weights(update).items())
+        assert not {"accepted_fraction", "rollbacks"} & update.meter.means().keys()
+
+    def test_the_surrogate_is_that_of_the_ratio_that_was_learned_from(self, tmp_path: Path) -> None:
+        """With what teammates have moved in it."""
+        update = update_of(tmp_path)
+        samples = [replace(sample, log_factor=0.25) for sample in samples_of(episodes(2))]
+        update.old = update.score_now(samples)
+        ratios: list[float] = []
+
+        def looking(inputs: LossInputs) -> LossOutput:
+            ratios.extend((inputs.log_probs - inputs.old_log_probs).tolist())
+            return LossOutput(inputs.log_probs)
+
+        update._gain(samples, looking, update.old)  # type: ignore[arg-type]
+        assert ratios == pytest.approx([0.25] * 8)
+
     def test_the_fraction_that_is_kept_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         update, samples = update_of(tmp_path), samples_of(episodes(2))
         for fraction in (0.25, 0.5, 0.0):
@@ -222,6 +253,30 @@ class TestWhetherAnUpdateIsGood:
             update.run(UpdatePhase(ROLES, kl_limit=1.0), samples, step=0)
         means = update.meter.means()
         assert (means["accepted_fraction"], means["rollbacks"]) == pytest.approx((0.25, 1 / 3))
+
+
+def test_in_half_precision_a_phase_is_scored_in_one_size_and_from_where_the_step_began(tmp_path: Path) -> None:
+    """Also when the policy comes to its turn a second time: what was scored in another size is not compared."""
+    update = update_of(tmp_path, "--models.base.dtype", "bfloat16", "--algorithm.minibatches", "2")
+    samples, before = samples_of(episodes(4)), {}
+    for turn in range(2):
+        update.run(UpdatePhase(("actor",)), samples, step=turn)
+        assert list(update.packing.sizes) == [id(update.packing.backbones["actor"])]
+        before = before or dict(update.old)
+    assert before.keys() == update.old.keys()
+    assert all(np.array_equal(update.old[key], row) for key, row in before.items())
+
+
+def test_kl_that_is_paid_in_the_reward_is_not_paid_again_in_the_loss(tmp_path: Path) -> None:
+    losses = []
+    for coefficient in (0.0, 0.5):
+        kl = f"{{ coefficient = {coefficient}, place = 'reward', estimator = 'k1' }}"
+        update = update_of(tmp_path, "--algorithm.kl", kl, "--algorithm.epochs", "1")
+        samples = samples_of(episodes(2))
+        update.known = KnownLogProbs(base={s.action.key: np.full(s.action.decisions, -3.0) for s in samples})
+        update.run(UpdatePhase(ROLES), samples, step=0)
+        losses.append(update.meter.means()["policy_loss"])
+    assert losses[0] == losses[1]
 
 
 def test_only_the_widths_that_an_objective_has_are_scaled() -> None:

@@ -105,6 +105,10 @@ class TestMAGRPO:
         expected = slow.magrpo(batch, costs, scale)
         np.testing.assert_allclose(numbers(MAGRPO(scale=scale).assign(inputs)), expected, rtol=1e-6, atol=1e-6)
 
+    def test_a_small_difference_in_what_was_earned_is_one(self) -> None:
+        batch = [two_turns(n, (0.0, 1.0 + 1e-4 * n)) for n in range(2)]
+        assert numbers(MAGRPO().assign(CreditInputs(batch, "action"))) == pytest.approx([-5e-5] * 4 + [5e-5] * 4)
+
     def test_a_turn_is_not_credited_with_what_was_earned_before_it(self) -> None:
         """The first turn told the two apart; the second earned the same in both."""
         batch = [two_turns(0, (1.0, 1.0)), two_turns(1, (0.0, 1.0))]

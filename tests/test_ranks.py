@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -16,11 +18,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from marft.config import RunSettings
-from marft.learning.interfaces import Progress
+from marft.config.algorithm import AlgorithmSettings, CriticSettings
+from marft.learning.batching import Idle, KnownLogProbs, MicroBatch, Packing
+from marft.learning.critic import Critic
+from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
-from marft.learning.ranks import ALONE, Ranks, merged, share, total
-from marft.types import Episode
+from marft.learning.objectives.ppo import PPO
+from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, total
+from marft.learning.scoring import score_actions
+from marft.learning.update import Update
+from marft.models.backbone import Backbone
+from marft.types import Episode, Sample
+from tests.episodes import make_action
+from tests.helpers import lengths_read
+from tests.test_critic import episode
 from tests.test_first_ratio import begun, episodes, recipe
 
 T = TypeVar("T")
@@ -41,6 +53,10 @@ class Meeting:
         everything = list(self._slots)
         self._barrier.wait()
         return everything
+
+    def leave(self) -> None:
+        """Nobody waits for one that has failed."""
+        self._barrier.abort()
 
 
 class Member:
@@ -63,8 +79,16 @@ class Member:
 
 def together(count: int, work: Callable[[Member], T]) -> list[T]:
     meeting = Meeting(count)
+
+    def attempt(member: Member) -> T:
+        try:
+            return work(member)
+        except BaseException:
+            meeting.leave()
+            raise
+
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, [Member(meeting, rank) for rank in range(count)]))
+        return list(pool.map(attempt, [Member(meeting, rank) for rank in range(count)]))
 
 
 def weights(learner: Learner) -> dict[str, Tensor]:
@@ -122,6 +146,29 @@ def test_ranks_learn_what_one_process_learns(name: str, count: int, tmp_path: Pa
             assert not off
 
 
+@pytest.mark.parametrize("body", ["frozen", "lora"])
+def test_a_critic_is_fitted_by_all_together_and_says_the_same_everywhere(body: str, backbone: Backbone) -> None:
+    """Values, ends and what its normaliser has seen are of all episodes, whoever has read which."""
+    ends = {"a": np.array([7, 8, 9], np.int32)}
+    batch = [episode(make_action("a", prompt=(5, n)), status="truncated", bootstrap=ends) for n in range(3, 8)]
+
+    def fitted(ranks: Ranks) -> Any:
+        chosen = {"body": body, "epsilon": 1e-4, "learning_rate": 0.01, "normalise_values": True, "minibatches": 2}
+        mine = Critic(
+            CriticSettings.model_validate(chosen), "token", {"a": deepcopy(backbone)}, {"a": "base"}, [("a", "a")],
+            seed=0, tokens_per_batch=1000, ranks=ranks,
+        )  # fmt: skip
+        for step in range(2):
+            values = mine.evaluate(batch)
+            metrics = mine.update(values, [row + n for n, row in enumerate(values.actions)], step)
+        after = mine.evaluate(batch)
+        return [*np.concatenate(after.actions), *(after.final(n) for n in range(5)), *metrics.values()]
+
+    right = fitted(ALONE)
+    for found in together(2, fitted):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
+
+
 def test_the_kl_stop_is_decided_by_all_or_none(tmp_path: Path) -> None:
     """One rank's own tokens may be within the limit and another's beyond it."""
     run = recipe(tmp_path, "ppo", "--algorithm.epochs", "4", "--algorithm.kl_stop", "1e-7")
@@ -139,10 +186,11 @@ def test_a_rank_without_a_share_goes_through_the_motions(tmp_path: Path) -> None
         assert all(torch.allclose(mine[key], right[key], rtol=1e-4, atol=2e-6) for key in right)
 
 
-def test_every_rank_passes_through_a_backbone_equally_often(tmp_path: Path) -> None:
-    """Long actions on one rank, none on the other: a sharded base would wait for ever for the one that is done."""
+@pytest.mark.parametrize(("count", "several"), [(2, 5), (3, 1)])
+def test_every_rank_passes_through_a_backbone_equally_often(count: int, several: int, tmp_path: Path) -> None:
+    """Long actions on one rank, none on another: a sharded base would wait for ever for the one that is done."""
     run = recipe(tmp_path, "grpo", "--training.tokens_per_micro_batch", "60")
-    batch = episodes(5)
+    batch = episodes(several)
 
     def passes(member: Member) -> int:
         with LOADING:
@@ -160,8 +208,97 @@ def test_every_rank_passes_through_a_backbone_equally_often(tmp_path: Path) -> N
         learner.learn(batch, Progress(0, 0))
         return calls
 
-    first, second = together(2, passes)
-    assert first == second > 0
+    often = together(count, passes)
+    assert len(set(often)) == 1
+    assert often[0] > 0
+
+
+def test_who_has_less_to_do_on_a_backbone_is_idle_there_and_all_go_in_one_order() -> None:
+    one, two = (cast(Backbone, SimpleNamespace()) for _ in range(2))
+    adapters = {"a": "of a", "b": None, "c": "of c"}
+    packing = Packing(
+        {"a": one, "b": two, "c": one}, adapters, {}, "action-mean", "action", 9, constant_length=1, teammate_text=False
+    )
+    has = [[one, one], [one, two, two]]
+
+    def work(member: Member) -> Any:
+        mine = [cast(MicroBatch, SimpleNamespace(backbone=backbone)) for backbone in has[member.rank]]
+        assert packing.in_step(mine, ["a", "b", "c"], ALONE) == mine
+        in_step = packing.in_step(mine, ["a", "b", "c"], member)
+        assert [batch for batch in in_step if not isinstance(batch, Idle)] == mine
+        idle = [batch for batch in in_step if isinstance(batch, Idle)]
+        assert all(batch.adapter in ([None] if batch.backbone is two else ["of a", "of c"]) for batch in idle)
+        return [batch.backbone for batch in in_step]
+
+    assert together(2, work) == [[one, one, two, two]] * 2
+
+
+def whole(backbone: Backbone, *policies: str) -> Packing:
+    """Policies that are their base."""
+    return Packing(
+        dict.fromkeys(policies, backbone), dict.fromkeys(policies), {"a": 1.0}, "action-mean", "action", 99,
+        constant_length=1, teammate_text=False,
+    )  # fmt: skip
+
+
+def test_a_rank_that_has_nothing_to_score_passes_through_the_backbone_with_the_others(backbone: Backbone) -> None:
+    sample = Sample(make_action("a"), 1.0, np.zeros(1))
+
+    def scored(member: Member) -> Any:
+        forwarded = lengths_read(mine := deepcopy(backbone))
+        return score_actions(whole(mine, "a"), [sample], member), forwarded
+
+    (first, read), (second, idle) = together(2, scored)
+    assert first.keys() == second.keys() == {sample.action.key}
+    assert (read, idle) == ([sum(read)], [1])
+
+
+def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_all(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names lie in a set in another order in every process."""
+    names = [f"policy {n}" for n in range(8)]
+    packing = whole(backbone, *names)
+    samples = [Sample(make_action("a", policy=name), 1.0, np.zeros(1)) for name in reversed(names)]
+    told: list[list[str]] = []
+    done: list[str] = []
+
+    class Summing(Alone):
+        def sum_gradients(self, parameters: Iterable[Any]) -> None:
+            done.extend(f"sum {name}" for name in parameters)
+
+    def in_step(self: Packing, batches: object, policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
+        told.append(list(policies))
+        return []
+
+    def optimizer(name: str) -> Any:
+        return SimpleNamespace(
+            parameters={"w": name}, zero_grad=lambda: None, step=lambda: done.append(f"step {name}") or 1.0
+        )
+
+    monkeypatch.setattr(Packing, "in_step", in_step)
+    score_actions(packing, samples)
+    settings = AlgorithmSettings.model_validate({"kl_stop": 0.0, "epochs": 1})
+    optimizers = {name: optimizer(name) for name in names}
+    update = Update(settings, PPO(), optimizers, packing, KnownLogProbs(), Meter(), 0, ranks=Summing())
+    update.run(UpdatePhase(tuple(names)), samples, step=0)
+    assert done == [f"{what} {name}" for name in names for what in ("sum", "step")]
+    assert told == [names, names]
+
+
+def test_what_a_rank_has_scored_the_others_know(backbone: Backbone) -> None:
+    """Later minibatches share the same actions out in other ways."""
+    samples = [Sample(make_action("a", sample=n), 1.0, np.zeros(1)) for n in range(2)]
+    settings = AlgorithmSettings.model_validate({})
+
+    def told(member: Member) -> Any:
+        update = Update(settings, PPO(), {}, whole(backbone, "a"), KnownLogProbs(), Meter(), 0, ranks=member)
+        mine = samples[member.rank]
+        update.old[mine.action.key] = np.array([-1.0 - member.rank])
+        update._tell_old([mine])
+        return [update.old[sample.action.key].tolist() for sample in samples]
+
+    assert together(2, told) == [[[-1.0], [-2.0]]] * 2
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 5))

@@ -51,6 +51,8 @@ def packing(
         aggregation=aggregation,  # type: ignore[arg-type]
         level=level,  # type: ignore[arg-type]
         tokens_per_batch=tokens,
+        constant_length=1,
+        teammate_text=False,
     )
 
 

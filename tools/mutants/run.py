@@ -39,11 +39,14 @@ from ledger import (
 from mutation import Mutant
 from warm import Limits, Seen, look, meet_in_place, meet_on_import, warm_up
 
+TRACED = 4.0  # how many times as long a test may take whose lines are looked at
+
 
 class Selection:
-    """Which tests a mutant meets: those that run its line. First the ones that have killed others of its function; then
-    by turns those that have killed others of its file, and what is fast and to the point: a test of the part before a
-    test of the whole."""
+    """Which tests a mutant meets: those that run its line; of what runs on import, all in a file in which one reads the
+    module, whichever happened to import it. First the ones that have killed others of its function; then by turns those
+    that have killed others of its file, those that are called as it is, and what is fast and to the point: a test of
+    the part before a test of the whole."""
 
     def __init__(self, seen: dict[str, Seen], killers: dict[str, Counter[str]], budget: float) -> None:
         self.seen, self.killers, self.budget = seen, killers, budget
@@ -63,12 +66,15 @@ class Selection:
     def __call__(self, mutant: Mutant) -> list[str]:
         lines = mutant.lines if mutant.function else ()
         tests = set().union(*(self.running.get((mutant.file, line), ()) for line in lines))
-        tests = tests or self.reading.get(mutant.file, set())
+        tests = tests or self._reading(mutant.file)
         kills, beside = self.killers[function_of(mutant)], self.of_files[mutant.file]
         by_price = sorted(tests or self.seen, key=lambda test: (self.price[test], test))
         turn = {test: turn for turn, test in enumerate(by_price)}
-        for rank, test in enumerate(sorted(by_price, key=lambda test: -beside[test])):
-            if beside[test]:
+        others = sorted((test for test in by_price if beside[test]), key=lambda test: -beside[test])
+        called = f"test_{Path(mutant.file).stem}"
+        own = [test for test in by_price if Path(test.partition("::")[0]).name.startswith(called)]
+        for some in (others, own):
+            for rank, test in enumerate(some):
                 turn[test] = min(turn[test], rank)
         chosen: list[str] = []
         total = 0.0
@@ -78,6 +84,10 @@ class Selection:
                 break
             chosen.append(test)
         return chosen
+
+    def _reading(self, source: str) -> set[str]:
+        files = {test.partition("::")[0] for test in self.reading.get(source, ())}
+        return {test for test in self.seen if test.partition("::")[0] in files}
 
 
 class Progress:
@@ -168,7 +178,8 @@ def looked_at(project: Project, results: Results, killers: dict[str, Counter[str
         if file not in table or any(results.digest(of) != digest for of, digest in table[file]["digests"].items())
     ]  # fmt: skip
     sources = {str(project.root / file): file for file in project.sources}
-    looking = look(project.options, [[file] for file in changed], sources, jobs, project.patience)
+    patience = TRACED * project.patience
+    looking = look(project.options, [[file] for file in changed], sources, jobs, patience)
     for number, ((file,), seen) in enumerate(looking, 1):
         run = sorted({source for one in seen.values() for source in one.lines})
         digests = {of: results.digest(of) for of in (file, *run)}

@@ -41,7 +41,7 @@ class Runner:
     """A pytest plugin that runs chosen tests in a chosen way, in place of pytest's own loop."""
 
     def __init__(self, loop: Callable[[dict[str, pytest.Item]], None]) -> None:
-        self.loop, self.failed = loop, ""
+        self.loop, self.failed, self.why = loop, "", ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -52,7 +52,7 @@ class Runner:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.failed = report.nodeid
+            self.failed, self.why = report.nodeid, report.longreprtext
 
     def run(self, item: pytest.Item, following: pytest.Item | None) -> bool:
         """Whether a test passes."""
@@ -86,7 +86,7 @@ def look(
 
     def work(part: Sequence[str], pulse: Pulse) -> str:
         seen: dict[str, Seen] = {}
-        wrong: list[str] = []
+        wrong: dict[str, str] = {}
 
         def loop(items: dict[str, pytest.Item]) -> None:
             traces = Traces(files)
@@ -96,7 +96,7 @@ def look(
                 began = time.process_time()
                 with traces:
                     if not plugin.run(item, following):
-                        wrong.append(item.nodeid)
+                        wrong[item.nodeid] = plugin.why
                 seen[item.nodeid] = Seen(time.process_time() - began, traces.lines())
 
         plugin = Runner(loop)
@@ -108,7 +108,8 @@ def look(
             raise SystemExit(f"{ending.printed}\nthe tests do not come to an end without a mutant")
         found = json.loads(ending.said)
         if found["wrong"]:
-            raise SystemExit(f"these tests fail without any mutant: {', '.join(found['wrong'])}")
+            whys = "\n".join(found["wrong"].values())
+            raise SystemExit(f"{whys}\nthese tests fail without any mutant: {', '.join(found['wrong'])}")
         yield ending.task, {name: Seen(**one) for name, one in found["seen"].items()}
 
 

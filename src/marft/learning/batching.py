@@ -124,7 +124,7 @@ class Denominators:
         counts = (actions, tokens, successful, teammate)
         return Denominators(*(dict.fromkeys(c, c.total()) for c in counts) if pooled else counts)
 
-    def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int = 1) -> float:
+    def token_weight(self, sample: Sample, aggregation: Aggregation, constant_length: int) -> float:
         """The weight of one sampled token of ``sample``."""
         policy = sample.action.policy
         if aggregation == "token-mean":
@@ -238,8 +238,8 @@ class Packing:
     aggregation: Aggregation
     level: Level
     tokens_per_batch: int
-    constant_length: int = 1
-    teammate_text: bool = False
+    constant_length: int
+    teammate_text: bool
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
