@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -58,12 +60,14 @@ def files_of(process: int) -> dict[str, Path]:
 
 
 def started(settings: SandboxSettings) -> Iterator[Jail]:
-    """In the way of the runner; the keeper is given a secret and an open file, as if the runner had forgotten both."""
+    """In the way of the runner; the keeper is given a secret and an open file, as if the runner had forgotten both;
+    the file has a high number too."""
     with (
         Path(__file__).open(encoding="utf-8") as leaked,
+        os.fdopen(fcntl.fcntl(leaked, fcntl.F_DUPFD, min(2000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1))) as high,
         subprocess.Popen(
             [sys.executable, "-I", "-S", str(JAIL), str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={"SECRET": "hush"}, cwd="/", pass_fds=[leaked.fileno()], start_new_session=True,
+            env={"SECRET": "hush"}, cwd="/", pass_fds=[leaked.fileno(), high.fileno()], start_new_session=True,
         ) as process,
     ):  # fmt: skip
         try:

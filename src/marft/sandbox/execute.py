@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 NOBODY = 65534
 INSIDE = 1000  # nobody's number in the jail, where the parent is root
 FEW = 64  # signals and timers that wait
+MOST_FILES = 1 << 20  # no process has a file of a higher number, unless its limit says so
 NO_CORE = 1  # byte: less than any core; with 0 a handler of the machine would still be started
 
 
@@ -26,12 +27,13 @@ def execute(order: dict[str, Any], folder: str) -> None:
     """
     lay_out(order, folder)
     isolated = order["limits"]["isolation"] != "none"
+    most_files = max(MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])  # a new limit closes nothing
     for what, amount in limits_of(order["limits"]).items():
         resource.setrlimit(what, (amount, amount))
     if isolated:
         drop_rights(order["limits"]["processes"])
     kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
-    os.closerange(3, 1 << 10)
+    os.closerange(3, most_files)
     if order["filter"]:
         kernel.install_filter(base64.b64decode(order["filter"]))
     environment = {"PATH": "", "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
