@@ -42,6 +42,7 @@ def of(name: str, tmp_path: Path, *overrides: str, **changes: Any) -> Any:
     return parse_recipe(table, [*LONG, *overrides])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:
     warmup = PRESETS[name].get("critic", {}).get("warmup_steps", 0)
@@ -253,6 +254,7 @@ class TestDynamicSampling:
             assert len({e.total_reward for e in collection.credit_inputs if e.task.id == task}) > 1
 
 
+@pytest.mark.slow
 def test_baselines_survive_a_checkpoint(tmp_path: Path) -> None:
     run = of("rae", tmp_path, "--training.steps", "4", "--checkpoints.every", "2", "--checkpoints.keep_last", "9")
     straight = RunFolder.create(run)

@@ -59,6 +59,7 @@ def menus_of(lists: list[list[tuple[list[float], float]]]) -> ChoiceSets:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(lists=LISTS)
 @settings(max_examples=200)
 def test_the_distribution_equals_the_slow_reference(lists: list[list[tuple[list[float], float]]]) -> None:
@@ -71,6 +72,7 @@ def test_the_distribution_equals_the_slow_reference(lists: list[list[tuple[list[
         assert spread.item() == pytest.approx(-sum(math.exp(x) * x for x in expected), abs=1e-5)
 
 
+@pytest.mark.slow
 @given(lists=LISTS)
 @settings(max_examples=200)
 def test_gradients_are_right_by_finite_differences(lists: list[list[tuple[list[float], float]]]) -> None:
@@ -346,6 +348,7 @@ class Leaves(OrganizationPart):
         return None if observation.text.endswith("7 =") else JointAction()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("organization", ["OneFails", "Leaves"])
 def test_an_organization_that_leaves_things_undone_loses_only_its_episodes(organization: str, tmp_path: Path) -> None:
     run = recipe(

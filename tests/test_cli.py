@@ -44,6 +44,7 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_train_eval_compare_and_report_work_together(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_train_eval_compare_and_report_work_together(
     assert "<svg" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_names_is_evaluated_once(
     capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
 ) -> None:
@@ -163,6 +165,7 @@ def test_checkpoints_that_are_not_there_are_named(capsys: pytest.CaptureFixture[
     assert "no checkpoint 'last'" in run(capsys, "eval", str(tmp_path / "test"), status=2)
 
 
+@pytest.mark.slow
 def test_parts_are_imported_from_the_folder_that_the_command_runs_in(recipe_file: Path, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(
         "from marft.envs.reasoning_gym import ReasoningGym\nclass Mine(ReasoningGym):\n    pass\n", encoding="utf-8"
@@ -216,6 +219,7 @@ def test_a_shell_completes_commands() -> None:
     ).stdout  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(recipe_file: Path, tmp_path: Path, presses: int) -> None:
     process = subprocess.Popen(

@@ -327,12 +327,14 @@ class TestPlugins:
         assert "must derive from" in complaint("--team.organization", "pathlib:Path")
 
 
+@pytest.mark.slow
 def test_configuration_imports_no_torch() -> None:
     code = "import sys, marft.config, marft.cli.main; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_parsing_a_recipe_imports_no_torch() -> None:
     code = (
         "import sys; from marft.config import load_recipe; load_recipe('math_dual_vetted'); "

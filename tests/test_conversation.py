@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,6 +147,7 @@ ASKS = st.lists(
 )  # which turn it goes on from, whether history is rewritten, what is asked, what is said
 
 
+@pytest.mark.slow
 @given(asks=ASKS, drops=st.booleans(), never=st.booleans())
 def test_each_sampled_token_is_in_one_turn_and_a_path_is_what_was_in_context(
     asks: list[tuple[int, bool, str, str]], drops: bool, never: bool

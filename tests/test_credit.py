@@ -64,6 +64,7 @@ def of_actions(batch: list[Episode], numbers: list[float]) -> list[float]:
     return [number for episode, number in zip(batch, numbers, strict=True) for _ in episode.actions]
 
 
+@pytest.mark.slow
 @given(batch=batches(), level=LEVELS, scale=st.booleans())
 @settings(max_examples=200)
 def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scale: bool) -> None:
@@ -72,6 +73,7 @@ def test_grpo_equals_the_slow_reference(batch: list[Episode], level: Level, scal
     assert [len(row) for row in credits.advantages] == CreditInputs(batch, level).sizes()
 
 
+@pytest.mark.slow
 @given(batch=batches(), level=LEVELS)
 @settings(max_examples=200)
 def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> None:
@@ -79,6 +81,7 @@ def test_rloo_equals_the_slow_reference(batch: list[Episode], level: Level) -> N
     np.testing.assert_allclose(by_action(credits), of_actions(batch, slow.rloo(batch)), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(batch=batches(), scale=st.booleans())
 @settings(max_examples=200)
 def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool) -> None:
@@ -86,6 +89,7 @@ def test_agent_wise_equals_the_slow_reference(batch: list[Episode], scale: bool)
     np.testing.assert_allclose(by_action(credits), flat(slow.agent_group(batch, scale)), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(first=batches(), second=batches(), decay=st.floats(0, 0.99))
 @settings(max_examples=200)
 def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], second: list[Episode], decay: float) -> None:
@@ -98,6 +102,7 @@ def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], secon
         np.testing.assert_allclose(advantages, flat(expected), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(batch=batches(forks=True), scale=st.booleans())
 @settings(max_examples=200)
 def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> None:
@@ -107,6 +112,7 @@ def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> No
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(batch=batches(forks=True), symmetric=st.booleans())
 @settings(max_examples=200)
 def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetric: bool) -> None:
@@ -116,6 +122,7 @@ def test_counterfactuals_equal_the_slow_reference(batch: list[Episode], symmetri
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(batch=batches(), scale=st.booleans(), fallback=st.sampled_from([0.0, 0.5, 1.0]))
 @settings(max_examples=200)
 def test_comam_equals_the_slow_reference(batch: list[Episode], scale: bool, fallback: float) -> None:
@@ -158,6 +165,7 @@ def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, dat
     np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @given(data=st.data(), chain=st.sampled_from(["joint", "agent", "graph"]))
 @settings(max_examples=200)
 def test_monte_carlo_equals_the_slow_reference(data: st.DataObject, chain: str) -> None:
@@ -171,6 +179,7 @@ def test_monte_carlo_equals_the_slow_reference(data: st.DataObject, chain: str) 
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(data=st.data(), kind=st.sampled_from(["first", "mean"]), gamma=st.floats(0, 1), lam=st.floats(0, 1))
 @settings(max_examples=200)
 def test_step_gae_equals_the_slow_reference(data: st.DataObject, kind: str, gamma: float, lam: float) -> None:
@@ -212,6 +221,7 @@ def test_magrpo_of_one_turn_is_dr_grpo_on_the_joint_return(batch: list[Episode])
     assert by_action(MAGRPO().assign(inputs)) == by_action(GRPO(scale=False).assign(inputs))
 
 
+@pytest.mark.slow
 @given(batch=batches())
 def test_agent_wise_is_grpo_where_all_agents_act_and_earn_together(batch: list[Episode]) -> None:
     """With the team's reward alone and everybody in every episode, every agent's group is the task's group."""
@@ -220,6 +230,7 @@ def test_agent_wise_is_grpo_where_all_agents_act_and_earn_together(batch: list[E
     np.testing.assert_allclose(by_action(AgentGroup().assign(inputs)), by_action(GRPO().assign(inputs)), atol=1e-12)
 
 
+@pytest.mark.slow
 @given(batch=batches())
 def test_trees_are_grpo_where_candidates_are_whole_episodes(batch: list[Episode]) -> None:
     """One action an episode, sampled from the same state: the candidates of the state are the attempts at the task."""

@@ -43,6 +43,7 @@ def read_record_of(path: Path, changed: str) -> Record:
 
 
 class TestDamage:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "damage",
         [
@@ -68,6 +69,7 @@ class TestDamage:
         assert "passed over a checkpoint" in note
         assert "step_000002" in note
 
+    @pytest.mark.slow
     def test_a_bad_line_of_the_metrics_takes_no_other_with_it(self, mine: tuple[RunSettings, RunFolder]) -> None:
         """Everything after it was once deleted."""
         run, folder = mine
@@ -172,6 +174,7 @@ class TestDamage:
         assert verify(folder.checkpoints / "step_000002").step == 2
         assert [path.name for path in Checkpoints(folder, run.checkpoints).steps()] == ["step_000002", "step_000004"]
 
+    @pytest.mark.slow
     def test_what_somebody_put_in_the_place_of_a_checkpoint_is_put_aside(
         self, mine: tuple[RunSettings, RunFolder]
     ) -> None:

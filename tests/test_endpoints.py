@@ -65,6 +65,7 @@ def replace_reset(script: Script) -> Any:
     return Named()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["hang", "drip"])
 def test_a_server_that_never_ends_times_out_its_own_episodes_alone(how: str) -> None:
     def answer(body: dict[str, Any], n: int) -> Reply:
@@ -163,6 +164,7 @@ def is_whole(body: bytes) -> bool:
     return isinstance(message, dict) and (isinstance(message.get("content"), str) or bool(message.get("tool_calls")))
 
 
+@pytest.mark.slow
 def test_no_malformed_body_is_a_crash_or_a_reward() -> None:
     """At least 1,000 of them, through sockets, client, engine and game."""
     body, tried = [b""], [0]
@@ -204,6 +206,7 @@ class Together(OrganizationPart):
         return JointAction()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["gather", "group", "swallow"])
 def test_a_failure_keeps_its_cause_however_an_organization_waits(how: str) -> None:
     def answer(body: dict[str, Any], n: int) -> Reply:

@@ -149,6 +149,7 @@ class TestGrading:
     def test_different_answers_are_rejected(self, gold: str, written: str) -> None:
         assert not equal(gold, written)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("part", range(8))
     def test_every_gold_answer_of_math_is_accepted_in_three_forms(self, part: int) -> None:
         """By mathematical equality: 31 of 500 were once rejected by a grader made at home."""
@@ -163,6 +164,7 @@ class TestGrading:
             assert equal(gold, f"${gold}$"), gold
             assert equal(gold, f"The answer is {gold}"), gold
 
+    @pytest.mark.slow
     def test_an_answer_that_takes_forever_is_not_graded_and_the_next_one_is(self, grader: Grader) -> None:
         began = time.perf_counter()
         with pytest.raises(GradingError, match="took over 2 s"):

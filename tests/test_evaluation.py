@@ -50,6 +50,7 @@ class UnevenSession:
     async def close(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_validating_between_steps_changes_nothing_of_what_is_learned(tmp_path: Path) -> None:
     """Validation draws from streams of its own, and from tasks of its own."""
     rows = {}

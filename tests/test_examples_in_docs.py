@@ -125,6 +125,7 @@ def command(name: str) -> click.Command:
     return found  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PYTHON)
 def test_python_runs_from_top_to_bottom(
     page: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
@@ -169,6 +170,7 @@ def methods(text: str) -> list[tuple[str, str]]:
     return [(cls.name, ast.unparse(node)) for cls in classes for node in cls.body if isinstance(node, functions)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sentence", [block.text for block in blocks("output")])
 def test_the_sentences_of_troubleshooting_are_those_of_the_code(sentence: str) -> None:
     """Most of each is what texts of the code always say; the rest is what they are filled in with."""

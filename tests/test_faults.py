@@ -71,6 +71,7 @@ def disk(tmp_path: Path) -> Iterator[Any]:
 
 
 class TestFullDisks:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("options", "free"), [("size=2m", 4), ("size=2m", 160), ("size=2m", 500)])
     def test_a_disk_that_fills_up_is_one_sentence_and_the_run_goes_on_once_there_is_room(
         self, disk: Any, options: str, free: int, capsys: pytest.CaptureFixture[str]
@@ -100,6 +101,7 @@ class TestFullDisks:
         assert "No inodes are left: it holds too many files. Everything saved before is whole" in said
         assert said.count("\n") == 1, said
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("call", [1, 3, 9])
     def test_whichever_write_fails_the_sentence_is_the_same(
         self, call: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -76,6 +76,7 @@ def samples_of(batch: Sequence[Episode]) -> list[Sample]:
     return [Sample(action, 1.0, np.ones(1)) for episode in batch for action in episode.actions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("sized", "in_segments"), [(False, False), (True, False), (True, True)])
 def test_a_score_does_not_depend_on_what_it_is_packed_with(
@@ -132,6 +133,7 @@ def test_where_batches_have_one_size_so_has_what_is_made_of_them(
         assert set(filled) == {one_size}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "train"),
     [("gspo", "bfloat16", "lora"), ("gspo", "float32", "lora"), ("gspo", "bfloat16", "full"),
@@ -259,6 +261,7 @@ class TestScoresThatDependOnTheirCompany:
 
         monkeypatch.setattr(update_module, "score_actions", off)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("which", [max, min])
     @pytest.mark.parametrize(
         ("name", "epochs", "said"),
@@ -291,6 +294,7 @@ class TestScoresThatDependOnTheirCompany:
         assert checked == ([3, 3 + PACKING_CHECKS] if said else [])  # policies first step after the warm-up
         assert all(measured[step] == pytest.approx(0.25) for step in checked)
 
+    @pytest.mark.slow
     def test_are_spoken_of_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spoiled(monkeypatch, lambda wanted: wanted[0])
         monkeypatch.setattr(learner_module, "PACKING_CHECKS", 1)
@@ -321,6 +325,7 @@ class TestAnEngineThatSaysOtherwise:
         train(run, RunFolder.create(run), observer=(observer := Listening()))
         return observer.notes
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("level", "advice"), [("action", "geometric"), ("token", "token")])
     def test_is_spoken_of_once_with_what_corrects_it(
         self, level: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

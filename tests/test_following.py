@@ -68,6 +68,7 @@ class TestFollowing:
         assert order == sorted(order)
         assert "0/reasoner/0 says" not in text
 
+    @pytest.mark.slow
     def test_ctrl_c_ends_it(self, folder: RunFolder) -> None:
         at_work(folder, os.getpid())
         words = [sys.executable, "-m", "marft", "show", str(folder.path), "--follow", "--count", "1"]
@@ -128,6 +129,7 @@ class TestSamples:
         assert "sample" in watching.console.file.getvalue()  # type: ignore[attr-defined]
         check(watching.console)
 
+    @pytest.mark.slow
     def test_the_command_and_the_recipe_say_how_often(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "recipe.toml").write_text(
             "[models.base]\npath = 'tiny'\n[policies.p]\nmodel = 'base'\n[[agents]]\nrole = 'solver'\npolicy = 'p'\n"

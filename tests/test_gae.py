@@ -18,6 +18,7 @@ FRACTION = st.floats(0, 1, allow_nan=False)
 LEVELS: list[Level] = ["action", "token"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("chain", ["joint", "agent", "graph"])
 @given(data=st.data())
@@ -42,6 +43,7 @@ def test_gae_equals_the_slow_reference(chain: str, level: Level, data: st.DataOb
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @given(data=st.data())
 def test_returns_are_advantages_with_the_critics_lambda_plus_values(level: Level, data: st.DataObject) -> None:
@@ -97,6 +99,7 @@ def test_with_all_lambdas_one_returns_are_monte_carlo(data: st.DataObject) -> No
         assert returns[0] == pytest.approx(sum(earned[action.step :]), abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @given(data=st.data())
 def test_a_critic_is_warmed_up_on_whole_returns_whatever_its_lambda(level: Level, data: st.DataObject) -> None:

@@ -69,6 +69,7 @@ class TestGoingOn:
         table["agents"] = table["agents"][::-1]
         assert "agents.order" in changes(parse_recipe(recipe()), parse_recipe(table))
 
+    @pytest.mark.slow
     def test_a_longer_run_under_a_schedule_says_that_the_rate_jumps(self, tmp_path: Path) -> None:
         cosine = ("--algorithm.optimizer.schedule", "cosine")
         _, folder = finished(tmp_path, *cosine)
@@ -98,6 +99,7 @@ class TestGoingOn:
         with pytest.raises(ValueError, match=r"training tasks are not those that the run learned from up to step 2"):
             train(run, folder, resume=True)
 
+    @pytest.mark.slow
     def test_a_recipe_that_cannot_be_read_says_where_a_copy_is(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
     ) -> None:
@@ -111,6 +113,7 @@ class TestGoingOn:
         folder.config.write_bytes(copy.read_bytes())
         assert "trained 2 steps" in command(capsys, "train", str(folder.path), "--resume")
 
+    @pytest.mark.slow
     def test_a_run_that_begins_with_old_weights_keeps_them_from_the_first_moment(
         self, trained: RunFolder, tmp_path: Path
     ) -> None:
@@ -198,6 +201,7 @@ class TestGoingOn:
 
 
 class TestLostMarks:
+    @pytest.mark.slow
     @pytest.mark.parametrize("damage", [None, "", '{"format": "mine"}'])
     def test_a_run_is_known_by_its_checkpoints_and_is_marked_again(
         self, mine: tuple[RunSettings, RunFolder], damage: str | None
@@ -217,6 +221,7 @@ class TestLostMarks:
         aside = folder.path / "run.damaged-1.json"
         assert (aside.read_text() if aside.exists() else None) == damage
 
+    @pytest.mark.slow
     def test_without_checkpoints_it_says_what_a_mark_holds(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
         (folder.path / "run.json").unlink()

@@ -65,6 +65,7 @@ WRONG: list[tuple[Any, Any, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grading", "right", "text", "cells"), RIGHT)
 def test_right_answers_are_accepted(grading: Any, right: Any, text: str, cells: dict[str, Any], tmp_path: Path) -> None:
     assert reward(tmp_path, grading, right, text, **cells) == (1.0, True)
@@ -109,6 +110,7 @@ class TestF1:
         assert reward(tmp_path, "f1", "the Eiffel Tower", text) == (2 / 3, False)
         assert reward(tmp_path, {"name": "f1", "threshold": 0.6}, "the Eiffel Tower", text) == (2 / 3, True)
 
+    @pytest.mark.slow
     @given(st.text(string.ascii_letters + " .,!'", max_size=20), st.text(string.ascii_letters + " .,!'", max_size=20))
     def test_it_is_the_harmonic_mean_of_precision_and_recall(self, right: str, said: str) -> None:
         assert token_f1(right, said) == pytest.approx(slow_f1(right, said), abs=1e-12)

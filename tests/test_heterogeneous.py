@@ -42,6 +42,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_two_bases_train_in_one_team(other_model: Path, level: str, tmp_path: Path) -> None:
     table = recipe("tiny", tmp_path, environment={"name": "tests.plugins:Flaky", "alternates": True})

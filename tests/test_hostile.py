@@ -104,6 +104,7 @@ def unharmed(episodes: Mapping[str, Episode], terms: Sequence[Term], folder: Pat
     assert [episode.status for name, episode in episodes.items() if name in GOOD] == ["terminated"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", ERRORS)
 def test_whatever_an_environment_raises_loses_its_own_episode_alone(method: str, error: str, tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ def test_whatever_an_environment_raises_loses_its_own_episode_alone(method: str,
     unharmed(episodes, (), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("misdeed", LOOPS)
 def test_whatever_it_does_to_its_event_loop_loses_its_own_episode_alone(
@@ -127,6 +129,7 @@ def test_whatever_it_does_to_its_event_loop_loses_its_own_episode_alone(
     unharmed(episodes, (), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS[:3])
 @pytest.mark.parametrize("value", ANYTHING)
 def test_whatever_it_returns_loses_its_own_episode_alone(method: str, value: str, tmp_path: Path) -> None:
@@ -135,6 +138,7 @@ def test_whatever_it_returns_loses_its_own_episode_alone(method: str, value: str
     unharmed(episodes, (), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_cannot_be_read_loses_its_own_episode_alone(step: str, tmp_path: Path) -> None:
     episodes = play_beside(world({"bad": ("step", lambda: STEPS[step])}), ["bad"], tmp_path)
@@ -160,6 +164,7 @@ def test_what_is_in_the_data_of_a_task_is_the_environments_own(data: Any, tmp_pa
     assert [episode.status for episode in read_episodes(tmp_path / "e.parquet")] == ["terminated"] * 2
 
 
+@pytest.mark.slow
 def test_whatever_hangs_loses_its_own_episode_alone_and_the_next_ones_get_other_threads(tmp_path: Path) -> None:
     misdeeds = {f"{how} in {method}": (method, HANGS[how]) for method in METHODS for how in HANGS}
     g = world(misdeeds, timeout=1.0)
@@ -175,6 +180,7 @@ def test_whatever_hangs_loses_its_own_episode_alone_and_the_next_ones_get_other_
     unharmed(episodes, (), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_beside_all_that_and_its_good_episodes_are_the_same_to_the_bit(tmp_path: Path) -> None:
     """With the real engine, whose batches hold good and bad episodes side by side."""
     recorded = []
@@ -195,6 +201,7 @@ def test_a_run_goes_on_beside_all_that_and_its_good_episodes_are_the_same_to_the
     assert [episode.task.id.startswith("bad") for episode in lost_ones] == [True] * 10
 
 
+@pytest.mark.slow
 def test_a_close_that_blocks_costs_no_later_episode(tmp_path: Path) -> None:
     """One thread after the other: the next episode must not be given the one that still hangs."""
     g = world({f"bad {n}": ("close", HANGS["block"]) for n in range(2)}, timeout=0.7)
@@ -203,6 +210,7 @@ def test_a_close_that_blocks_costs_no_later_episode(tmp_path: Path) -> None:
     assert (g.threads.given_up, g.threads.not_closed) == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_session_whose_thread_still_hangs_is_closed_once_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +260,7 @@ class Here(Given):
 MISDEED: list[Misdeed] = [lambda: None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", [Given, Here])
 @pytest.mark.parametrize("error", ERRORS)
 def test_whatever_a_reward_term_raises_loses_its_own_episode_alone(
@@ -266,6 +275,7 @@ def test_whatever_a_reward_term_raises_loses_its_own_episode_alone(
     assert [episodes[name].transitions[0].reward for name in GOOD] == [1.0] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", EARNED)
 def test_whatever_a_reward_term_gives_loses_its_own_episode_alone(value: str, tmp_path: Path) -> None:
     MISDEED[0] = lambda: EARNED[value]
@@ -274,6 +284,7 @@ def test_whatever_a_reward_term_gives_loses_its_own_episode_alone(value: str, tm
     unharmed(episodes, [Given()], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HANGS)
 def test_a_reward_term_that_hangs_loses_its_own_episode_alone(how: str, tmp_path: Path) -> None:
     MISDEED[0] = HANGS[how]
@@ -296,6 +307,7 @@ class Unruly:
         return JointAction(answer=await agents.b(observation, sees=[plan]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS)
 def test_whatever_an_organization_raises_loses_its_own_episode_alone(error: str, tmp_path: Path) -> None:
     episodes = play_beside(world({}, organization=Unruly(raising(error))), ["bad"], tmp_path)
@@ -310,6 +322,7 @@ def test_whatever_an_organization_returns_loses_its_own_episode_alone(value: str
     unharmed(episodes, (), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wait", "refuse to end"])
 def test_an_organization_that_waits_for_nobody_is_cancelled(how: str, tmp_path: Path) -> None:
     episodes = play_beside(world({}, organization=Unruly(HANGS[how]), timeout=0.5), ["bad"], tmp_path)
@@ -405,6 +418,7 @@ def with_looking(misdeed: Misdeed, **changes: Any) -> Game:
     return replace(g, team=Team((looking, second), g.team.organization), tools={"environment": source})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS)
 def test_whatever_a_tool_raises_is_told_to_its_agent_alone(error: str, tmp_path: Path) -> None:
     episodes = play_beside(with_looking(raising(error)), ["bad"], tmp_path)
@@ -416,6 +430,7 @@ def test_whatever_a_tool_raises_is_told_to_its_agent_alone(error: str, tmp_path:
     assert as_they_were(episodes) == as_they_were(calm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HANGS)
 def test_a_tool_that_hangs_harms_no_other_episode(how: str, tmp_path: Path) -> None:
     episodes = play_beside(with_looking(HANGS[how], timeout=1.0), ["bad"], tmp_path)

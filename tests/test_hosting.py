@@ -196,6 +196,7 @@ class TestAThread:
         free.set()
         assert done.wait(LONG)
 
+    @pytest.mark.slow
     def test_one_whose_loop_is_closed_says_so_and_leaves_nothing_unawaited(self, thread: LoopThread) -> None:
         thread.stop()
         assert ended(thread)

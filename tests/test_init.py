@@ -46,6 +46,7 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
 
 
 class TestWhatItWrites:
+    @pytest.mark.slow
     @pytest.mark.parametrize("team", SHAPES)
     def test_every_team_trains_at_once_and_its_reward_passes_its_test(
         self, capsys: pytest.CaptureFixture[str], here: Path, team: str
@@ -74,6 +75,7 @@ class TestWhatItWrites:
         assert len(tasks_of(environment, "test")) >= 5
         assert len(tasks_of(environment, "validation")) >= 1
 
+    @pytest.mark.slow
     def test_a_table_of_ones_own_stays_where_it_is(
         self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -90,6 +92,7 @@ class TestWhatItWrites:
         assert graded("It is t").reward == 0.0
         in_the_folder(here / "mine", "pytest", "-p", "no:cacheprovider")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("rows", "kind"),
         [

@@ -66,6 +66,7 @@ def shown(server: Server, number: int = 0) -> str:
     return str(server.requests[number]["messages"][0]["content"])
 
 
+@pytest.mark.slow
 def test_a_score_is_a_reward_of_the_team() -> None:
     priced = {"price_per_million_completion_tokens": 10.0}
     with (
@@ -197,6 +198,7 @@ def judged(server: Server, output: Path, *overrides: str, **changes: Any) -> Any
     return parse_recipe(table, overrides)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_judge(tmp_path: Path) -> None:
     with serving(lambda body, n: says("no idea" if n in (1, 2) else str(n % 10), usage=(20, 2))) as server:
         run = judged(server, tmp_path)

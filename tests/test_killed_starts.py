@@ -90,6 +90,7 @@ def is_whole(path: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_what_was_cut_short_goes_on_or_says_what_to_do(
     killed: list[RunFolder], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

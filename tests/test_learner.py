@@ -245,6 +245,7 @@ class TestALearningStep:
         with pytest.raises(Exception, match=f"credit 'grpo' gave {wrong.id} of 't' an advantage of .*inf"):
             mine.assign_credit(batch, KnownLogProbs())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("schedule", "told"), [("simultaneous", []), ("sequential", ["first"]), ("a2po", ["first"])]
     )

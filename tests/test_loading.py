@@ -215,6 +215,7 @@ ADAPTERS: dict[str, tuple[Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_broken_adapter_is_refused_by_name(adapter: Path, name: str) -> None:
     breaks, message = ADAPTERS[name]

@@ -56,6 +56,7 @@ def is_there(pid: int) -> bool:
 
 
 class TestLostWorkers:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("reason", "status", "said"),
         [
@@ -84,6 +85,7 @@ class TestLostWorkers:
             assert "good bye" in err
             assert "\x1b" not in err
 
+    @pytest.mark.slow
     def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
         episodes = rollouts.play(attempts(*["killed"] * 2, *["fine"] * 2))
         assert {episode.status for episode in episodes} == {"failed"}
@@ -119,6 +121,7 @@ class TestLostWorkers:
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_started_along(tmp_path: Path) -> None:
     found: list[int] = []
 
@@ -136,6 +139,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_start
         until(lambda: not any(map(is_there, found)), 5.0)
 
 
+@pytest.mark.slow
 def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_path: Path) -> None:
     tools = ("--tools", "{files = {name = 'mcp', command = ['no-such-program']}}", "--agents.actor.tools", "['files']")
     with pytest.raises(ValueError, match=r"^tools.files: there is no program 'no-such-program'$"):
@@ -177,6 +181,7 @@ def started(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     return run, pids
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_run_even_where_it_is_killed(tmp_path: Path) -> None:
     run, pids = started(tmp_path)
     run.kill()
@@ -184,6 +189,7 @@ def test_workers_end_with_the_run_even_where_it_is_killed(tmp_path: Path) -> Non
     until(lambda: not any(map(is_there, pids)), 5.0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_closes_sessions_and_ends_workers(tmp_path: Path) -> None:
     run, pids = started(tmp_path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does

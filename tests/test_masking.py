@@ -63,6 +63,7 @@ def test_no_episode_holds_what_was_echoed(reply: Reply) -> None:
         assert "*** *** *** *** *** *** ordinary words" in said[1]
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_but_its_recipe_holds_what_was_echoed(tmp_path: Path) -> None:
     """The recipe is what the user wrote, and what resuming reads."""
     with serving(lambda body, n: says(ECHO)) as server:

@@ -67,6 +67,7 @@ def test_agents_are_told_what_the_server_says(stdio: ToolSource) -> None:
     assert tool.parameters["required"] == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_call_over_stdio_in_an_episode(stdio: ToolSource) -> None:
     turns = (call("add", a=2, b=40) + call("fail"), call("add", a="x"), "ok")
     (action,) = run(with_tools(says(*turns), stdio, seconds=20)).actions
@@ -86,6 +87,7 @@ def test_a_call_over_http(url: str) -> None:
         source.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_loses_one_call_and_is_started_again(stdio: ToolSource) -> None:
     first = ask(stdio, "pid")
     with pytest.raises(Exception, match="closed"):
@@ -101,6 +103,7 @@ def test_a_call_that_takes_too_long_holds_up_nobody_else(stdio: ToolSource) -> N
     assert ask(stdio, "add", a=1, b=1) == "2"
 
 
+@pytest.mark.slow
 def test_the_server_sees_only_the_variables_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARFT_SECRET", "hush")
     monkeypatch.setenv("MARFT_KEY", "open")
@@ -112,6 +115,7 @@ def test_the_server_sees_only_the_variables_it_is_given(monkeypatch: pytest.Monk
         source.close()
 
 
+@pytest.mark.slow
 def test_each_episode_may_have_a_server_of_its_own() -> None:
     source = MCP(command=[*SERVER, "stdio"], per_episode=True).connect()
     try:
@@ -125,6 +129,7 @@ def test_each_episode_may_have_a_server_of_its_own() -> None:
         source.close()
 
 
+@pytest.mark.slow
 def test_a_closed_connection_leaves_no_process() -> None:
     source = MCP(command=[*SERVER, "stdio"]).connect()
     pid = int(ask(source, "pid"))
@@ -133,6 +138,7 @@ def test_a_closed_connection_leaves_no_process() -> None:
     assert not alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "why"),
     [

@@ -25,6 +25,7 @@ def threads() -> int:
     return sum(thread.name == "marft-session" for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 @linux
 def test_a_server_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PING_SECONDS", 0.5)
@@ -43,6 +44,7 @@ def test_a_server_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -
     assert soon(lambda: gone(second))
 
 
+@pytest.mark.slow
 def test_a_call_that_was_too_slow_leaves_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PING_SECONDS", 15.0)
     source = MCP(command=[*SERVER, "stdio"]).connect()
@@ -54,6 +56,7 @@ def test_a_call_that_was_too_slow_leaves_a_server_that_answers(monkeypatch: pyte
         source.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_an_error_in_time_and_ends() -> None:
     before, began = threads(), time.monotonic()
     with pytest.raises(ValueError, match=r"cannot connect to .*: it did not answer in 0.5 s \(connect_seconds\)"):
@@ -62,6 +65,7 @@ def test_a_server_that_never_answers_is_an_error_in_time_and_ends() -> None:
     assert soon(lambda: threads() == before)
 
 
+@pytest.mark.slow
 @linux
 def test_a_server_that_comes_too_late_for_its_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     source = MCP(command=[*SERVER, "stdio"], per_episode=True, connect_seconds=5).connect()
@@ -85,6 +89,7 @@ def test_a_server_that_comes_too_late_for_its_episode_ends(monkeypatch: pytest.M
     source.close()
 
 
+@pytest.mark.slow
 @linux
 def test_a_server_behind_a_launcher_ends_with_its_connection() -> None:
     words = " ".join([*SERVER, "stdio"])
@@ -134,6 +139,7 @@ def test_what_makes_no_sense_is_refused(table: dict[str, Any], why: str) -> None
         MCP.model_validate(table)
 
 
+@pytest.mark.slow
 def test_a_closed_connection_says_so() -> None:
     source = MCP(command=[*SERVER, "stdio"]).connect()
     source.close()

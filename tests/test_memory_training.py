@@ -63,6 +63,7 @@ def check_goes_on(episode: Episode) -> None:
             assert len(action.prompt) > len(known)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_a_conversation_is_trained_as_it_was_sampled_tools_and_all(level: str, tmp_path: Path) -> None:
@@ -85,6 +86,7 @@ def test_a_conversation_is_trained_as_it_was_sampled_tools_and_all(level: str, t
     assert [[(a.id, a.continues, a.restarted, a.sees) for a in e.actions] for e in again] == kept
 
 
+@pytest.mark.slow
 def test_a_template_that_never_continues_trains_too_and_says_why(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(templates.BEGINS)
@@ -100,6 +102,7 @@ def test_a_template_that_never_continues_trains_too_and_says_why(tmp_path: Path)
     assert rows[0]["restarts"] == len(later)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 def test_forks_remember_what_the_episode_did(tmp_path: Path) -> None:
     run = with_tools(tmp_path, "--algorithm.name", "coma", *REMEMBER)
@@ -109,6 +112,7 @@ def test_forks_remember_what_the_episode_did(tmp_path: Path) -> None:
     assert row["forks_failed"] == 0
 
 
+@pytest.mark.slow
 def test_agents_that_act_at_once_do_the_same_again(tmp_path: Path) -> None:
     recorded = []
     for name in ("one", "two"):
@@ -130,6 +134,7 @@ def test_a_template_that_cannot_show_a_conversation_is_refused_by_agent(tmp_path
     LocalRollouts(guessing(tmp_path, models=models)).close()
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_sent_its_growing_conversation_and_others_train_beside_it(tmp_path: Path) -> None:
     with serving(lambda body, n: says(f"plan {n}")) as server:
         run = team(server, tmp_path, *REMEMBER)
@@ -203,6 +208,7 @@ class TestHigherOrLower:
         assert [episode.task.id for episode in episodes if episode.success] == ["number/8"]
 
 
+@pytest.mark.slow
 def test_only_what_is_new_in_a_prompt_is_shown(tmp_path: Path) -> None:
     folder, episodes = trained(guessing(tmp_path, *REMEMBER))
     episode = next(e for e in episodes if len(e.transitions) > 1)

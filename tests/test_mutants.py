@@ -123,6 +123,7 @@ def test_a_survivor_that_is_listed_with_a_reason_is_accepted(done: Path) -> None
     assert "100.0%" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -142,6 +143,7 @@ def test_an_entry_without_a_reason_is_refused(project: Path) -> None:
     assert "needs a reason" in run(project)[1]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_the_last_one_stopped_and_does_again_what_has_changed(done: Path) -> None:
     results = done / "build/mutants/results.jsonl"
     kept = results.read_text().splitlines()
@@ -157,6 +159,7 @@ def test_a_run_goes_on_where_the_last_one_stopped_and_does_again_what_has_change
     assert f"{len(kept)} mutants, 0 to do" in run(done)[1]
 
 
+@pytest.mark.slow
 def test_a_mutant_that_never_ends_is_ended_and_counts_as_found(project: Path) -> None:
     code, printed = run(project, "--only", r"n -= 1 → \(removed\)")
     assert code == 0
@@ -164,6 +167,7 @@ def test_a_mutant_that_never_ends_is_ended_and_counts_as_found(project: Path) ->
     assert "100.0%" in printed
 
 
+@pytest.mark.slow
 def test_what_runs_on_import_is_mutated_too(project: Path) -> None:
     code, printed = run(project, "--only", r"\|  \|")
     assert code == 0
@@ -181,6 +185,7 @@ def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports
     assert "2 killed" in printed
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:
     settings = done / "mutants.toml"
     settings.write_text(SETTINGS.replace("sample = 12", "sample = 1000"))

@@ -22,6 +22,7 @@ from tests.test_cli import run as command
 
 
 class TestOneProcess:
+    @pytest.mark.slow
     def test_a_second_process_is_refused_and_told_who_is_at_work(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
     ) -> None:

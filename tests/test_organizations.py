@@ -197,6 +197,7 @@ def team(organization: str, tmp_path: Path, *overrides: str) -> Any:
     return parse_recipe(table, overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("organization", sorted(TEAMS))
 def test_every_organization_trains(organization: str, tmp_path: Path) -> None:
     run = team(organization, tmp_path, "--algorithm.credit", "{ name = 'gae', successor = 'graph' }")

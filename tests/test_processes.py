@@ -89,6 +89,7 @@ def write(tmp_path: Path, processes: int) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "processes"), [("SIGINT", 0), ("SIGTERM", 0), ("SIGKILL", 0), ("SIGINT", 2), ("SIGKILL", 2)]
 )

@@ -40,6 +40,7 @@ def two_turns(sample: int, rewards: tuple[float, float], own: float = 0.0) -> Ep
 
 
 class TestReinforcePlusPlus:
+    @pytest.mark.slow
     @given(batch=batches(), level=st.sampled_from(["action", "token"]), whiten=st.booleans(), data=st.data())
     @settings(max_examples=200)
     def test_it_equals_the_slow_reference(
@@ -97,6 +98,7 @@ class TestReinforcePlusPlus:
 
 
 class TestMAGRPO:
+    @pytest.mark.slow
     @given(batch=batches(), scale=st.booleans(), data=st.data())
     @settings(max_examples=200)
     def test_it_equals_the_slow_reference(self, batch: list[Episode], scale: bool, data: st.DataObject) -> None:

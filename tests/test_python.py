@@ -218,6 +218,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> marft.Run:
 
 
 class TestARun:
+    @pytest.mark.slow
     def test_it_is_recorded_by_names_and_looked_at_with_nothing(self, small: marft.Run) -> None:
         run = marft.load_run(small.path)
         assert repr(run) == f"Run('{small.path}', step 2)"
@@ -232,6 +233,7 @@ class TestARun:
         assert all((path / "adapter_model.safetensors").is_file() for path in run.adapters().values())
         assert "<svg" in run.report().read_text()
 
+    @pytest.mark.slow
     def test_a_look_loads_no_model_code(self, small: marft.Run) -> None:
         code = (
             f"import sys, marft; run = marft.load_run({str(small.path)!r}); run.metrics, run.recipe, run.episodes(),"
@@ -266,6 +268,7 @@ class TestARun:
         assert "given=[Board, brevity]" in str(error.value) or "given=[brevity, Board]" in str(error.value)
         assert "that in its place: my_module:" in str(error.value)
 
+    @pytest.mark.slow
     def test_commands_show_it_and_say_why_they_cannot_evaluate_it(
         self, small: marft.Run, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -275,6 +278,7 @@ class TestARun:
         assert "given in Python and lies in no file" in said
         assert "copy that to" not in said
 
+    @pytest.mark.slow
     def test_with_it_the_run_is_evaluated_and_goes_on(self, small: marft.Run, board: Any, brevity: Any) -> None:
         run = marft.load_run(small.path, given=[board, brevity])
         results = run.evaluate(tasks=2, modes=["greedy"])
@@ -285,12 +289,14 @@ class TestARun:
 
 
 class TestTraining:
+    @pytest.mark.slow
     def test_an_observer_hears_each_step_and_stops_the_run(self, tmp_path: Path) -> None:
         watching = Watching(until=1)
         run = marft.train(recipe(output=tmp_path), observer=watching)
         assert watching.heard == [1]
         assert (run.step, run.checkpoint().name) == (1, "step_000001")
 
+    @pytest.mark.slow
     def test_what_nobody_listens_to_is_a_warning(self, tmp_path: Path) -> None:
         marft.train(recipe(output=tmp_path))
         checkpoint = RunFolder(tmp_path / "test").checkpoints / "step_000002" / "state.json"
@@ -298,6 +304,7 @@ class TestTraining:
         with pytest.warns(UserWarning, match="passed over a checkpoint"):
             marft.train(tmp_path / "test", resume=True)
 
+    @pytest.mark.slow
     def test_it_writes_what_the_command_writes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "test.toml").write_text(to_toml(marft.load_recipe(recipe(output=tmp_path / "a"))))
         command(capsys, "train", str(tmp_path / "test.toml"))
@@ -313,6 +320,7 @@ class TestTraining:
         rows = [[row["reward"] for row in RunFolder(tmp_path / name / "test").read_metrics()] for name in ("a", "b")]
         assert rows[0] == rows[1]
 
+    @pytest.mark.slow
     def test_a_folder_in_use_is_left_alone(self, tmp_path: Path) -> None:
         marft.train(recipe(output=tmp_path), training={"steps": 1})
         with pytest.raises(ValueError, match=r"holds a run already; go on with it \(--resume\)"):
@@ -342,6 +350,7 @@ def run_in(folder: Path, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     printed = run_in(tmp_path, "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))

@@ -124,6 +124,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_learn_what_one_process_learns(name: str, count: int, tmp_path: Path) -> None:

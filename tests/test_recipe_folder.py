@@ -49,6 +49,7 @@ def test_a_recipe_is_read_from_anywhere_and_so_is_its_run(file: Path, tmp_path: 
     assert again.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_a_module_of_the_folder_that_the_command_runs_in_comes_first(file: Path, tmp_path: Path) -> None:
     (tmp_path / "grades_of_mine.py").write_text("raise RuntimeError('the other one')\n")
     assert "the other one" in dry_run(file, tmp_path).stderr

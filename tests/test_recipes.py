@@ -40,6 +40,7 @@ def small(name: str, folder: Path) -> RunSettings:
     return load_recipe(name, [word for key, value in changes.items() for word in (f"--{key}", str(value))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["math_dual", "math_dual_vetted"])
 def test_math_recipes_run_two_steps(name: str, tmp_path: Path) -> None:
     folder = RunFolder.create(small(name, tmp_path))

@@ -161,6 +161,7 @@ def test_usage_of_an_action_that_was_replayed_counts_once() -> None:
     assert remote_metrics([], ["a"]) == {}
 
 
+@pytest.mark.slow
 def test_a_remote_teammate_and_one_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", KEY)
 

@@ -103,6 +103,7 @@ def test_a_recipe_may_leave_out_all_that_is_sent_and_no_more() -> None:
     assert {*_fields(sampling, 1), "response_format"} == set(OMISSIBLE)
 
 
+@pytest.mark.slow
 def test_nothing_imports_the_client_before_it_is_needed() -> None:
     code = "import marft.engines.remote, marft.rewards.judge, marft.cli.main, sys; assert 'openai' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

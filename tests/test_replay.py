@@ -73,6 +73,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @given(batch=batches(forks=True))
 @examples(max_examples=60, deadline=None)
 def test_episodes_come_back_from_parquet_as_they_were(
@@ -94,6 +95,7 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
         read_episodes(tmp_path / "step_000001.parquet")
 
 
+@pytest.mark.slow
 def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) -> None:
     audit = replay(run_folder, [preset("grpo"), preset("rloo"), preset("at-grpo"), preset("agent-grpo")], step=2)
     batch = list(audit.episodes)

@@ -81,6 +81,7 @@ def assert_same(folder: RunFolder, straight: RunFolder, step: str = "step_000010
             assert np.array(a["log_probs"]).tobytes() == np.array(b["log_probs"]).tobytes()
 
 
+@pytest.mark.slow
 def test_the_same_run_twice_is_the_same(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
     folder = RunFolder.create(run)
@@ -88,6 +89,7 @@ def test_the_same_run_twice_is_the_same(straight: RunFolder, tmp_path: Path) -> 
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_stopping_and_going_on_changes_nothing(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
     folder = RunFolder.create(run)
@@ -128,6 +130,7 @@ def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straight: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(to_toml(run_settings(tmp_path)))
     script = f"""
@@ -157,6 +160,7 @@ def test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before_whole(straig
     assert_same(folder, straight)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_and_said(straight: RunFolder, tmp_path: Path) -> None:
     run = run_settings(tmp_path)
     folder = RunFolder.create(run)
@@ -190,6 +194,7 @@ def test_without_a_whole_checkpoint_resuming_says_so_and_deletes_nothing(tmp_pat
     assert state.exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_policy_still_trains(tmp_path: Path) -> None:
     """Adapters once came back as not trainable, with an empty optimizer."""
     first = run_settings(tmp_path, "--training.steps", "5")

@@ -123,6 +123,7 @@ def test_a_term_that_fails_fails_the_episode_and_is_never_a_reward_of_zero(name:
     assert reason in made.error
 
 
+@pytest.mark.slow
 def test_an_expression_that_searches_for_ever_fails_its_episode_and_holds_up_nobody() -> None:
     async def beside() -> tuple[Episode, int]:
         of = episode(1.0)

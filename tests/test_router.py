@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 from marft.config import RunSettings
@@ -57,6 +58,7 @@ class Elsewhere(Local):
         return engine
 
 
+@pytest.mark.slow
 def test_an_engine_that_shares_no_memory_with_the_learner_gives_the_same_run_to_the_bit(tmp_path: Path) -> None:
     shared = settings("tiny", tmp_path, "--name", "shared")
     train(shared, here := RunFolder.create(shared))

@@ -39,6 +39,7 @@ class TestOrdinaryCode:
         code = "import json, math, re, random, itertools, decimal\n" + "x = 1\n" * 50_000 + "print(math.comb(10, 3))"
         assert run_python(code).output == "120\n"
 
+    @pytest.mark.slow
     @isolated
     @given(code=st.text(max_size=60))
     @examples(max_examples=15, deadline=None)
@@ -101,6 +102,7 @@ class TestWhatIsOutOfReach:
 
 @isolated
 class TestBombs:
+    @pytest.mark.slow
     def test_endless_loops_run_out_of_time(self) -> None:
         assert run_python("while True: pass", SHORT).outcome == "killed"  # of CPU
         ran = run_python("import time\ntime.sleep(60)", SHORT.model_copy(update={"seconds": 1.0}))

@@ -173,6 +173,7 @@ class TestTheProgram:
         assert verdict(machine, call["setsockopt"], 3, 1, 26) == filter.REFUSE + errno.ENOPROTOOPT  # a BPF program
         assert set(call) == set(filter.CHECKS)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ALLOWED_ARGUMENTS)
     def test_every_other_argument_is_refused(self, machine: str, name: str) -> None:
         number = numbers(calls.BY_ARGUMENT, machine)[name]
@@ -217,6 +218,7 @@ class TestInTheJail:
         lines.append("print({name: what for name, what in seen.items() if what != (-1, 38)})")
         assert in_jail(*lines) == "{}"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_VSOCK", "AF_PACKET", "AF_ALG"])
     def test_no_socket_but_those_of_unix(self, family: str) -> None:
         code = f"import socket\ntry:\n    socket.socket(socket.{family}, socket.SOCK_RAW)\nexcept OSError as e:\n    print(e.errno)"
@@ -263,6 +265,7 @@ class TestWithoutNamespaces:
 
 @isolated
 class TestTheParentsKeys:
+    @pytest.mark.slow
     def test_code_neither_reads_nor_overwrites_them(self) -> None:
         """In a process with a session keyring of its own, which holds a key."""
         source = f"""

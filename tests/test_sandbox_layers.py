@@ -268,6 +268,7 @@ class TestWithoutTheFilter:
         finally:
             libc.shmctl(block, 0, None)
 
+    @pytest.mark.slow
     def test_the_session_keyring_is_not_the_parents(self) -> None:
         source = f"""
 import ctypes, os

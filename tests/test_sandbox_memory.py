@@ -68,6 +68,7 @@ class TestTheSum:
     def no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(group, "find", lambda: "")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", HOARDS)
     def test_all_that_a_jail_holds_is_limited_together(self, what: str) -> None:
         head = "import ctypes, mmap, os, socket, threading, time\n"

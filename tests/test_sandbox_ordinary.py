@@ -54,6 +54,7 @@ def spare() -> Iterator[str]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="we are an ordinary user already")
 def test_every_test_of_the_sandbox_passes_as_nobody(spare: str) -> None:
     """With supplementary groups that it may not leave, and a folder for temporary files of its own."""

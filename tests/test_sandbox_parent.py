@@ -51,6 +51,7 @@ def soon(left: Callable[[], object]) -> object:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", MODES)
 def test_a_parent_that_is_killed_at_any_moment_leaves_no_process_and_no_folder(
     isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +88,7 @@ def test_a_process_that_stays_would_be_seen() -> None:
     child.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", MODES)
 def test_nothing_is_left_of_code_that_was_stopped_or_ended(
     isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

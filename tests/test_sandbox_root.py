@@ -84,6 +84,7 @@ print(204)""",
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", STANDARD_LIBRARY)
 def test_the_standard_library_works(what: str) -> None:
     ran = run_python(STANDARD_LIBRARY[what])
@@ -174,6 +175,7 @@ class TestAnInterpreterElsewhere:
         assert str(elsewhere) in told
         assert "hushed" not in told
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["--symlinks", "--copies"])
     def test_one_of_a_virtual_environment_works(self, how: str, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", how, str(tmp_path / "venv")], check=True)

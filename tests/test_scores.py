@@ -39,6 +39,7 @@ def test_whatever_is_replied_is_a_score_or_none(reply: str, field: str) -> None:
     assert score is None or 0.0 <= score <= 1.0
 
 
+@pytest.mark.slow
 def test_a_pattern_that_searches_for_ever_is_no_score_and_no_end() -> None:
     with pytest.raises(EpisodeFailedError, match="searched a text for over 2 s") as caught:
         read_score("a" * 60 + "!", (0.0, 10.0), pattern="(a|a)+$")

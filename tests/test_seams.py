@@ -102,6 +102,7 @@ def test_a_module_that_cannot_be_imported_is_a_message_with_file_and_line(
     assert told in text
 
 
+@pytest.mark.slow
 def test_checking_seams_imports_no_torch() -> None:
     code = (
         "import sys; from tests.helpers import recipe; from marft.config import parse_recipe\n"

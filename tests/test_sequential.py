@@ -118,6 +118,7 @@ def a2po(learner: Learner, credited: CreditedEpisodes, phase: UpdatePhase, facto
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "correct"), [("happo", happo), ("a2po", a2po)])
 def test_a_sequential_update_equals_the_slow_one(
     name: str, correct: Correct, played: list[Episode], tmp_path: Path

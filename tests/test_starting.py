@@ -97,6 +97,7 @@ class TestOverwriting:
         assert "trained 1 steps" in command(capsys, "train", recipe_file, "--overwrite", "--training.steps", "1")
         assert len(folder.read_metrics()) == 1
 
+    @pytest.mark.slow
     def test_a_run_can_be_started_over_from_its_own_folder(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
     ) -> None:
@@ -121,6 +122,7 @@ class TestOverwriting:
         text = command(capsys, "train", str(mine[1].path), "--resume", *option, status=2)
         assert f"--resume goes on with the run that is there, and {option[0]} begins a new one" in text
 
+    @pytest.mark.slow
     def test_a_run_goes_on_from_inside_its_folder(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
     ) -> None:

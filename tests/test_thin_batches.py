@@ -51,6 +51,7 @@ LONE = [episode(1.0, 0, says("reasoner"), says("actor"))]
 BATCHES = {"one token": ONE_TOKEN, "silent actor": SILENT_ACTOR, "all equal": ALL_EQUAL, "lone": LONE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BATCHES)
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_survives_thin_batches(name: str, kind: str, tmp_path: Path) -> None:

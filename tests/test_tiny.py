@@ -76,6 +76,7 @@ def test_demonstrations_are_right_where_they_work_and_wrong_where_they_guess() -
     assert min(works.values()) > 300
 
 
+@pytest.mark.slow
 def test_single_steps_are_done_right_when_set_up_right() -> None:
     from random import Random
 
@@ -95,6 +96,7 @@ def rollouts() -> Iterator[LocalRollouts]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])
 def test_an_untuned_dual_team_solves_30_to_50_percent(rollouts: LocalRollouts, mode: str) -> None:
     result, episodes = evaluate(rollouts, "base", mode, rollouts.run.environment.tasks("test")[:500])  # type: ignore[arg-type, attr-defined]

@@ -175,6 +175,7 @@ WORDS = st.sampled_from(
 GARBAGE = st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=12).map("".join)
 
 
+@pytest.mark.slow
 @given(texts=st.lists(GARBAGE, min_size=50, max_size=50))
 @example(texts=['<tool_call>{"name": "\\ud800", "arguments": {}}'] * 50)
 @examples(max_examples=200)

@@ -68,6 +68,7 @@ def begin_with(monkeypatch: pytest.MonkeyPatch, *turns: str) -> None:
     monkeypatch.setattr(LocalEngine, "sample", forced)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_an_agent_with_tools_trains_on_its_own_tokens_alone(level: str, tmp_path: Path) -> None:
@@ -111,6 +112,7 @@ def test_recorded_episodes_with_calls_come_back_whole(tmp_path: Path) -> None:
             assert a.marks.tolist() == b.marks.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 def test_forks_of_episodes_with_calls_are_scored(tmp_path: Path) -> None:
     run = with_tools(tmp_path, "--algorithm.name", "coma")

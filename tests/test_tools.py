@@ -181,6 +181,7 @@ class TestCalls:
 
 
 class TestWhatGoesWrong:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("turn", "told"),
         [
@@ -207,6 +208,7 @@ class TestWhatGoesWrong:
         assert told in action.calls[0].output
         assert action.text == "I see."
 
+    @pytest.mark.slow
     def test_a_tool_that_blocks_for_ever_costs_only_its_own_episode_time(self) -> None:
         def say(key: ActionKey, prompt: str) -> str:
             slow = key.sample == 0 and "+" not in key.stream
@@ -259,6 +261,7 @@ class TestWhatGoesWrong:
         assert [dict(earned.agents) for earned in ToolErrors().score(episode)] == [{"a": -1.0}]
         assert "tool_calls" not in episode_metrics([run(game(Script([ends()])))], ["a"], lambda _: 0)
 
+    @pytest.mark.slow
     @given(texts=st.lists(st.lists(st.one_of(
         st.sampled_from(["CALL", '{"name": "add"', ', "arguments": ', '{"a": ', "}", '"', "null", "1e999", "\\ud800", "[" * 2000]),
         st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
@@ -300,6 +303,7 @@ class TestTheStateOfAnEpisode:
         assert offered.Counter.ended == ["t0"]
         assert [c.output for c in run(g).actions[0].calls] == ["t0: 1", "t0: 3", "t0: 4"]
 
+    @pytest.mark.slow
     def test_an_object_that_hangs_is_not_asked_again(self) -> None:
         turns = (call("sleep", seconds=60), call("count_up"), "ok")
         (action,) = run(with_tools(says(*turns), offered.Counter, seconds=0.3)).actions
@@ -348,6 +352,7 @@ class TestTheStateOfAnEpisode:
         assert again.status == "failed"
         assert "agents used '0' in turns" in again.error
 
+    @pytest.mark.slow
     def test_an_object_that_begins_late_ends_with_its_episode_all_the_same(self) -> None:
         offered.SlowToOpen.made.clear()
         g = with_tools(says(call("ping"), call("ping"), "ok"), offered.SlowToOpen, seconds=0.1)

@@ -55,6 +55,7 @@ AGENT_METRICS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, level: str) -> None:
     folder = trained(
@@ -69,6 +70,7 @@ def test_every_metric_is_logged_for_the_team_and_each_agent(tmp_path: Path, leve
     assert list((folder.path / "tensorboard").glob("events*"))
 
 
+@pytest.mark.slow
 def test_engine_and_learner_agree_over_a_full_demo_step() -> None:
     """Largest difference below 1e-5 nats in float32, over every token of 64 episodes of the shipped demo."""
     run = load_recipe("demo", ["--algorithm.critic.warmup_steps", "0"])
@@ -173,6 +175,7 @@ class TestWhatGoesWrong:
         with pytest.raises(RunError, match=r"step 1: none of 4 episodes could be scored; .*the world ends"):
             trained(tmp_path, environment={"name": "tests.plugins:Flaky", "fails": "all"})
 
+    @pytest.mark.slow
     def test_a_prompt_longer_than_the_context_is_cut_and_counted(self, tmp_path: Path) -> None:
         folder = trained(tmp_path, environment={"name": "tests.plugins:Flaky", "words": 2000})
         assert folder.read_metrics()[0]["truncated_tokens"] > 1000

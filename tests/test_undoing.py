@@ -55,6 +55,7 @@ class TestUndoing:
         optimizer = learner.optimizers["reasoner"].optimizer
         next(iter(optimizer.state.values()))["exp_avg_sq"].fill_(float("inf"))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("poison", "advice"),
         [(policy, "lower policies.actor.learning_rate"), (critic, "lower algorithm.critic.learning_rate (now 0.001)"), (moment, "lower policies.reasoner.learning_rate")],

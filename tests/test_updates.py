@@ -153,6 +153,7 @@ def test_gradients_do_not_depend_on_micro_batches_or_row_order(double: Backbone,
                 assert metrics[name] == pytest.approx(whole_metrics[name], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "aggregation"), [("action", "action-mean"), ("token", "constant-length")])
 @given(cuts=st.lists(st.integers(0, 6), max_size=3), seed=st.integers(0, 5))
 @settings(max_examples=25)

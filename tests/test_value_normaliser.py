@@ -95,6 +95,7 @@ def test_statistics_travel_with_the_critic(backbone: Backbone) -> None:
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_mappo_run_equals_one_that_never_stopped(tmp_path: Path) -> None:
     def run(name: str) -> tuple[RunFolder, object]:
         made = settings(

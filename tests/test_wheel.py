@@ -68,6 +68,7 @@ def test_the_code_that_runs_is_the_wheels(marft: Command, unpacked: Path, tmp_pa
     assert Path(marft(module="where").strip()).is_relative_to(unpacked)
 
 
+@pytest.mark.slow
 def test_recipes_are_listed_and_one_of_ones_own_is_read(marft: Command, tmp_path: Path) -> None:
     listed = marft("recipes")
     assert all(f"{name} " in listed for name in bundled_names())
@@ -75,6 +76,7 @@ def test_recipes_are_listed_and_one_of_ones_own_is_read(marft: Command, tmp_path
     assert 'name = "demo"' in marft("train", "mine.toml", "--dry-run")
 
 
+@pytest.mark.slow
 def test_the_demo_trains_and_is_evaluated_in_an_empty_folder(marft: Command, tmp_path: Path) -> None:
     small = ("--training.steps", "2", "--rollout.tasks_per_step", "2", "--algorithm.critic.warmup_steps", "0")
     assert "trained 2 steps" in marft("train", "demo", *small)
@@ -82,6 +84,7 @@ def test_the_demo_trains_and_is_evaluated_in_an_empty_folder(marft: Command, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+@pytest.mark.slow
 def test_the_first_teams_script_goes_from_a_table_to_an_adapter(unpacked: Path, tmp_path: Path) -> None:
     """In an empty folder, with nothing but the wheel: as somebody would who has read no more than the docs."""
     programs, folder = tmp_path / "programs", tmp_path / "empty"
@@ -109,6 +112,7 @@ def test_the_first_teams_script_goes_from_a_table_to_an_adapter(unpacked: Path, 
     assert sorted(path.name for path in folder.iterdir()) == ["sums.csv", "team"]
 
 
+@pytest.mark.slow
 def test_the_examples_are_parts_that_a_recipe_can_name(marft: Command) -> None:
     changes = ("--environment", "marft.examples.plugins:Guess", "--algorithm.credit", "marft.examples.plugins:Median")
     shown = marft("train", "demo", "--dry-run", *changes, "--algorithm.critic.kind", "none")

@@ -90,6 +90,7 @@ def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
     return right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_of_every_preset(name: str, model: Path) -> None:
     steps_of(Twins(recipe(model, algorithm(name))))
@@ -202,6 +203,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "start"), [(option, start) for option, (_, starts) in OPTIONS.items() for start in starts]
 )
@@ -220,12 +222,14 @@ def test_temperatures_hold_for_entropy_and_the_base_too(start: str, model: Path)
     check(model, start, option, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_no_cut_into_micro_batches_changes_anything(start: str, model: Path) -> None:
     option = {"entropy": 0.1, "kl": {"coefficient": 0.3}, "kl_stop": 0.4}
     check(model, start, option, micro_batch=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["action", "token"])
 def test_the_kl_stop_looks_at_the_whole_minibatch(start: str, model: Path) -> None:
     for limit in (0.001, 0.01, 0.05, 0.1):  # some stop in the middle, wherever the last micro-batch happens to be
@@ -274,15 +278,18 @@ def test_a_policys_own_learning_rate(model: Path) -> None:
 class TestSeveralSteps:
     """What is carried from one training step to the next: moments, rates, baselines, whose turn it is."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["marft", "a2po", "rae", "cispo"])
     def test_moments_and_baselines_are_carried_on(self, name: str, model: Path) -> None:
         steps_of(Twins(recipe(model, algorithm(name, **SMOOTH))), 3)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("schedule", ["linear", "cosine"])
     def test_rates_rise_and_fall(self, schedule: str, model: Path) -> None:
         rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
         steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"]
     )
@@ -310,6 +317,7 @@ class TestSeveralSteps:
 class TestTrustRegion:
     """HATRPO: an update counts only as far as its KL stays within the limit, and only where it is an improvement."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("limit", [1e-2, 1e-3, 1e-4, 1e-9])
     def test_updates_are_scaled_back_or_undone(self, limit: float, model: Path) -> None:
         table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
@@ -352,6 +360,7 @@ class TestMinibatches:
         assert len(mine) == 6
         return [Report(mine[2 * epoch : 2 * epoch + 2]) for epoch in range(3)]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("owner", ["planner", "solver", "critic"])
     def test_every_epoch_of_every_step_has_its_own(self, owner: str, model: Path) -> None:
         seen = [report for step in (0, 1) for report in self.gradients(model, step, owner)]

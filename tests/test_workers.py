@@ -55,6 +55,7 @@ def played(run: RunSettings) -> tuple[list[Episode], list[Episode]]:
 
 
 class TestTheSame:
+    @pytest.mark.slow
     def test_branches_choices_and_forks_are_those_of_one_process(self, tmp_path: Path) -> None:
         here, there = played(crowd(tmp_path, 0)), played(crowd(tmp_path, 2))
         assert any(action.choice for action in here[0][0].actions)
@@ -63,6 +64,7 @@ class TestTheSame:
         assert told(there[0]) == told(here[0])
         assert told(there[1]) == told(here[1])
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("calls_first")
     def test_uses_of_tools_are_those_of_one_process(self, tmp_path: Path) -> None:
         scarce = ("--tools.sums", f"{{name = 'tests.crews:Scarce', folder = '{tmp_path}'}}")
@@ -73,6 +75,7 @@ class TestTheSame:
         assert told(there[0]) == told(here[0])
         assert told(there[1]) == told(here[1])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("algorithm", ["coma", "at-grpo"])
     def test_a_whole_training_run_is_that_of_one_process(self, algorithm: str, tmp_path: Path) -> None:
         folders = []
@@ -91,6 +94,7 @@ class TestTheSame:
         assert timeless[1] == [row | {"workers_lost": 0.0} for row in timeless[0]]
         assert_same(folders[1], folders[0], "step_000002")
 
+    @pytest.mark.slow
     def test_a_greedy_evaluation_with_another_team_is_that_of_one_process(self, tmp_path: Path) -> None:
         results = []
         for processes in (0, 1):
