@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from marft.errors import RunError
@@ -74,7 +73,7 @@ class TestCounterfactuals:
         assert (first.at, list(first.actions), first.observations) == ("0/b/0", ["0/a/0", "0/c/0"], ["after 0"])
         assert list(second.actions) == ["0/a/0", "0/b/0", "0/c/0", "1/a/0"]
         assert (second.at, second.observations) == ("1/b/0", ["after 0", "after 1"])
-        assert [np.asarray(replay.prompt).tolist() for replay in (first, second)] == [[4, 4], [9, 9, 9]]
+        assert [r.instead_of and r.instead_of.prompt.tolist() for r in (first, second)] == [[4, 4], [9, 9, 9]]
 
     def test_an_episode_that_failed_is_not_forked_and_only_attempts_are_told_of(self) -> None:
         play = Playing(
