@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.learning.credit.gae import GAE
+from marft.learning.credit.monte_carlo import MonteCarlo
 from marft.learning.interfaces import CreditInputs, Level, Values, all_actions
 from marft.learning.rewarding import mix
 from marft.types import Episode, Observation, Task, Transition
@@ -184,3 +185,11 @@ def _one_token(action):  # type: ignore[no-untyped-def]
 def test_rows_are_in_the_order_of_all_actions() -> None:
     batch = [_two_agent_episode(1.0), _two_agent_episode(2.0)]
     assert [a.agent for a in all_actions(batch)] == ["a", "b", "a", "b"]
+
+
+def test_a_return_without_a_critic_is_discounted_between_steps_alone_unless_it_is_told() -> None:
+    actions = tuple(make_action("ab"[n % 2], step=n // 2, index=n) for n in range(4))
+    paid = (Transition(Observation("o"), 0.0), Transition(Observation("o"), 1.0))
+    episode = Episode(Task("t", "o"), "train/0", 0, actions, "terminated", paid)
+    returns = MonteCarlo().assign(CreditInputs([episode], "token")).advantages
+    assert [row.tolist() for row in returns] == [[0.99, 0.99], [0.99, 0.99], [1.0, 1.0], [1.0, 1.0]]

@@ -185,6 +185,21 @@ def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports
     assert "2 killed" in printed
 
 
+def test_what_runs_on_import_is_mutated_where_pytest_imports_a_module_for_its_examples(tmp_path: Path) -> None:
+    files = {
+        "src/pack/__init__.py": '"""Sums."""\n', "src/pack/sums.py": '"""\n>>> True\nTrue\n"""\n\nLIMIT = 3.0\n',
+        "tests/test_sums.py": "from pack.sums import LIMIT\n\n\ndef test_limit():\n    assert LIMIT == 3.0\n",
+        "mutants.toml": SETTINGS.replace("src/*.py", "src/pack/*.py").replace('["tests"]', '["src/pack/sums.py", "tests"]')
+        .replace("options = [", 'options = ["--doctest-modules", "--import-mode=importlib", '),
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code, printed = run(tmp_path)
+    assert code == 0, printed
+    assert "2 killed" in printed
+
+
 @pytest.mark.slow
 def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:
     settings = done / "mutants.toml"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class Planted(importlib.abc.MetaPathFinder):
-    """Imports the mutant's module with the fault in it, and every other as it is."""
+    """Imports the mutant's module with the fault in it, and every other as it is.
+
+    pytest looks for a module of a package in the folder that the package is in, where no finder would see it.
+    """
 
     def __init__(self, mutant: Mutant) -> None:
         self.mutant = mutant
@@ -62,12 +66,14 @@ class Planted(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        file = self.mutant.source.path
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.origin != str(self.mutant.source.path):
+        found = spec is not None and spec.origin == str(file)
+        if not found and not ("." in fullname and str(file.with_suffix("")).endswith("/" + fullname.replace(".", "/"))):
             return None
-        spec.loader = _Loader(fullname, spec.origin)
-        spec.loader.mutant = self.mutant
-        return spec
+        loader = _Loader(fullname, str(file))
+        loader.mutant = self.mutant
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -79,3 +85,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 def plant_on_import(mutant: Mutant) -> None:
     sys.meta_path.insert(0, Planted(mutant))
+
+
+def come_first() -> None:
+    """Look for modules before pytest does, which reads those with examples itself and puts its finder before others."""
+    sys.meta_path.sort(key=lambda finder: not isinstance(finder, Planted))

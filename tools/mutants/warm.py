@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from forks import Ending, in_forks, limit_cpu
 from mutation import Mutant
-from planting import Functions, plant_on_import
+from planting import Functions, come_first, plant_on_import
 
 OPTIONS = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-W", "ignore"]
 SLOWER = 5.0  # how many times as much processor time a test may take as without a mutant, beside what is spare
@@ -42,6 +42,10 @@ class Runner:
 
     def __init__(self, loop: Callable[[dict[str, pytest.Item]], None]) -> None:
         self.loop, self.failed, self.why = loop, "", ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        come_first()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
