@@ -12,8 +12,10 @@ from marft.errors import RunError
 from marft.forking.counterfactual import Counterfactuals, counterfactuals, dependents
 from marft.forking.crossed import Crossed, crossed
 from marft.forking.interface import Step, as_played
-from marft.forking.tree import tree
+from marft.forking.tree import Candidates, tree
 from marft.game.game import Attempt, Replay
+from marft.learning.credit.counterfactual import Counterfactual
+from marft.learning.credit.tree import Tree
 from marft.types import Action, Episode, Fork, Observation, Task, Transition
 from tests.episodes import make_action
 
@@ -195,3 +197,8 @@ def test_what_policies_made_by_themselves_are_attempts_or_whole_episodes_from_th
     nobody = replace(own, actions=())
     assert as_played([own, later, shown, nobody]) == [own]
     assert as_played([own, whole, later]) == [whole]
+
+
+def test_by_its_name_alone_a_credit_forks_as_often_as_was_published() -> None:
+    assert Counterfactual().forking == Counterfactuals(resamples=2)
+    assert Tree().forking == Candidates(candidates=4, carry="best")

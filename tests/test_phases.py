@@ -20,7 +20,7 @@ from marft.learning.objectives.cispo import CISPO
 from marft.learning.objectives.ppo import PPO
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.scoring import score_actions
-from marft.learning.update import Update
+from marft.learning.update import PACKING_CHECKS, Update
 from marft.types import Sample
 from tests.test_first_ratio import begun, episodes, recipe, samples_of
 
@@ -172,6 +172,12 @@ class TestWhatIsChecked:
         update.moved.add("actor")
         found = update._to_check(UpdatePhase(ROLES, kl_limit=limit), samples)
         assert {sample.action.agent for sample in found} == ({"reasoner"} if looks else set())
+
+    def test_policies_that_take_turns_all_have_theirs_checked(self) -> None:
+        for policies in range(2, 17):
+            assert {step % policies for step in range(0, policies * PACKING_CHECKS, PACKING_CHECKS)} == set(
+                range(policies)
+            )
 
     def test_nothing_is_unless_it_is_asked_for(self, tmp_path: Path) -> None:
         assert update_of(tmp_path, name="happo")._to_check(UpdatePhase(ROLES), samples_of(episodes(6))) == []
