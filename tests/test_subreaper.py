@@ -94,3 +94,15 @@ def test_all_ends_with_a_run_that_is_killed() -> None:
     process.kill()
     process.wait()
     assert soon(lambda: all(map(gone, pids)))
+
+
+@linux
+def test_a_parent_that_goes_thread_by_thread_says_so_many_times() -> None:
+    for _ in range(10):
+        process = start("sh -c 'echo $$; exec sleep 300' & sleep 300; true")
+        assert process.stdout is not None
+        below = int(process.stdout.readline())
+        for _ in range(200):
+            process.send_signal(signal.SIGUSR1)
+        process.wait(timeout=10)
+        assert gone(below)

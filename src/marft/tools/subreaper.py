@@ -10,9 +10,11 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # of prctl
 PARENT_IS_GONE = signal.SIGUSR1
+ENDING = (PARENT_IS_GONE, signal.SIGALRM, signal.SIGINT)
 GRACE_SECONDS = 1  # for a command that is asked to end
 NOT_FOUND = 127  # as a shell has it
 
@@ -27,7 +29,7 @@ def main() -> None:
         os.execvp(command[0], command)
     prctl = ctypes.CDLL(None).prctl
     prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
-    for number in (PARENT_IS_GONE, signal.SIGALRM):
+    for number in ENDING:
         signal.signal(number, end)
     prctl(DIE_WITH_PARENT, PARENT_IS_GONE, 0, 0, 0)
     if os.getppid() != parent:  # it had gone before we asked
@@ -42,7 +44,7 @@ def main() -> None:
         for stream in (0, 1):
             os.close(stream)  # they are the command's
         status = wait_for(child)
-    except (NotNeededError, KeyboardInterrupt):
+    except NotNeededError:
         status = 128 + signal.SIGKILL
     finally:
         end_all()
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def become(command: list[str]) -> None:
-    for number in (signal.SIGPIPE, PARENT_IS_GONE, signal.SIGALRM):
+    for number in (signal.SIGPIPE, *ENDING):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -70,17 +72,25 @@ def wait_for(child: int) -> int:
 
 def ask_to_end(child: int) -> None:
     signal.alarm(GRACE_SECONDS)
-    os.kill(child, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(child, signal.SIGTERM)
 
 
 def end(*_: object) -> None:
+    """Stop waiting. The signal can come once for every thread of the parent that dies: it is heeded once, or the next
+    one would end us before we have ended the rest."""
+    ignore()
     raise NotNeededError
+
+
+def ignore() -> None:
+    for number in (*ENDING, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_all() -> None:
     """Kill what is left. The children of whatever dies become ours, and are next."""
-    for number in (PARENT_IS_GONE, signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    ignore()
     while True:
         for pid in children():
             os.kill(pid, signal.SIGKILL)
