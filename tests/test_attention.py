@@ -10,9 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 from marft.config.models import ModelSettings
+from marft.models import weighing
 from marft.models.attention import padded_length
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.loading import load_backbone
+from marft.models.weighing import Weighing
 
 
 def rows(*lengths: int) -> list[np.ndarray]:
@@ -83,12 +85,21 @@ def test_a_model_of_the_same_parts_that_computes_otherwise_runs_its_own_forward(
     assert not backbone.fused
 
 
-def test_an_architecture_that_does_more_is_refused_instead_of_trained_wrongly(tmp_path: Path) -> None:
-    from transformers import GraniteConfig
-
-    _save_random(GraniteConfig(**SMALL, logits_scaling=2.0), tmp_path)
-    with pytest.raises(ValueError, match="computes something that the packed forward does not"):
-        load_backbone(ModelSettings(path=str(tmp_path)), torch.device("cpu"), torch.float32)
+def test_attention_with_a_cap_and_sinks_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long rows are taken some queries at a time, which the backward pass does again."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 11, 8) * 3, torch.randn(2, 2, 11, 8) * 3, torch.randn(2, 2, 11, 6)
+    sinks = torch.randn(4)
+    visible = torch.ones(11, 11, dtype=torch.bool).tril()[None]
+    results = []
+    for scores in (10**9, 3 * 2 * 4 * 11):
+        monkeypatch.setattr(weighing, "SCORES", scores)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, sinks)]
+        out = weighing.weigh(*leaves[:3], visible, Weighing(0.4, cap=5.0, sinks=leaves[3]))
+        out.square().sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for whole, parts in zip(*results, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_message(tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ from torch import Tensor
 
 from marft.models import log_probs
 from marft.models.log_probs import token_scores
+from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 
 
 def reference(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor
-) -> tuple[Tensor, Tensor]:
-    logits = (hidden @ weight.T + (0 if bias is None else bias)) / temperatures[:, None]
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor,
+    shape: LogitShape = AS_THEY_ARE,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits = (hidden @ weight.T + (0 if bias is None else bias)) * shape.scale
+    logits = logits if shape.cap is None else shape.cap * torch.tanh(logits / shape.cap)
+    logits = logits / temperatures[:, None]
     log_p = logits.log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
@@ -28,20 +32,29 @@ def problem() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, bias, torch.randint(0, 50, (23,)), temperatures
 
 
+SHAPES = {"plain": AS_THEY_ARE, "scaled": LogitShape(0.25), "capped": LogitShape(1.5, 4.0)}
+
+
 @pytest.mark.parametrize("chunk", [50, 7 * 50, 10**6])
 @pytest.mark.parametrize("trained_head", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_scores_and_gradients_equal_the_dense_reference(
-    problem: tuple[Tensor, ...], chunk: int, trained_head: bool, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+    problem: tuple[Tensor, ...],
+    chunk: int,
+    trained_head: bool,
+    with_bias: bool,
+    shape: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_probs, "CHUNK_ELEMENTS", chunk)
     hidden, weight, bias_, targets, temperatures = problem
     bias = bias_ if with_bias else None
     upstream, entropy_upstream = torch.randn(23, dtype=torch.float64), torch.randn(23, dtype=torch.float64)
     gradients = []
-    for function in (reference, lambda *a: token_scores(*a, entropy_gradient=True)):
+    for function in (reference, lambda *a, shape: token_scores(*a, entropy_gradient=True, shape=shape)):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained_head)
-        scores, entropies = function(h, w, bias, targets, temperatures)
+        scores, entropies = function(h, w, bias, targets, temperatures, shape=SHAPES[shape])
         ((scores * upstream) + entropies * entropy_upstream).sum().backward()
         gradients.append((scores.detach(), entropies.detach(), h.grad, w.grad))
     for expected, mine in zip(*gradients, strict=True):

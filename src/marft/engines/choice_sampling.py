@@ -83,7 +83,8 @@ def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
     temperatures = np.repeat(np.array([request.temperature for request, _ in pairs], np.float32), sizes)
     at, wanted, scales = (torch.from_numpy(array).to(backbone.device) for array in (positions, targets, temperatures))
     head = backbone.head
-    scores = token_scores(backbone.hidden_states(packed)[at], head.weight, head.bias, wanted, scales)
+    hidden = backbone.hidden_states(packed)[at]
+    scores = token_scores(hidden, head.weight, head.bias, wanted, scales, shape=backbone.logit_shape)
     return ChoiceSets.of(
         [[len(option.tokens) for option in request.options] for request in requests],
         [[option.normaliser for option in request.options] for request in requests],

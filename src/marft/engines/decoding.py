@@ -14,7 +14,6 @@ from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone, PackedRows
 from marft.models.batches import in_batches
 from marft.models.cache import KVCache
-from marft.models.log_probs import scaled_logits
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
 PREFILL_TOKENS = 8192  # in one forward
@@ -137,10 +136,9 @@ class RunningBatch:
 
     def _sample(self, hidden: Tensor, part: slice) -> list[Finished]:
         """Sample a token for the rows of ``part``, whose hidden states are given, and let finished rows go."""
-        head = self.backbone.head
         options = [row.sampling for row in self.rows[part]]
         plain = all(option.temperature in (0.0, 1.0) for option in options)
-        logits = scaled_logits(hidden, head.weight, head.bias, None if plain else self.temperatures[part])
+        logits = self.backbone.logits(hidden, None if plain else self.temperatures[part])
         made = self.made[part].clone()
         uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
         greedy = self.greedy[part] if any(option.temperature == 0.0 for option in options) else None

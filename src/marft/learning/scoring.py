@@ -27,17 +27,19 @@ def score(batch: MicroBatch) -> TokenScores:
 
 def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenScores, Tensor | None]:
     """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
-    hidden, head = batch.backbone.hidden_states(batch.rows), batch.backbone.head
+    hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_shape
     own = token_scores(
         hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
-        filled=batch.rows.filled,
+        filled=batch.rows.filled, shape=shape,
     )  # fmt: skip
     if batch.chosen is not None:
         own = batch.chosen.decide(own)
     text = batch.teammate_text
     if text is None:
         return own, None
-    theirs = token_scores(hidden[text.predict_from], head.weight, head.bias, text.targets, text.temperatures)
+    theirs = token_scores(
+        hidden[text.predict_from], head.weight, head.bias, text.targets, text.temperatures, shape=shape
+    )
     return own, theirs.log_probs
 
 

@@ -17,12 +17,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from marft.models.cache import KVCache
+from marft.models.weighing import Weighing, weigh
 
 IMPLEMENTATION = "marft"
 
 
 class AttentionPlan(Protocol):
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
         """``q`` [N, H, D], ``k`` and ``v`` [N, K, D] → [N, H, D] for N tokens, H query heads, K key heads."""
 
 
@@ -66,17 +67,16 @@ class PackedPlan:
             self.packed_from[self.padded_from[positions]] = positions
             self.in_rows = torch.arange(len(self.packed_from), device=device) < sum(lengths) if spare else None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
         if self.cache is not None and self.slots is not None:
             self.cache.write_rows(layer, k, v, self.lengths, self.slots)
         q, k, v = self._pad(q), self._pad(k), self._pad(v)
         parts, start = [], 0
         for longest, rows in self.groups:
             stop = start + rows * longest
-            shape = (rows, longest, -1, q.shape[-1])
-            parts.append(
-                _causal(q[start:stop].view(shape), k[start:stop].view(shape), v[start:stop].view(shape), scale, window)
-            )
+            shape = (rows, longest, -1)
+            group = (x[start:stop].view(*shape, x.shape[-1]) for x in (q, k, v))
+            parts.append(_causal(*group, weighing))
             start = stop
         return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
 
@@ -108,11 +108,13 @@ def _ranges(widths: Tensor) -> Tensor:
     return torch.arange(int(ends[-1]), device=widths.device) - (ends - widths).repeat_interleave(widths)
 
 
-def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, scale: float, window: int | None) -> Tensor:
+def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, weighing: Weighing) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
     grouped = q.shape[1] != k.shape[1]
-    length = q.shape[2]
-    if window is not None and window < length:
+    length, window, scale = q.shape[2], weighing.window, weighing.scale
+    if not weighing.plain:
+        out = weigh(q, k, v, _window_mask(length, window or length, q.device)[None], weighing)
+    elif window is not None and window < length:
         mask = _window_mask(length, window, q.device)
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
     else:
@@ -130,24 +132,32 @@ class DecodePlan:
         columns = torch.arange(self.longest, device=lengths.device)
         self.visible = columns <= lengths[:, None]  # [n, T]
         self.equal = bool(self.visible.all())
-        self.positions: Tensor | None = None
+        self.positions: dict[int, Tensor] = {}  # by key heads, which layers may have different numbers of
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
         rows, key_heads, width = k.shape
-        if self.positions is None:
-            self.positions = self.cache.flat_positions(self.lengths, key_heads)
-        keys, values = self.cache.append(layer, k, v, self.positions, self.longest)  # [n, K, T, D]
+        if key_heads not in self.positions:
+            self.positions[key_heads] = self.cache.flat_positions(self.lengths, key_heads)
+        keys, values = self.cache.append(layer, k, v, self.positions[key_heads], self.longest)  # [n, K, T, D]
+        if not weighing.plain:
+            visible = self._visible(weighing.window)[:, None]
+            return weigh(q[:, :, None], keys, values, visible, weighing)[:, :, 0]
         q_nKGD = q.view(rows, key_heads, -1, width)  # the query heads of one key head attend together
-        out = scaled_dot_product_attention(q_nKGD, keys, values, attn_mask=self._mask(window, q.dtype), scale=scale)
-        return out.reshape(q.shape)
+        mask = self._mask(weighing.window, q.dtype)
+        out = scaled_dot_product_attention(q_nKGD, keys, values, attn_mask=mask, scale=weighing.scale)
+        return out.reshape(rows, -1, out.shape[-1])
+
+    def _visible(self, window: int | None) -> Tensor:
+        """Which cached tokens each row sees, [n, T]."""
+        if window is None or window >= self.longest:
+            return self.visible
+        columns = torch.arange(self.longest, device=self.visible.device)
+        return self.visible & (columns > self.lengths[:, None] - window)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        visible = self.visible
-        if window is not None and window < self.longest:
-            columns = torch.arange(self.longest, device=visible.device)
-            visible = visible & (columns > self.lengths[:, None] - window)
-        elif self.equal:
+        if self.equal and (window is None or window >= self.longest):
             return None
+        visible = self._visible(window)
         mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
 
@@ -182,16 +192,18 @@ def attend(
     attention_mask: Tensor | None,  # noqa: ARG001  the plan's business
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     plan: AttentionPlan | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]."""
+    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks."""
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     layer = module.layer_idx
     assert isinstance(layer, int)
-    return plan.attend(layer, q, k, v, scale, sliding_window)[None], None
+    return plan.attend(layer, q, k, v, Weighing(scale, sliding_window, softcap, s_aux))[None], None
 
 
 def _window_mask(length: int, window: int, device: torch.device) -> Tensor:

@@ -16,6 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.fused_decoder import fits, fused_forward
+from marft.models.log_probs import scaled_logits
+from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.seeds import derive_seed
 from marft.types import TokenIds
@@ -78,9 +80,11 @@ class Backbone:
         self.layers: dict[str, MultiLoraLinear] = {}
         self.decoder = model.get_decoder()
         self.fused = fits(self.decoder)  # whether to run the decoder without its modules
+        self.plain = False  # whether to run the model's own forward, without packing
         head = model.get_output_embeddings()
         assert isinstance(head, nn.Linear)
         self.head: nn.Linear = head
+        self.logit_shape = LogitShape.of(model.config.get_text_config())
 
     @property
     def device(self) -> torch.device:
@@ -110,12 +114,20 @@ class Backbone:
         with self.routing.by_row(policies):
             return self._forward(ids, positions, plan)
 
+    def logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
+        """Hidden states [n, D] → logits over temperature [n, V], in float32 or better."""
+        return scaled_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_shape)
+
     def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         if self.fused:
             return fused_forward(self.decoder, ids, positions, plan)
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def take_slower_forward(self) -> None:
+        """From the decoder without its modules to the packed model, and from there to the model's own forward."""
+        self.fused, self.plain = False, not self.fused
 
     def add_adapter(self, policy: str, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
         """Give ``policy`` a fresh adapter (B = 0) on every linear layer whose name ends in one of ``targets``.

@@ -51,12 +51,12 @@ class KVCache:
 
     def append(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """Write one token a row and return the first ``longest`` columns of slots 0..n-1, [n, K, T, D]."""
-        rows, _, width = k.shape
+        rows = len(k)
         keys, values = self.keys[layer], self.values[layer]
         assert keys is not None, "decoding before any prefill"
         assert values is not None
-        keys.view(-1, width).index_copy_(0, positions, k.reshape(-1, width))
-        values.view(-1, width).index_copy_(0, positions, v.reshape(-1, width))
+        keys.view(-1, k.shape[-1]).index_copy_(0, positions, k.reshape(-1, k.shape[-1]))
+        values.view(-1, v.shape[-1]).index_copy_(0, positions, v.reshape(-1, v.shape[-1]))
         return keys[:rows, :, :longest], values[:rows, :, :longest]
 
     def move(self, source: int, target: int, length: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
 from marft.models.attention import AttentionPlan
+from marft.models.weighing import Weighing
 
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -64,7 +65,7 @@ def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: Attent
     both = torch.addcmul(both * cos, swapped, turned)
     q, k = both.split((q.shape[1], k.shape[1]), 1)
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
-    out = plan.attend(attention.layer_idx, q, k, v, attention.scaling, window)
+    out = plan.attend(attention.layer_idx, q, k, v, Weighing(attention.scaling, window))
     return _project(attention.o_proj, out.reshape(1, tokens, -1))
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
+from marft.models.logit_shape import AS_THEY_ARE, LogitShape
+
 CHUNK_ELEMENTS = 2**22  # logits held at a time
 LEAST_ROWS = 16  # of a chunk: fewer are multiplied by other kernels, with other roundings
 FILLED_ROWS = 1024  # at most, of a chunk that is always full
@@ -39,8 +41,9 @@ def token_scores(
     temperatures_T: Tensor | None,
     entropy_gradient: bool = False,
     filled: bool = False,
+    shape: LogitShape = AS_THEY_ARE,
 ) -> TokenScores:
-    """Score ``targets_T`` under ``softmax((hidden · weightᵀ + bias) / temperature)``.
+    """Score ``targets_T`` under ``softmax(shape(hidden · weightᵀ + bias) / temperature)``.
 
     Args:
         hidden_TD: hidden states at the positions that predict the targets.
@@ -58,25 +61,35 @@ def token_scores(
     trains_head = torch.is_grad_enabled() and (weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad))
     if not trains_head:
         log_probs, entropies = _FrozenHead.apply(  # type: ignore[no-untyped-call]
-            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows
+            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows, shape
         )
         entropies = entropies if entropy_gradient else entropies.detach()
         return TokenScores(log_probs[:count], entropies[:count])
     chunks = [
-        checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, use_reentrant=False)
+        checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, shape, use_reentrant=False)
         for h, y, t in _split(hidden_TD, targets_T, temperatures_T, rows)
     ]
     log_probs, entropies = (torch.cat(parts)[:count] for parts in zip(*chunks, strict=True))
     return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
 
 
-def scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None) -> Tensor:
+def scaled_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperatures: Tensor | None,
+    shape: LogitShape = AS_THEY_ARE,
+) -> Tensor:
     """Logits over temperature, in float32 or better: only here the sampler and the learner make them."""
     if weight.dtype in (torch.float32, torch.float64):
         logits = linear(hidden.to(weight.dtype), weight, bias)
     else:
         logits = _half_product(hidden.to(weight.dtype), weight.t())
         logits = logits if bias is None else logits.add_(bias)
+    return _tempered(shape(logits), temperatures)
+
+
+def _tempered(logits: Tensor, temperatures: Tensor | None) -> Tensor:
     return logits if temperatures is None else logits / temperatures[:, None].to(logits.dtype)
 
 
@@ -99,10 +112,15 @@ def _split(
 
 
 def _score_chunk(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperatures: Tensor | None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperatures: Tensor | None,
+    shape: LogitShape,
 ) -> tuple[Tensor, Tensor]:
     """As :class:`_FrozenHead` computes them, to the bit, for autograd."""
-    logits = scaled_logits(hidden, weight, bias, temperatures)
+    logits = scaled_logits(hidden, weight, bias, temperatures, shape)
     z = logits - logits.detach().amax(-1, keepdim=True)
     p = z.exp()
     total = p.sum(-1)
@@ -121,18 +139,21 @@ class _FrozenHead(torch.autograd.Function):
         temperatures: Tensor | None,
         entropy_gradient: bool,
         rows: int,
+        shape: LogitShape,
     ) -> tuple[Tensor, Tensor]:
         needs_gradient = ctx.needs_input_grad[0]
         log_probs, entropies, slopes, entropy_slopes = [], [], [], []
         for h, y, temperature in _split(hidden, targets, temperatures, rows):
-            z, p, total = exponentials_(scaled_logits(h, weight, bias, temperature))
+            logits = scaled_logits(h, weight, bias, None, shape)
+            bend = shape.slope(logits) if needs_gradient else 1.0
+            z, p, total = exponentials_(_tempered(logits, temperature))
             log_total, share = total.log(), total.reciprocal()[:, None]
             log_probs.append(z.gather(1, y[:, None])[:, 0] - log_total)
             scale = share if temperature is None else share / temperature[:, None].to(p.dtype)
             if needs_gradient:
                 at, mine = y[:, None], p.gather(1, y[:, None])
                 p.scatter_(1, at, mine - total[:, None])  # p − Σp·[v = y]: nothing is left to cancel
-                slopes.append(-scale * _times(p, weight))
+                slopes.append(-scale * _times(_bent(p, bend), weight))
                 p.scatter_(1, at, mine)
             z.mul_(p)
             weighted = z.sum(-1)
@@ -142,7 +163,7 @@ class _FrozenHead(torch.autograd.Function):
             entropies.append(entropy)
             if needs_gradient and entropy_gradient:
                 z.addcmul_(p, (entropy - log_total)[:, None])  # e^z (z − log Σ e^z + H)
-                entropy_slopes.append(-scale * _times(z, weight))
+                entropy_slopes.append(-scale * _times(_bent(z, bend), weight))
         if needs_gradient:
             ctx.save_for_backward(torch.cat(slopes), *([torch.cat(entropy_slopes)] if entropy_gradient else []))
             ctx.dtype = hidden.dtype
@@ -154,7 +175,12 @@ class _FrozenHead(torch.autograd.Function):
         out = grad[:, None] * slopes
         if entropy_slopes and entropy_grad is not None:
             out = out.addcmul(entropy_grad[:, None], entropy_slopes[0])
-        return out.to(ctx.dtype), None, None, None, None, None, None
+        return out.to(ctx.dtype), None, None, None, None, None, None, None
+
+
+def _bent(p: Tensor, bend: Tensor | float) -> Tensor:
+    """``p`` by logits → by the head's products."""
+    return p if isinstance(bend, float) and bend == 1.0 else p * bend
 
 
 def _times(p: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""A small random copy of a model: the same architecture, few and narrow layers, to be computed in a moment."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+VOCABULARY, WIDTH, INNER, EXPERTS, WINDOW, SEED = 96, 64, 48, 4, 7, 20
+NAMED = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+
+def small_copy(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel | None:
+    """A float32 copy of each kind of layer, or None where the configuration does not let itself be shrunk.
+
+    Windows are short, and weights so large that caps, sinks and scales change what comes out.
+    """
+    try:
+        config = small_config(model, decoder)
+        with torch.random.fork_rng(devices=[]):
+            copy = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    except Exception:  # noqa: BLE001  configurations check themselves, each in its own way
+        return None
+    if type(copy.get_decoder()) is not type(decoder):
+        return None
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.copy_(_drawn(parameter, generator))
+    ready: PreTrainedModel = copy.eval().requires_grad_(False)
+    return ready
+
+
+def small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedConfig:
+    """A model's configuration with few, narrow layers, one at least of each kind, and short windows.
+
+    Raises:
+        Exception: of any kind, where it is not made of the parts that are known here.
+    """
+    config: Any = deepcopy(model.config.get_text_config())
+    depth, layers = config.num_hidden_layers, _enough(decoder, config)
+    for name, value in vars(config).items():
+        if isinstance(value, list | tuple) and len(value) == depth:
+            setattr(config, name, type(value)(value[:layers]))
+    config.num_hidden_layers = layers
+    config.vocab_size = VOCABULARY
+    for name, value in NAMED.items():
+        setattr(config, name, value)
+    _narrow(config)
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = WINDOW
+    for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+        if (getattr(config, name, None) or 0) > EXPERTS:
+            setattr(config, name, EXPERTS)
+    if (getattr(config, "num_experts_per_tok", None) or 0) >= EXPERTS:
+        config.num_experts_per_tok = 2
+    small: PreTrainedConfig = config
+    return small
+
+
+def _narrow(config: Any) -> None:
+    """Fewer heads of the same size: rotations are made for it."""
+    heads = config.num_attention_heads
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    fewer_keys = min(keys, 2)
+    fewer = fewer_keys * min(heads // keys, 2)
+    head = getattr(config, "head_dim", None)
+    config.hidden_size = WIDTH if head else config.hidden_size // heads * fewer
+    config.num_attention_heads = fewer
+    if getattr(config, "num_key_value_heads", None):
+        config.num_key_value_heads = fewer_keys
+    for name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, INNER)
+
+
+def _enough(decoder: Any, config: Any) -> int:
+    """The fewest first layers, two at least, among which there is one of each kind."""
+    kinds = [_kind(layer, index, config) for index, layer in enumerate(decoder.layers)]
+    return max(2, max(kinds.index(kind) for kind in set(kinds)) + 1) if len(kinds) > 1 else 1
+
+
+def _kind(layer: nn.Module, index: int, config: Any) -> str:
+    """Parts and settings of a layer, and what the configuration's lists say of it."""
+    parts = [(name, type(module).__name__, _settings(module)) for name, module in layer.named_modules()]
+    listed = [
+        (name, value[index])
+        for name, value in sorted(vars(config).items())
+        if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers
+    ]
+    return repr((parts, listed))
+
+
+def _settings(module: nn.Module) -> list[tuple[str, object]]:
+    return sorted(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | None) and "layer_idx" not in name and "layer_index" not in name
+    )
+
+
+def _drawn(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(parameter.shape, generator=generator)
+    if parameter.dim() < 2:
+        return parameter + 0.3 * noise  # norms, biases, sinks
+    return noise * 2 / parameter.shape[-1] ** 0.5

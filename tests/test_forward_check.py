@@ -1,0 +1,131 @@
+"""Rounding is told from another architecture when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from marft.config.models import ModelSettings
+from marft.models import attention, forward_check, fused_decoder, log_probs
+from marft.models.backbone import Backbone
+from marft.models.loading import load_backbone
+from marft.models.logit_shape import AS_THEY_ARE
+from marft.models.small_copy import WINDOW, small_config, small_copy
+from marft.models.weighing import Weighing
+from tests.families import SMALL, config_of, random_model
+
+CPU = torch.device("cpu")
+
+
+def backbone_of(config: transformers.PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Backbone:
+    """Of a random model whose weights are as a fresh model's: nothing bites in it."""
+    attention.register()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION)
+    return Backbone(model.eval().requires_grad_(False), 256)
+
+
+def settled(config: transformers.PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Backbone:
+    backbone = backbone_of(config, dtype)
+    forward_check.settle_forward(backbone)
+    return backbone
+
+
+def forgetting(**changes: object) -> Callable[[pytest.MonkeyPatch], None]:
+    """Attention that leaves something of its weighing out."""
+
+    def forget(patch: pytest.MonkeyPatch) -> None:
+        for module in (attention, fused_decoder):
+            patch.setattr(module, "Weighing", lambda *given: replace(Weighing(*given), **changes))  # type: ignore[arg-type]
+
+    return forget
+
+
+def forgetting_logits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(log_probs.LogitShape, "__call__", lambda _, products: products)
+
+
+# Real values: Gemma 2 caps scores at 50 and logits at 30, and windows are thousands of tokens long.
+CAPPED = {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "max_position_embeddings": 8192}
+LEFT_OUT: dict[str, tuple[str, dict[str, object], Callable[[pytest.MonkeyPatch], None]]] = {
+    "cap": ("Gemma2Config", {**CAPPED, "final_logit_softcapping": None}, forgetting(cap=None)),
+    "logit cap": ("Gemma2Config", {**CAPPED, "attn_logit_softcapping": None}, forgetting_logits),
+    "sinks": ("GptOssConfig", {"head_dim": 64, "num_local_experts": 32}, forgetting(sinks=None)),
+    "window": ("MistralConfig", {"sliding_window": 4096, "max_position_embeddings": 8192}, forgetting(window=None)),
+    "local layers": ("Gemma3TextConfig", {"head_dim": 256, "num_hidden_layers": 8}, forgetting(window=None)),
+    "logit scale": ("GraniteConfig", {"logits_scaling": 8.0}, forgetting_logits),
+    "scale of scores": ("GraniteConfig", {"attention_multiplier": 0.0078}, forgetting(scale=8**-0.5)),
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_a_forward_that_leaves_something_out_is_not_used(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where neither short rows nor the weights at hand would show it."""
+    kind, changes, forget = LEFT_OUT[what]
+    config = getattr(transformers, kind)(**{**SMALL, **changes})
+    monkeypatch.setattr(forward_check, "_seen", {})
+    assert not settled(config).plain
+    forget(monkeypatch)
+    monkeypatch.setattr(forward_check, "_seen", {})
+    assert settled(config).plain
+
+
+def test_layers_without_rotation_are_not_run_by_the_forward_that_rotates_all() -> None:
+    """The first of them is the fourth."""
+    backbone = backbone_of(config_of("SmolLM 3"))
+    assert backbone.fused
+    forward_check.settle_forward(backbone)
+    assert not backbone.fused
+    assert not backbone.plain
+
+
+def test_a_half_precision_model_is_not_taken_for_another_architecture(tmp_path: Path) -> None:
+    """Large weights, where rounding moves log-probs by tenths of a nat: a real model once was refused for it."""
+    folder = random_model(transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 12}), tmp_path)
+    backbone = load_backbone(ModelSettings(path=str(folder)), CPU, torch.bfloat16)
+    assert backbone.fused
+    own = forward_check._own_logits(backbone.model, forward_check._real_rows(backbone), "eager")
+    mine = forward_check._packed_logits(backbone, forward_check._real_rows(backbone))
+    assert (mine.log_softmax(-1) - own.float().log_softmax(-1)).abs().max() > 0.2
+
+
+def test_a_model_that_differs_on_its_real_weights_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = backbone_of(config_of("Qwen 2, 2.5"), torch.bfloat16)
+    original = forward_check._packed_logits
+
+    def elsewhere(of: Backbone, rows: object) -> torch.Tensor:
+        logits = original(of, rows)  # type: ignore[arg-type]
+        return logits.roll(1, -1) if of is backbone else logits
+
+    monkeypatch.setattr(forward_check, "_packed_logits", elsewhere)
+    forward_check.settle_forward(backbone)
+    assert backbone.plain
+
+
+def test_a_small_copy_has_a_layer_of_each_kind_and_short_windows() -> None:
+    config = transformers.Gemma3TextConfig(**{**SMALL, "head_dim": 256, "num_hidden_layers": 26, "vocab_size": 300})
+    small = small_config(backbone_of(config).model, backbone_of(config).decoder)
+    assert small.num_hidden_layers == 6
+    assert set(small.layer_types) == {"sliding_attention", "full_attention"}
+    assert small.sliding_window == WINDOW
+    assert config.sliding_window == 4096  # the model itself is as it was
+
+
+def test_making_a_small_copy_draws_nothing_from_the_common_generator() -> None:
+    backbone = backbone_of(config_of("Qwen 2, 2.5"))
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    assert small_copy(backbone.model, backbone.decoder) is not None
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_plain_logits_are_not_even_copied() -> None:
+    logits = torch.randn(3, 4)
+    assert AS_THEY_ARE(logits) is logits
