@@ -30,10 +30,11 @@ from marft.config.models import ModelSettings
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.envs.splits import split_of
 from marft.game.rendering import Cut, Message
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
 from marft.tools.functions import Function
 from marft.types import Profile, TokenIds
 

@@ -11,7 +11,8 @@ from marft.config import RunSettings, parse_recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from marft.models.backbone import Backbone, PackedRows
+    from marft.models.backbone import Backbone
+    from marft.models.packed_rows import PackedRows
 
 CHAIN_SUM = {"min_terms": 3, "max_terms": 3, "min_digits": 2, "max_digits": 2}
 

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3
 from marft.config.models import ModelSettings
 from marft.models import weighing
 from marft.models.attention import padded_length
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone
+from marft.models.packed_rows import PackedRows
 from marft.models.weighing import Weighing
 
 

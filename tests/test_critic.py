@@ -13,7 +13,8 @@ from marft.config.algorithm import CriticSettings
 from marft.learning.credit.gae import GAE
 from marft.learning.critic import Critic, Reading, read_features, reading
 from marft.learning.interfaces import CreditInputs, Level
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
+from marft.models.packed_rows import PackedRows
 from marft.types import Action, Episode, Observation, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import lengths_read

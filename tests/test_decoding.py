@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
+from marft.models.packed_rows import PackedRows
 from marft.types import Sampling
 from tests.helpers import lengths_read
 

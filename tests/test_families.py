@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapters import save_adapter
 from marft.models.attention import DecodePlan, PackedPlan
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
 from marft.types import TokenIds
 from tests.families import FAST, PACKED, config_of, random_model
 
@@ -101,6 +102,7 @@ def test_half_precision_is_as_near_the_truth_as_transformers_is(name: str, folde
             (scored(backbone), backbone.model), (expected(model), model), (expected(exact), exact),
         )
     )  # fmt: skip
+    assert backbone.wide
     assert (mine - truth).abs().mean() < 1.25 * (other - truth).abs().mean() + 0.01
     assert _distance(found, wanted) < 1.25 * _distance(also, wanted) + 0.01
 

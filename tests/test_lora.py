@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.attention import DecodePlan, PackedPlan
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.loading import load_backbone
 from marft.models.lora import Adapter
+from marft.models.packed_rows import PackedRows
 
 ROWS = [
     np.array([3, 14, 15, 92, 65, 35], np.int32),
@@ -51,7 +52,7 @@ def test_the_layer_equals_pefts_layer_to_1e_6_in_float32(tuned: Backbone) -> Non
         theirs = peft_layer(layer.base, adapter, lora)
         x = torch.randn(1, 11, layer.base.in_features)
         mine_x, their_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-        with tuned.routing.by_stretch([(name, 0, 11)]):
+        with tuned.routing.by_stretch([(name, 0, 11)], 11):
             mine = layer(mine_x)
         other = theirs(their_x)
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)

@@ -29,7 +29,7 @@ from marft.game.game import Attempt, Game
 from marft.game.memory import AT_ONCE
 from marft.game.rendering import ChatMessage, NotExact, exchange
 from marft.game.team import Team
-from marft.models.backbone import PackedRows
+from marft.models.packed_rows import PackedRows
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder

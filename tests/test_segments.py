@@ -18,7 +18,8 @@ from marft.learning.credit.grpo import GRPO
 from marft.learning.critic import readings
 from marft.learning.interfaces import CreditInputs, Credits, Level
 from marft.learning.scoring import score
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
+from marft.models.packed_rows import PackedRows
 from marft.segments import Restart
 from marft.types import Action, Episode, Mark, Sample, TokenIds
 from tests.episodes import episodes, make_action, values_for

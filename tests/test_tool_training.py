@@ -15,8 +15,8 @@ from marft.config import RunSettings, parse_recipe
 from marft.config.load import to_toml
 from marft.engines.local import LocalEngine
 from marft.evaluation.evaluate import evaluate
-from marft.models.backbone import PackedRows
 from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder

@@ -18,10 +18,11 @@ from train import encode
 from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.game.rendering import Message, compose
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import scaled_logits
+from marft.models.packed_rows import PackedRows
 from marft.types import Profile
 
 

@@ -24,8 +24,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from marft.models import attention
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 448

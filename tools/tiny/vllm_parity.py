@@ -20,10 +20,10 @@ from vllm.lora.request import LoRARequest
 
 from marft.config.models import LoraSettings, ModelSettings
 from marft.models.adapters import save_adapter
-from marft.models.backbone import PackedRows
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
 from marft.models.places import resolve_path
 
 PROMPT = "State the final answer to the following arithmetic problem: 23 + 45 - 12 ="

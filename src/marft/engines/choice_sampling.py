@@ -11,10 +11,11 @@ from torch import Tensor
 
 from marft.engines.decoding import PREFILL_TOKENS
 from marft.engines.sampling import allowed_tokens, inverse
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
 from marft.models.choice_distribution import ChoiceSets
 from marft.models.log_probs import token_scores
+from marft.models.packed_rows import PackedRows
 from marft.types import Choice, Option, Sampling, TokenIds
 
 

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from marft.engines.sampling import allowed_tokens, draw
-from marft.models.attention import DecodePlan, PackedPlan
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
-from marft.models.cache import KVCache
+from marft.models.packed_rows import PackedRows
+from marft.models.running_rows import running_rows
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
 PREFILL_TOKENS = 8192  # in one forward
-FIRST_COLUMNS = 64  # room for new tokens beside the longest prompt, before the cache grows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +51,7 @@ class RunningBatch:
         device = backbone.device
         self.is_stop = torch.zeros(backbone.head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_stop[list(stop_ids)] = True
-        self.cache = KVCache(backbone.depth)
+        self.running = running_rows(backbone)
         self.rows: list[Row] = []
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
@@ -81,17 +80,14 @@ class RunningBatch:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """One token for every row → the rows that finished with it."""
-        n = len(self.rows)
-        self.cache.reserve(n, int(self.lengths.max()) + 1)
-        plan = DecodePlan(self.cache, self.lengths)
-        hidden = self.backbone.next_hidden_states(self.last, self.lengths, self.adapters, plan)
+        hidden = self.running.step(self.last, self.lengths, self.adapters)
         self.lengths = self.lengths + 1
-        return self._sample(hidden, slice(0, n))
+        return self._sample(hidden, slice(0, len(self.rows)))
 
     def clear(self) -> None:
         """Forget cached keys and values, which belong to weights that are about to change."""
         assert not self.rows, "the weights change while rows are being sampled"
-        self.cache = KVCache(self.backbone.depth)
+        self.running = running_rows(self.backbone)
 
     def _prefill(self, rows: Sequence[Row]) -> Tensor:
         rows_of: dict[tuple[str | None, bytes], list[int]] = {}
@@ -102,10 +98,7 @@ class RunningBatch:
             [rows[i[0]].prompt for i in distinct], [rows[i[0]].adapter for i in distinct], self.backbone.device
         )
         base = len(self.rows)
-        self.cache.reserve(base + len(rows), max(packed.lengths) + FIRST_COLUMNS)
-        slots = [[base + index for index in indices] for indices in distinct]
-        plan = PackedPlan(packed.lengths, self.backbone.device, self.cache, slots)
-        hidden = self.backbone.hidden_states(packed, plan)
+        hidden = self.running.prefill(packed, [[base + index for index in indices] for indices in distinct])
         ends = np.cumsum(packed.lengths) - 1
         last_of = np.empty(len(rows), np.int64)
         for end, indices in zip(ends, distinct, strict=True):
@@ -180,7 +173,7 @@ class RunningBatch:
         for index in sorted(leaving, reverse=True):
             last = order.pop()
             if index < len(order):
-                self.cache.move(len(order), index, int(self.lengths[last]))
+                self.running.move(len(order), index, int(self.lengths[last]))
                 order[index] = last
         keep = torch.tensor(order, dtype=torch.long, device=self.backbone.device)
         self.rows = [self.rows[index] for index in order]

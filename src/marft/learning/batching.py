@@ -22,8 +22,9 @@ from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.learning.ranks import Ranks
 from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
+from marft.models.packed_rows import PackedRows
 from marft.types import Action, ActionKey, Episode, Normalisation, Sample
 
 Aggregation = Literal["action-mean", "action-mean-of-sums", "token-mean", "constant-length"]

@@ -16,9 +16,10 @@ from marft.config.algorithm import CriticSettings
 from marft.learning.interfaces import Floats, Level, Values, all_actions, split_rows
 from marft.learning.ranks import ALONE, Ranks, merged, share, total
 from marft.learning.value_normaliser import ValueNormaliser
-from marft.models.backbone import Backbone, PackedRows
+from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
 from marft.models.critic import ValueHead
+from marft.models.packed_rows import PackedRows
 from marft.types import Action, Episode, TokenIds
 
 LORA_TARGETS = ("q_proj", "v_proj")

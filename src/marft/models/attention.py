@@ -75,8 +75,8 @@ class PackedPlan:
         for longest, rows in self.groups:
             stop = start + rows * longest
             shape = (rows, longest, -1)
-            group = (x[start:stop].view(*shape, x.shape[-1]) for x in (q, k, v))
-            parts.append(_causal(*group, weighing))
+            of_q, of_k, of_v = (x[start:stop].view(*shape, x.shape[-1]) for x in (q, k, v))
+            parts.append(_causal(of_q, of_k, of_v, weighing))
             start = stop
         return self._pack(torch.cat(parts) if len(parts) > 1 else parts[0])
 
@@ -199,7 +199,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks."""
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     layer = module.layer_idx
     assert isinstance(layer, int)

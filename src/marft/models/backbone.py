@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,50 +18,10 @@ from marft.models.fused_decoder import fits, fused_forward
 from marft.models.log_probs import scaled_logits
 from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
+from marft.models.own_forward import own_hidden_states
+from marft.models.packed_rows import PackedRows
+from marft.models.wide_stream import widen
 from marft.seeds import derive_seed
-from marft.types import TokenIds
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedRows:
-    """Rows of tokens, one after the other, each policy's rows in one stretch.
-
-    >>> rows = PackedRows.of([np.array([5, 6, 7]), np.array([8, 9])], ["planner", "coder"], torch.device("cpu"))
-    >>> rows.ids.tolist(), rows.positions.tolist(), rows.lengths, rows.stretches
-    ([5, 6, 7, 8, 9], [0, 1, 2, 0, 1], [3, 2], [('planner', 0, 3), ('coder', 3, 5)])
-    """
-
-    ids: Tensor  # [N]
-    positions: Tensor  # [N]
-    lengths: list[int]  # [B], sums to N, or to less where the batch has been filled up
-    stretches: list[tuple[str | None, int, int]]
-    filled: bool = False  # to a size that its rows have not decided
-
-    @staticmethod
-    def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0) -> PackedRows:
-        """Pack ``rows`` in the order given. A policy may come back later: that costs a stretch, nothing else.
-
-        Args:
-            size: tokens to fill the batch up to. In batches of one size a row comes out the same to the bit, whatever
-                lies beside it, where the kernels of the device treat the rows of a product alike.
-        """
-        lengths = [len(row) for row in rows]
-        stretches: list[tuple[str | None, int, int]] = []
-        start = 0
-        for policy, length in zip(policies, lengths, strict=True):
-            if stretches and stretches[-1][0] == policy:
-                stretches[-1] = (policy, stretches[-1][1], start + length)
-            else:
-                stretches.append((policy, start, start + length))
-            start += length
-        spare = np.zeros(max(0, size - start), np.int64)
-        ids = torch.from_numpy(np.concatenate([*rows, spare]).astype(np.int64)).to(device)
-        positions = torch.from_numpy(np.concatenate([*(np.arange(length) for length in lengths), spare])).to(device)
-        return PackedRows(ids, positions, lengths, stretches, size > 0)
-
-    def starts(self) -> list[int]:
-        """Where each row begins in the packed batch, [B]."""
-        return [0, *np.cumsum(self.lengths)[:-1].tolist()]
 
 
 class Backbone:
@@ -78,12 +37,19 @@ class Backbone:
         self.context = context
         self.routing = Routing()
         self.layers: dict[str, MultiLoraLinear] = {}
-        self.decoder = model.get_decoder()
+        self.decoder = _decoder_of(model)
         self.fused = fits(self.decoder)  # whether to run the decoder without its modules
         self.plain = False  # whether to run the model's own forward, without packing
+        self.wide = False  # whether the residual stream is float32 where the weights are not
         head = model.get_output_embeddings()
-        assert isinstance(head, nn.Linear)
+        if not isinstance(head, nn.Linear):
+            raise ValueError(
+                f"models: {type(model).__name__} makes its logits with {type(head).__name__}, not with a linear layer; "
+                "use another model"
+            )
         self.head: nn.Linear = head
+        if self.half:
+            widen(self.decoder, lambda: self.wide)
         self.logit_shape = LogitShape.of(model.config.get_text_config())
 
     @property
@@ -91,11 +57,15 @@ class Backbone:
         return self.head.weight.device
 
     @property
+    def half(self) -> bool:
+        """Whether its weights are in half precision."""
+        return self.head.weight.dtype not in (torch.float32, torch.float64)
+
+    @property
     def wants_full_batches(self) -> bool:
         """Whether its products may round differently in batches of different sizes, and so coarsely that it shows:
         scores that are compared are then made in batches of one size."""
-        exact = self.head.weight.dtype in (torch.float32, torch.float64)
-        return self.device.type != "cpu" or not exact
+        return self.device.type != "cpu" or self.half
 
     @property
     def depth(self) -> int:
@@ -103,8 +73,10 @@ class Backbone:
 
     def hidden_states(self, rows: PackedRows, plan: AttentionPlan | None = None) -> Tensor:
         """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
+        if self.plain:
+            return own_hidden_states(self.decoder, self.routing, rows)
         plan = plan or PackedPlan(rows.lengths, self.device, tokens=len(rows.ids))
-        with self.routing.by_stretch(rows.stretches, whole=rows.filled):
+        with self.routing.by_stretch(rows.stretches, len(rows.ids), whole=rows.filled):
             return self._forward(rows.ids, rows.positions, plan)
 
     def next_hidden_states(
@@ -123,11 +95,14 @@ class Backbone:
             return fused_forward(self.decoder, ids, positions, plan)
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        return hidden.to(self.head.weight.dtype)
 
     def take_slower_forward(self) -> None:
         """From the decoder without its modules to the packed model, and from there to the model's own forward."""
-        self.fused, self.plain = False, not self.fused
+        self.fused, self.plain, self.wide = False, not self.fused, False
+        if self.plain:
+            implementation = "sdpa" if getattr(self.model, "_supports_sdpa", False) else "eager"
+            self.model.set_attn_implementation(implementation)
 
     def add_adapter(self, policy: str, rank: int, alpha: float, targets: Sequence[str], seed: int) -> None:
         """Give ``policy`` a fresh adapter (B = 0) on every linear layer whose name ends in one of ``targets``.
@@ -162,7 +137,7 @@ class Backbone:
         self.fused = False
 
         def same_routing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.routing.by_stretch(self.routing.stretches, self.routing.whole)
+            return nullcontext(), self.routing.as_it_is()
 
         for layer in self.model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
@@ -190,6 +165,12 @@ class Backbone:
             self.layers[name] = MultiLoraLinear(base, self.routing)
             setattr(parent, attribute, self.layers[name])
         return self.layers[name]
+
+
+def _decoder_of(model: PreTrainedModel) -> Any:
+    """What makes hidden states; a few models say that they are it themselves."""
+    decoder = model.get_decoder()
+    return getattr(model, "model", decoder) if decoder is model else decoder
 
 
 def _is_target(name: str, module: nn.Module, target: str) -> bool:

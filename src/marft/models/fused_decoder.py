@@ -63,7 +63,7 @@ def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: Attent
     half = head // 2
     swapped = torch.cat((both[..., half:], both[..., :half]), -1)
     both = torch.addcmul(both * cos, swapped, turned)
-    q, k = both.split((q.shape[1], k.shape[1]), 1)
+    q, k = both.to(v.dtype).split((q.shape[1], k.shape[1]), 1)
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     out = plan.attend(attention.layer_idx, q, k, v, Weighing(attention.scaling, window))
     return _project(attention.o_proj, out.reshape(1, tokens, -1))
@@ -81,7 +81,8 @@ def _project(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def _norm(norm: Any, x: Tensor) -> Tensor:
-    return rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+    exact, dtype = torch.promote_types(x.dtype, torch.float32), norm.weight.dtype
+    return rms_norm(x.to(exact), (x.shape[-1],), norm.weight.to(exact), norm.variance_epsilon).to(dtype)
 
 
 def _parts(module: nn.Module) -> set[str]:

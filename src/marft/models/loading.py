@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from marft.config.models import ModelSettings
 from marft.models import attention
@@ -51,7 +51,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_path(settings.path), revision=settings.revision, dtype=dtype,
-            attn_implementation=attention.IMPLEMENTATION,
+            attn_implementation=_attention_for(config),
             use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:
@@ -62,15 +62,16 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     refuse_not_finite(dict(model.named_parameters()), what)
     backbone = Backbone(model, context_of(config, settings))
-    settle_forward(backbone)
-    if backbone.plain:
-        raise ValueError(
-            f"models: {settings.path!r} ({type(model).__name__}) computes something that the packed forward does not; "
-            "use a model of a plainer architecture, such as Qwen, Llama, Gemma 3 or Mistral"
-        )
+    settle_forward(backbone, what)
     if settings.gradient_checkpointing:
         backbone.recompute_activations()
     return backbone
+
+
+def _attention_for(config: PretrainedConfig) -> str | None:
+    """MARFT's, where the model lets its attention be plugged; None is the model's own choice."""
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return attention.IMPLEMENTATION if getattr(kind, "_supports_attention_backend", False) else None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:

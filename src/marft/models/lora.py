@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+PARTIAL = (
+    "a layer that policies adapt sees {} tokens where the batch has {}, as an expert's does: which are whose is not "
+    "known there; leave it out of lora.targets"
+)
 
 
 class Adapter(nn.Module):
@@ -38,20 +43,28 @@ class Routing:
         self.stretches: Sequence[tuple[str | None, int, int]] = ()
         self.whole = False  # whether each adapter is multiplied with the whole batch
         self.rows: Sequence[str | None] | None = None
+        self.tokens = 0  # of the running forward
 
     @contextmanager
-    def by_stretch(self, stretches: Sequence[tuple[str | None, int, int]], whole: bool = False) -> Iterator[None]:
-        """``(policy, start, stop)`` covers of the packed batch; ``None`` is the base alone.
+    def by_stretch(
+        self, stretches: Sequence[tuple[str | None, int, int]], tokens: int, whole: bool = False
+    ) -> Iterator[None]:
+        """``(policy, start, stop)`` covers of the batch's tokens, row after row; ``None`` is the base alone.
 
         Args:
+            tokens: of the batch, those included that are in no stretch.
             whole: multiply each adapter with the whole batch and keep its stretch of the product, so that no number
                 depends on how many tokens of the policy there are.
         """
-        self.stretches, self.whole = stretches, whole
+        self.stretches, self.tokens, self.whole = stretches, tokens, whole
         try:
             yield
         finally:
-            self.stretches, self.whole = (), False
+            self.stretches, self.tokens, self.whole = (), 0, False
+
+    def as_it_is(self) -> AbstractContextManager[None]:
+        """The same once more, for a backward pass that computes layers again."""
+        return self.by_stretch(self.stretches, self.tokens, self.whole)
 
     @contextmanager
     def by_row(self, rows: Sequence[str | None]) -> Iterator[None]:
@@ -60,10 +73,11 @@ class Routing:
             self.stretches = [(rows[0], 0, len(rows))]
         else:
             self.rows = rows
+        self.tokens = len(rows)
         try:
             yield
         finally:
-            self.stretches, self.rows = (), None
+            self.stretches, self.rows, self.tokens = (), None, 0
 
 
 class MultiLoraLinear(nn.Module):
@@ -87,7 +101,11 @@ class MultiLoraLinear(nn.Module):
         assert isinstance(found, Adapter)
         return found
 
-    def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out]
+    def forward(self, x: Tensor) -> Tensor:  # [1, N, in] → [1, N, out], or rows of a batch [B, T, in] → [B, T, out]
+        if x.dim() != 3 or len(x) != 1:
+            return self.forward(x.reshape(1, -1, x.shape[-1])).view(*x.shape[:-1], -1)
+        if self.routing.tokens not in (0, x.shape[1]):
+            raise ValueError(PARTIAL.format(x.shape[1], self.routing.tokens))
         out: Tensor = self.base(x)
         if self.routing.rows is not None:
             return self._add_by_row(x, out, self.routing.rows)

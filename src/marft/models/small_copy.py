@@ -106,4 +106,4 @@ def _drawn(parameter: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() < 2:
         return parameter + 0.3 * noise  # norms, biases, sinks
-    return noise * 2 / parameter.shape[-1] ** 0.5
+    return noise.mul(2 / parameter.shape[-1] ** 0.5)

@@ -1,0 +1,53 @@
+"""What is kept of rows that are being decoded, so that each new token costs a forward of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from marft.models.attention import DecodePlan, PackedPlan
+from marft.models.backbone import Backbone
+from marft.models.cache import KVCache
+from marft.models.own_forward import OwnRows
+from marft.models.packed_rows import PackedRows
+
+FIRST_COLUMNS = 64  # room for new tokens beside the longest prompt, before the cache grows
+
+
+class RunningRows(Protocol):
+    """Rows in slots 0..n-1. Whoever fills a slot again forgets what it held."""
+
+    def prefill(self, rows: PackedRows, slots: list[list[int]]) -> Tensor:
+        """Read rows into slots, row i into all of ``slots[i]`` → hidden states [N, D]."""
+
+    def step(self, ids: Tensor, lengths: Tensor, policies: Sequence[str | None]) -> Tensor:
+        """One new token for each of the slots 0..n-1: ``ids`` [n], tokens read before ``lengths`` [n] → [n, D]."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Have slot ``target`` hold the ``length`` tokens of slot ``source``, which is not used any more."""
+
+
+def running_rows(backbone: Backbone) -> RunningRows:
+    """Nothing yet, for the forward that the backbone uses."""
+    return OwnRows(backbone.decoder, backbone.routing) if backbone.plain else CachedRows(backbone)
+
+
+class CachedRows:
+    """Keys and values in one cache, all rows in one forward."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone, self.cache = backbone, KVCache(backbone.depth)
+
+    def prefill(self, rows: PackedRows, slots: list[list[int]]) -> Tensor:
+        self.cache.reserve(1 + max(slot for of_row in slots for slot in of_row), max(rows.lengths) + FIRST_COLUMNS)
+        plan = PackedPlan(rows.lengths, self.backbone.device, self.cache, slots)
+        return self.backbone.hidden_states(rows, plan)
+
+    def step(self, ids: Tensor, lengths: Tensor, policies: Sequence[str | None]) -> Tensor:
+        self.cache.reserve(len(ids), int(lengths.max()) + 1)
+        return self.backbone.next_hidden_states(ids, lengths, policies, DecodePlan(self.cache, lengths))
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.cache.move(source, target, length)
