@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM
 from marft.config.models import ModelSettings
 from marft.models import attention, forward_check, fused_decoder, log_probs
 from marft.models.backbone import Backbone
+from marft.models.families import SMALL
 from marft.models.loading import load_backbone
 from marft.models.logit_shape import AS_THEY_ARE
 from marft.models.small_copy import WINDOW, small_config, small_copy
 from marft.models.weighing import Weighing
-from tests.families import SMALL, config_of, random_model
+from tests.families import FAMILY, random_model
 
 CPU = torch.device("cpu")
 
@@ -82,7 +83,7 @@ def test_a_forward_that_leaves_something_out_is_not_used(what: str, monkeypatch:
 
 def test_layers_without_rotation_are_not_run_by_the_forward_that_rotates_all() -> None:
     """The first of them is the fourth."""
-    backbone = backbone_of(config_of("SmolLM 3"))
+    backbone = backbone_of(FAMILY["SmolLM 3"].small_config())
     assert backbone.fused
     forward_check.settle_forward(backbone, "it")
     assert not backbone.fused
@@ -101,7 +102,7 @@ def test_a_half_precision_model_is_not_taken_for_another_architecture(tmp_path: 
 
 
 def test_a_model_that_differs_on_its_real_weights_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = backbone_of(config_of("Qwen 2, 2.5"), torch.bfloat16)
+    backbone = backbone_of(FAMILY["Qwen 2"].small_config(), torch.bfloat16)
     original = forward_check._packed_logits
 
     def elsewhere(of: Backbone, rows: object) -> torch.Tensor:
@@ -123,7 +124,7 @@ def test_a_small_copy_has_a_layer_of_each_kind_and_short_windows() -> None:
 
 
 def test_making_a_small_copy_draws_nothing_from_the_common_generator() -> None:
-    backbone = backbone_of(config_of("Qwen 2, 2.5"))
+    backbone = backbone_of(FAMILY["Qwen 2"].small_config())
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)

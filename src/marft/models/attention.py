@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
 
 from marft.models.cache import KVCache
 from marft.models.weighing import Weighing, weigh
@@ -216,3 +216,9 @@ def register() -> None:
     """Make ``attn_implementation="marft"`` known to transformers; the mask is the plan's business."""
     AttentionInterface.register(IMPLEMENTATION, attend)
     AttentionMaskInterface.register(IMPLEMENTATION, lambda *_, **__: None)
+
+
+def implementation_for(config: PreTrainedConfig) -> str | None:
+    """MARFT's, where a model lets its attention be plugged; None is the model's own choice."""
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    return IMPLEMENTATION if getattr(kind, "_supports_attention_backend", False) else None

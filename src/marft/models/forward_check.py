@@ -58,20 +58,29 @@ def _same_architecture(backbone: Backbone) -> bool:
     key = type(backbone.model), backbone.fused, backbone.plain, backbone.model.config.to_json_string()
     if key not in _seen:
         copy = small_copy(backbone.model, backbone.decoder)
-        _seen[key] = backbone.plain if copy is None else _computes_alike(copy, backbone.fused, backbone.plain)
+        own = None if copy is None else _own_or_none(copy)
+        alike = own is not None and copy is not None and _computes_alike(copy, own, backbone.fused, backbone.plain)
+        _seen[key] = alike or (backbone.plain and own is None)
     return _seen[key]
 
 
 _seen: dict[tuple[type, bool, bool, str], bool] = {}  # a run may load a model more than once
 
 
-def _computes_alike(copy: PreTrainedModel, fused: bool, plain: bool) -> bool:
+def _own_or_none(copy: PreTrainedModel) -> Tensor | None:
+    """Logits of a small model's own forward; None where its configuration did not bear to be shrunk."""
+    try:
+        return _own_logits(copy, _rows(COPIED, VOCABULARY), "eager")
+    except CALLED_WRONGLY:
+        return None
+
+
+def _computes_alike(copy: PreTrainedModel, own: Tensor, fused: bool, plain: bool) -> bool:
     """Whether a small model's rows come out of a forward, and their last tokens of decoding, as they should."""
     if not plain and not getattr(copy, "_supports_attention_backend", False):
         return False
     rows = _rows(COPIED, VOCABULARY)
     try:
-        own = _own_logits(copy, rows, "eager")
         mine = Backbone(copy, max(COPIED))
         mine.fused, mine.plain = fused, plain
         if not plain:

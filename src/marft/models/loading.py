@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from marft.config.models import ModelSettings
 from marft.models import attention
@@ -51,7 +51,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_path(settings.path), revision=settings.revision, dtype=dtype,
-            attn_implementation=_attention_for(config),
+            attn_implementation=attention.implementation_for(config),
             use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:
@@ -66,12 +66,6 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     if settings.gradient_checkpointing:
         backbone.recompute_activations()
     return backbone
-
-
-def _attention_for(config: PretrainedConfig) -> str | None:
-    """MARFT's, where the model lets its attention be plugged; None is the model's own choice."""
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    return attention.IMPLEMENTATION if getattr(kind, "_supports_attention_backend", False) else None
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:

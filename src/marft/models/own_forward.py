@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ def own_hidden_states(decoder: nn.Module, routing: Routing, rows: PackedRows) ->
     for (width, _), members in groups.items():
         batch = pad_sequence([texts[index] for index in members], batch_first=True)
         batch = torch.nn.functional.pad(batch, (0, width - batch.shape[1]))
-        hidden = _forward(decoder, routing, batch, [policies[index] for index in members]).last_hidden_state
+        hidden = _forward(
+            decoder, routing, batch, [policies[index] for index in members], use_cache=False
+        ).last_hidden_state
         found.update({index: hidden[place, : rows.lengths[index]] for place, index in enumerate(members)})
     spare = len(rows.ids) - sum(rows.lengths)
     parts = [found[index] for index in range(len(rows.lengths))]
@@ -89,8 +92,8 @@ class OwnRows:
         for group in self._together:
             slots = _kept(group)
             out = _forward(
-                self.decoder, self.routing, ids[slots][:, None], [group.policy] * len(slots), use_cache=True,
-                **{group.name: group.cache},
+                self.decoder, self.routing, ids[slots][:, None], [group.policy] * len(slots), int(lengths[slots[0]]),
+                use_cache=True, **{group.name: group.cache},
             )  # fmt: skip
             group.cache = getattr(out, group.name)
             parts.append(out.last_hidden_state[:, 0])
@@ -119,15 +122,12 @@ def _kept(group: _Together) -> list[int]:
 
 
 def _forward(
-    decoder: Any,
-    routing: Routing,
-    ids_BT: Tensor,
-    policies: Sequence[str | None],
-    use_cache: bool = False,
-    **cache: Any,
+    decoder: Any, routing: Routing, ids_BT: Tensor, policies: Sequence[str | None], read: int = 0, **arguments: Any
 ) -> Any:
-    """A batch through the model's own decoder, each row under its policy."""
+    """A batch through the model's own decoder, each row under its policy, ``read`` tokens of each being cached."""
     width = ids_BT.shape[1]
     stretches = [(policy, row * width, (row + 1) * width) for row, policy in enumerate(policies)]
+    if "position_ids" in signature(decoder.forward).parameters:
+        arguments["position_ids"] = (torch.arange(width, device=ids_BT.device) + read).expand(ids_BT.shape)
     with routing.by_stretch(stretches, ids_BT.numel()):
-        return decoder(input_ids=ids_BT, use_cache=use_cache, **cache)
+        return decoder(input_ids=ids_BT, **arguments)

@@ -1,0 +1,97 @@
+"""Models that cannot be packed: their own forward learns and samples what it would for each row alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.models.backbone import Backbone
+from marft.models.families import small_backbone
+from marft.models.packed_rows import PackedRows
+from marft.types import Sampling
+from tests.families import FAMILY, OWN
+
+CPU = torch.device("cpu")
+ROWS = [(np.arange(1, n + 1) ** 2 * 5 % 96).astype(np.int32) for n in (4, 19, 4, 11)]
+POLICIES = ["one", None, "two", "one"]
+NAMES = [pytest.param(name, marks=() if name in ("LFM 2", "Mamba") else pytest.mark.slow) for name in OWN]
+
+
+@pytest.fixture(params=NAMES)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    """A model that runs by itself, with two policies on it where it has linear layers."""
+    found = small_backbone(FAMILY[request.param])
+    assert found.plain
+    targets = {"q_proj", "out_proj", "in_proj", "o_proj"} & {
+        name.rpartition(".")[2] for name, module in found.model.named_modules() if isinstance(module, nn.Linear)
+    }
+    for policy in ("one", "two"):
+        found.add_adapter(policy, 4, 8.0, sorted(targets), seed=0)
+        for adapter in found.adapters(policy).values():
+            nn.init.normal_(adapter.b, std=0.2)
+    return found
+
+
+def test_rows_of_all_policies_in_one_batch_are_as_each_alone(backbone: Backbone) -> None:
+    """Values and gradients; padding at the ends of rows reaches no state."""
+    weights = torch.linspace(-1, 1, 32)
+    results = []
+    for batches in ([(ROWS, POLICIES)], [([row], [policy]) for row, policy in zip(ROWS, POLICIES, strict=True)]):
+        backbone.model.zero_grad()
+        hidden = torch.cat([backbone.hidden_states(PackedRows.of(*batch, CPU)) for batch in batches])
+        adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
+        if adapters:
+            (hidden * weights).sum().backward()
+        results.append(
+            [hidden.detach(), *(adapter.a.grad.clone() for adapter in adapters if adapter.a.grad is not None)]
+        )
+    for together, alone in zip(*results, strict=True):
+        scale = alone.abs().max() + 1e-6
+        torch.testing.assert_close(together / scale, alone / scale, rtol=0, atol=1e-4)
+
+
+def test_a_row_in_a_filled_batch_does_not_depend_on_those_beside_it(backbone: Backbone) -> None:
+    with torch.no_grad():
+        together = backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU, size=64))
+        alone = backbone.hidden_states(PackedRows.of(ROWS[1:2], POLICIES[1:2], CPU, size=64))
+    assert together.shape == alone.shape == (64, 32)
+    assert torch.equal(together[4:23], alone[:19])
+
+
+def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
+    """Rows of several policies and lengths, equal prompts among them, join and leave at different times."""
+    lengths = {0: 5, 1: 9, 2: 2, 3: 7, 4: 3}
+    prompts = [*ROWS, ROWS[0]]
+    policies = [*POLICIES, "one"]
+    batch = RunningBatch(backbone, [95], str)
+    requests = [
+        Row(policy, prompt, Sampling(max_new_tokens=lengths[n]), np.random.default_rng(n).random(9, np.float32))
+        for n, (policy, prompt) in enumerate(zip(policies, prompts, strict=True))
+    ]
+    finished: list[Finished] = batch.admit(requests[:2])
+    finished += batch.step()
+    finished += batch.admit(requests[2:])
+    while len(batch):
+        finished += batch.step()
+    assert len(finished) == len(requests)
+    for done in finished:
+        whole = np.concatenate([done.row.prompt, done.tokens])
+        with torch.no_grad():
+            hidden = backbone.hidden_states(PackedRows.of([whole], [done.row.adapter], CPU))
+        expected = backbone.logits(hidden, None).log_softmax(-1)[len(done.row.prompt) - 1 : -1]
+        scores = expected.gather(1, torch.from_numpy(done.tokens).long()[:, None])[:, 0]
+        torch.testing.assert_close(torch.from_numpy(done.log_probs), scores, rtol=0, atol=1e-3)
+
+
+def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> None:
+    layer = next(iter(backbone.layers.values()), None)
+    if layer is None:
+        pytest.skip("GPT-2 has no linear layers")
+    with (
+        backbone.routing.by_stretch([("one", 0, 8)], 8),
+        pytest.raises(ValueError, match=r"leave it out of lora.targets"),
+    ):
+        layer(torch.zeros(1, 5, layer.base.in_features))
