@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Phi3Config
 
 from marft.config.models import ModelSettings
 from marft.models import formats, templates
 from marft.models.checking import refuse_pickled
-from marft.models.formats import load_tokenizer
+from marft.models.formats import context_of, load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.places import resolve_path
 from marft.rollouts import LocalRollouts
@@ -47,6 +48,17 @@ def test_a_context_is_no_longer_than_the_model_was_made_for(model: Path) -> None
         assert load_backbone(settings, torch.device("cpu"), torch.float32).context == expected
     with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
         load_backbone(ModelSettings(path=str(model), context=longest + 1), torch.device("cpu"), torch.float32)
+
+
+def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> None:
+    """Phi 3 and 4 rotate rows above 4096 tokens otherwise, keys that are cached already excepted."""
+    factors = {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48, "original_max_position_embeddings": 4096}
+    config = Phi3Config(
+        max_position_embeddings=131072, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    )
+    assert context_of(config, ModelSettings(path="phi")) == 4096
+    with pytest.raises(ValueError, match="context 8192 is more than the 4096 tokens"):
+        context_of(config, ModelSettings(path="phi", context=8192))
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], name: str = "model") -> None:

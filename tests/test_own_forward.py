@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
+from marft.config import parse_recipe
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.models.backbone import Backbone
 from marft.models.families import small_backbone
 from marft.models.packed_rows import PackedRows
+from marft.observing import Silent
+from marft.runs.folder import RunFolder
+from marft.training import train
 from marft.types import Sampling
-from tests.families import FAMILY, OWN
+from tests.families import FAMILY, OWN, random_model
+from tests.helpers import recipe
 
 CPU = torch.device("cpu")
 ROWS = [(np.arange(1, n + 1) ** 2 * 5 % 96).astype(np.int32) for n in (4, 19, 4, 11)]
@@ -95,3 +103,37 @@ def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> 
         pytest.raises(ValueError, match=r"leave it out of lora.targets"),
     ):
         layer(torch.zeros(1, 5, layer.base.in_features))
+
+
+@pytest.mark.slow
+def test_a_team_on_a_model_that_cannot_be_packed_trains(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Its run says so once, and engine and learner agree."""
+    config = FAMILY["LFM 2"].small_config()
+    config.vocab_size, config.max_position_embeddings = len(tiny_tokenizer), 512
+    config.eos_token_id, config.bos_token_id = tiny_tokenizer.eos_token_id, None
+    model = random_model(config, tmp_path / "model")
+    tiny_tokenizer.save_pretrained(model)
+    table = recipe(model, tmp_path)
+    for policy in table["policies"].values():
+        policy["lora"] = {"rank": 4, "targets": ["q_proj", "in_proj", "w1"]}
+    notes: list[str] = []
+    run = parse_recipe(table)
+    folder = RunFolder.create(run)
+    assert train(run, folder, observer=Listening(notes)).step == 2
+    assert notes == [
+        "models.base: rows of Lfm2ForCausalLM cannot be packed; it runs on transformers' own forward, which is slower "
+        "(docs/models.md)"
+    ]
+    for row in folder.read_metrics():
+        assert row["log_prob_difference_max"] < 1e-3
+        assert row["skipped_updates"] == 0
+
+
+class Listening(Silent):
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

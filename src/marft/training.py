@@ -58,6 +58,8 @@ def train(
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
         with open_rollouts(run) as rollouts:
             learner = Learner(run, rollouts.models)
+            for text in rollouts.models.notes():
+                observer.note(text)
             state = start.load(rollouts.models, learner)
             rollouts.publish(state.step)
             tasks = training_tasks(run)

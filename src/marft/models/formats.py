@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,28 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
 def context_of(config: PretrainedConfig, settings: ModelSettings) -> int:
     """Tokens of prompt and action together: what the recipe says, or else all that the model was made for.
 
+    A model whose rotations change for rows above some length was made for no longer ones here: keys that are cached
+    would be of one kind, and those that are scored of the other.
+
     Raises:
         ValueError: the recipe asks for more than that.
     """
     longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
+    longest = min([longest, *_lengths_of_rotations(config.get_text_config())])
     if settings.context > longest:
         raise ValueError(
             f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for"
         )
     return settings.context or longest
+
+
+def _lengths_of_rotations(config: Any) -> Iterator[int]:
+    """Up to which lengths rotations are the same in rows of all lengths."""
+    table = getattr(config, "rope_parameters", None) or {}
+    for rotation in (table, *(inner for inner in table.values() if isinstance(inner, dict))):
+        if rotation.get("rope_type") == "longrope":
+            inside = rotation.get("original_max_position_embeddings")
+            yield int(inside or getattr(config, "original_max_position_embeddings", config.max_position_embeddings))
 
 
 def stop_ids(

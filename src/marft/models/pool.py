@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +114,15 @@ class Models:
         if name not in self.whole:
             self.whole[name] = load_backbone(run.models[name], self.device, torch.float32)
         return self.whole[name]
+
+    def notes(self) -> Iterator[str]:
+        """What whoever trains these models should know of them."""
+        for name, base in self.bases.items():
+            if base.plain:
+                yield (
+                    f"models.{name}: rows of {type(base.model).__name__} cannot be packed; it runs on transformers' "
+                    "own forward, which is slower (docs/models.md)"
+                )
 
     def save_policy(self, name: str, folder: Path) -> None:
         """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""
