@@ -8,9 +8,7 @@ weights is rounded where it enters the product; norms and rotations are computed
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -20,20 +18,25 @@ def widen(decoder: nn.Module, wanted: Callable[[], bool]) -> None:
     Args:
         wanted: whether to, asked at every forward.
     """
+
+    def begin(_: nn.Module, __: object, out: Tensor) -> Tensor:
+        return out.float() if wanted() else out
+
+    def enter(module: nn.Module, given: tuple[object, ...]) -> tuple[object, ...] | None:
+        return tuple(_rounded_for(_matrix(module), x) for x in given) if wanted() else None
+
     for module in decoder.modules():
         if isinstance(module, nn.Embedding):
-            module.register_forward_hook(lambda _, __, out: out.float() if wanted() else out)
-        elif (weight := _multiplies(module)) is not None:
-            dtype = weight.dtype
-            module.register_forward_pre_hook(
-                lambda _, given, dtype=dtype: tuple(_rounded(x, dtype) for x in given) if wanted() else None
-            )
+            module.register_forward_hook(begin)
+        elif _matrix(module) is not None:
+            module.register_forward_pre_hook(enter)
 
 
-def _multiplies(module: nn.Module) -> Tensor | None:
-    """The matrix of a module that has one of its own: linear layers, routers, experts."""
+def _matrix(module: nn.Module) -> Tensor | None:
+    """The weights of a module that has matrices of its own: linear layers, routers, experts."""
     return next((weight for weight in module.parameters(recurse=False) if weight.dim() > 1), None)
 
 
-def _rounded(x: Any, dtype: torch.dtype) -> Any:
-    return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+def _rounded_for(matrix: Tensor | None, x: object) -> object:
+    """``x`` in the precision of what it will be multiplied with."""
+    return x.to(matrix.dtype) if matrix is not None and isinstance(x, Tensor) and x.is_floating_point() else x
