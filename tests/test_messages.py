@@ -159,7 +159,7 @@ class TestToolResponses:
         self, tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str
     ) -> None:
         renderer, found = self.after(tiny_tokenizer, template, said, self.CALL)
-        plain = renderer.tool_format("p").response([self.CALL])
+        plain = renderer.tool_format("p").response([self.CALL], renderer.formats["p"].stop_ids[0])
         assert isinstance(found, np.ndarray)
         assert isinstance(plain, np.ndarray)
         assert found.tolist() == plain.tolist()
@@ -197,7 +197,7 @@ class TestToolResponses:
         renderer, found = self.after(tiny_tokenizer, templates.THINKS, thought, self.CALL)
         assert isinstance(renderer.tool_format("p").response([self.CALL]), NotExact)
         plain = format_of(tiny_tokenizer, templates.HERMES)
-        wanted = ChatRenderer({"p": plain}).tool_format("p").response([self.CALL])
+        wanted = ChatRenderer({"p": plain}).tool_format("p").response([self.CALL], plain.stop_ids[0])
         assert isinstance(found, np.ndarray)
         assert isinstance(wanted, np.ndarray)
         assert found.tolist() == wanted.tolist()

@@ -14,6 +14,7 @@ from marft.engines.messages import (
     appended,
     changes_turns,
     continue_ids,
+    end_of,
     render_messages,
     rewritten,
 )
@@ -113,9 +114,8 @@ class ChatRenderer:
     @staticmethod
     def _recorded(format: ChatFormat, ids: TokenIds, new: Sequence[ChatMessage]) -> TokenIds:
         """What is recorded of a conversation with an endpoint, which is sent messages: as its reader would have it."""
-        ended = len(ids) > 0 and int(ids[-1]) in format.stop_ids
         try:
-            found = appended(format, PROBES[0][0], new, ended=ended)
+            found = appended(format, PROBES[0][0], new, ended=end_of(format, ids))
         except CANNOT_RENDER as error:
             found = NotExact(raised(error))
         if not isinstance(found, NotExact):
@@ -178,7 +178,7 @@ class ChatRenderer:
         changed = rewritten(format, said, answers, tools)
         if changed:
             return changed
-        ended = bool(len(turn)) and int(turn[-1]) in format.stop_ids
+        ended = end_of(format, turn)
         found = self.tool_format(policy).response(calls, ended)
         if not isinstance(found, NotExact):
             return found
