@@ -144,6 +144,21 @@ def test_messages_of_one_role_in_a_row_are_all_said_once(name: str) -> None:
     )
 
 
+@EACH
+def test_a_thought_is_told_apart_from_what_is_said(name: str) -> None:
+    family, renderer = FAMILIES[name], ChatRenderer({"p": format_of(name)})
+    begun = family.opening.endswith("<think>\n")
+
+    def said(text: str) -> str:
+        return text[renderer.thought("p", text) :]
+
+    assert said("<think>\nHm.\n</think>\n\nIt is 3.") == "It is 3."
+    assert said("Hm.\n</think>\n\nIt is 3.") == "It is 3."
+    assert said("<think>\nHm, 1 + 2 is") == ""
+    assert said("It is 3.") == ("" if begun else "It is 3.")
+    assert ChatRenderer({"p": replace(format_of(name), remote=True)}).thought("p", "It is 3.") == 0
+
+
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_calls_are_read_and_answers_shown_as_documented(name: str) -> None:
     family, format = FAMILIES[name], format_of(name)

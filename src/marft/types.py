@@ -247,6 +247,7 @@ class Action:
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
     response_prefix: int = 0  # characters of the text that a teammate wrote, which the turn begins with
+    thought: int = 0  # first characters of the text that nobody is told: a thought, where the agent's are dropped
     message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
     choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
     calls: tuple[ToolCall, ...] = ()
@@ -273,6 +274,11 @@ class Action:
     def own_text(self) -> str:
         """The text without what a teammate wrote before it."""
         return self.text[self.response_prefix :]
+
+    @property
+    def message(self) -> str:
+        """The text as others are told it: without a thought that is dropped."""
+        return self.text[self.thought :]
 
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:

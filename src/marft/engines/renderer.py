@@ -9,18 +9,21 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.messages import (
-    CANNOT_RENDER,
+    ASKED,
     PROBES,
     appended,
     changes_turns,
     continue_ids,
     end_of,
     render_messages,
+    render_text,
     rewritten,
 )
+from marft.engines.roles import CANNOT_RENDER
 from marft.engines.tool_format import ToolFormat
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.texts import raised
+from marft.thoughts import BEGINS, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
@@ -95,6 +98,12 @@ class ChatRenderer:
         if key not in self._changes:
             self._changes[key] = changes_turns(format, tools)
         return self._changes[key] or continue_ids(format, ids, messages, new, tools)
+
+    def thought(self, policy: str, text: str) -> int:
+        """How many of the first characters of a turn's text are a thought. The template may have begun it."""
+        format = self.formats[policy]
+        begun = not format.remote and render_text(format, [ASKED]).rstrip().endswith(BEGINS)
+        return thought(text, begun)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""

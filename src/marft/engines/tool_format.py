@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import ASKED, CANNOT_RENDER, MORE, SAID, Format, appended, render_text, schema
+from marft.engines.messages import ASKED, MORE, SAID, Format, appended, render_text, schema
+from marft.engines.roles import CANNOT_RENDER
 from marft.game.rendering import NotExact, exchange
 from marft.texts import raised, storable
 from marft.types import TokenIds, Tool, ToolCall

@@ -134,4 +134,4 @@ def greedy(team: Team) -> Team:
 
 
 def _messages(donor: Episode | None) -> dict[str, str]:
-    return {action.id: action.text for action in donor.actions} if donor else {}
+    return {action.id: action.message for action in donor.actions} if donor else {}

@@ -40,6 +40,7 @@ class Node:
         said: the id of the action whose turn it is; "" where the agent is told something.
         sampled: whether the turn was sampled here. A turn that is taken over from another branch was not.
         restarted: why it begins a new segment, in place of what its messages would go on from.
+        shortened: why nothing can go on from a turn as it was sampled: its messages say less.
     """
 
     parent: Node | None
@@ -49,6 +50,7 @@ class Node:
     said: str = ""
     sampled: bool = False
     restarted: str = ""
+    shortened: str = ""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -98,7 +100,11 @@ class Conversation:
         if known is not None:
             return known
         while node.said:
-            ids = self.template.go_on(node.context, node.conversation, rest)
+            ids = (
+                NotExact(node.shortened)
+                if node.shortened
+                else self.template.go_on(node.context, node.conversation, rest)
+            )
             if not isinstance(ids, NotExact):
                 return self._add(node, rest, ids, reason)
             reason = reason or ids.reason
@@ -124,20 +130,22 @@ class Conversation:
         )
 
     def say(
-        self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True
+        self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True,
+        shortened: str = "",
     ) -> Node:  # fmt: skip
         """An agent's turn.
 
         Args:
             ids: as they were sampled, and between them what tools answered, [T].
             said: the action's id.
+            shortened: why the messages say less than was sampled, if so.
         """
         assert not told.said, "a turn follows on what an agent was told"
         known = next((child for child in told.children if child.said == said), None)
         if known is not None:
             known.sampled |= sampled
             return known
-        turn = Node(told, tuple(messages), ids, np.concatenate([told.context, ids]), said, sampled)
+        turn = Node(told, tuple(messages), ids, np.concatenate([told.context, ids]), said, sampled, shortened=shortened)
         told.children.append(turn)
         return turn
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+from marft.thoughts import BEGINS, ENDS
+
+THOUGHTS = (BEGINS, ENDS)
 
 
 def leave_thoughts(tokenizer: PreTrainedTokenizerBase) -> None:

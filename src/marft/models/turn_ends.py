@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +15,7 @@ TURN = [ASKED, {"role": "assistant", "content": SAID}]
 
 def stop_ids(
     tokenizer: PreTrainedTokenizerBase,
-    options: Mapping[str, object],
+    options: Mapping[str, Any],
     declared: Sequence[int | Sequence[int] | None],
     known: int,
 ) -> tuple[int, ...]:
@@ -33,9 +34,7 @@ def stop_ids(
     return tuple(dict.fromkeys(i for i in ([] if end is None else [end]) + ids if i < known))
 
 
-def end_of_turn(
-    tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], declared: Sequence[int]
-) -> int | None:
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], declared: Sequence[int]) -> int | None:
     """The token that a chat template puts after what an assistant said; None where it puts none that is one.
 
     Where it puts nothing there, the next turn's first token ends this one, if the model declares it so.
