@@ -195,7 +195,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "mistral v0.3": Family(
         MISTRAL_3, **MISTRAL, opening="<s>[INST] Be brief.\n\n1 + 2?[/INST]", default="<s>[INST] 1 + 2?[/INST]",
-        later="", whole="<s>[INST] 1 + 2?[/INST] It is 3.</s>[INST] Be brief.\n\nSure?[/INST]", rewrites=OTHERWISE,
+        later=" It is 3.</s>[INST] Sure?[/INST]", said=" It is 3.",
         tools="[TOOL_CALLS] [{call}]",
     ),
     "mistral small": Family(

@@ -10,20 +10,20 @@ HERMES_TURNS = (
     "{% for m in messages %}"
     "{% if m.role == 'tool' %}"
     "{% if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}"
-    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{{ '\n' }}<tool_response>\n{{ m.content }}\n</tool_response>"
     "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
     "{% elif m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ THOUGHT }}"
-    "{% for call in m.tool_calls or [] %}{% if not loop.first or m.content %}{{ '\n' }}{% endif %}"
+    "{% for call in m.tool_calls or [] %}{% if not loop.first or TEXT %}{{ '\n' }}{% endif %}"
     '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
 )
-PLAIN_TURNS = HERMES_TURNS.replace("{{ THOUGHT }}", "{{ m.content }}")
+PLAIN_TURNS = HERMES_TURNS.replace("{{ THOUGHT }}", "{{ m.content }}").replace("TEXT", "m.content")
 
 
 def hermes_system(default: str) -> str:
     """The system message of ChatML with tools, and what it says where nobody says anything."""
     given = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}" + default + "{% endif %}"
-    tools = "\n\n# Tools\n\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>"
+    tools = "{{ '\n\n' }}# Tools\n\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>"
     asked = "" if default else "{% if tools or messages[0].role == 'system' %}"
     return (
         f"{asked}<|im_start|>system\n{given}{{% if tools %}}{tools}{{% endif %}}<|im_end|>\n"
@@ -43,7 +43,7 @@ QWEN3 = (
         "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
         "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or thought) %}"
         "<think>\n{{ thought.strip('\n') }}\n</think>\n\n{{ text.lstrip('\n') }}{% else %}{{ text }}{% endif %}",
-    )
+    ).replace("TEXT", "text")
     + "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
