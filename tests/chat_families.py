@@ -182,7 +182,7 @@ FAMILIES: dict[str, Family] = {
         options={"enable_thinking": False},
     ),
     "llama3": Family(
-        LLAMA_3, **LLAMA, default=f"<|begin_of_text|>{LLAMA_ASKED}",
+        LLAMA_3, **{**LLAMA, "tools": ""}, default=f"<|begin_of_text|>{LLAMA_ASKED}",
         opening=f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>{LLAMA_ASKED}",
     ),
     "llama3.2": Family(

@@ -59,7 +59,11 @@ LLAMA_TURNS = (
     "{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-LLAMA_3 = "{{ bos_token }}" + LLAMA_TURNS
+LLAMA_3 = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
 LLAMA_32 = (
     "{{ bos_token }}"
     "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
