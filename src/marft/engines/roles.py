@@ -46,7 +46,7 @@ def roles_of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> 
     """What a tokenizer's chat template takes: found by rendering probes, once."""
     known, key = _known.setdefault(tokenizer, {}), repr((tokenizer.chat_template, sorted(options.items())))
     if key not in known:
-        found = Roles(*(_shows_once(tokenizer, options, first) for first in ("system", "user")))
+        found = Roles(_shows_once(tokenizer, options, "system"), _shows_once(tokenizer, options, "user"))
         known[key] = replace(found, marks=_plain_marks(tokenizer, options, found))
     return known[key]
 
