@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from marft.config.models import ModelSettings
-from marft.engines.messages import changes_turns, continue_ids, render_messages, render_text
+from marft.engines.messages import changes_turns, continue_ids, render_messages, render_text, rewritten
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.roles import roles_of
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact
@@ -97,6 +98,20 @@ def test_what_was_sampled_stays_in_the_next_prompt_or_that_is_rendered_anew_with
         whole = render_messages(format, [SYSTEM, USER, said(name), SURE]).tolist()
         assert [*turn, *found] == whole
         assert changes_turns(format) is None
+
+
+def test_a_chat_that_a_template_ends_once_more_is_not_rewritten_by_what_follows() -> None:
+    phi = format_of("phi3")
+    assert render_text(phi, [USER, said("phi3")], begin=False).endswith("<|end|>\n<|endoftext|>")
+    assert rewritten(phi, [USER, said("phi3")], [SURE], ()) is None
+
+
+@EACH
+def test_a_worker_that_is_sent_a_format_speaks_as_the_run_does(name: str) -> None:
+    format = format_of(name)
+    chat = [SYSTEM, USER, said(name), SURE]
+    sent = pickle.loads(pickle.dumps(format))
+    assert render_messages(sent, chat).tolist() == render_messages(format, chat).tolist()
 
 
 @EACH
