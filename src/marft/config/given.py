@@ -130,8 +130,8 @@ def _words_for(value: Any) -> str:
     """The import path of what any process can import, else the name that it goes by."""
     module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     holder = sys.modules.get(module)
-    importable = module != "__main__" and getattr(holder, "__file__", None) and "." not in name
-    if importable and name and getattr(holder, name, None) is value:
+    importable = module != "__main__" and getattr(holder, "__file__", None)
+    if importable and getattr(holder, name, None) is value:
         return f"{module}:{name}"
     return Given(value)
 
