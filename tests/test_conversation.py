@@ -126,8 +126,8 @@ def test_a_template_that_never_continues_begins_anew_at_once() -> None:
             asked.append(ids)
             return super().go_on(ids, *rest)
 
-    record, node = spoken(Counted(never=True), ("a", "b"), ("c", "d"))
-    asked.clear()
+    record, node = spoken(Letters(), ("a", "b"), ("c", "d"))
+    record.template = Counted(never=True)
     told = record.tell([user("e")], node)
     assert len(asked) == 1
     assert text_of(told.context) == "u:a;a:b;u:c;a:d;u:e;>"

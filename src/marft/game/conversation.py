@@ -151,5 +151,5 @@ class Conversation:
 
 
 def _told(parent: Node, messages: tuple[ChatMessage, ...]) -> Node | None:
-    """Where the same was told after the same before."""
-    return next((child for child in parent.children if not child.said and child.messages == messages), None)
+    """Where the same was told after the same before: a turn, or the root."""
+    return next((child for child in parent.children if child.messages == messages), None)
