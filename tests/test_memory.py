@@ -372,3 +372,8 @@ class TestWhatACriticReads:
         g = remembering(replace(acting(once, steps=3), max_steps=2))
         bootstrap = run(g, critic_states=True).bootstrap
         assert text_of(bootstrap["a"]) == "[s:I][u:begin][a00][u:o1][a10][u:o2]["
+
+    def test_where_not_all_of_it_fits_a_critic_reads_the_last_of_it(self) -> None:
+        g = remembering(replace(acting(once, steps=4), max_steps=3, renderer=Plain(size=50)))
+        bootstrap = run(g, critic_states=True).bootstrap
+        assert text_of(bootstrap["a"]) == "[s:I][u:o1][a10][u:o2][a20][u:o3]["

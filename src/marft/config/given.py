@@ -137,7 +137,7 @@ def _words_for(value: Any) -> str:
 
 
 def _again(text: str, found: Mapping[str, Any]) -> str:
-    return Given(found[text]) if text in found and not isinstance(text, Given) else text
+    return Given(found[text]) if text in found else text
 
 
 def _note(given: Given, found: dict[str, Any]) -> None:
