@@ -274,7 +274,9 @@ def test_what_a_teammate_began_is_part_of_the_first_turn(tiny_tokenizer: PreTrai
     begun = tiny_tokenizer.encode("Let me see. ", add_special_tokens=False)
     tokens = np.array([*begun, *action.tokens], np.int32)
     marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * len(action.tokens), np.uint8)
-    assert renderer.turn("p", replace(action, tokens=tokens, marks=marks))[0]["content"] == "Let me see. Hm."
+    messages = renderer.turn("p", replace(action, tokens=tokens, marks=marks))
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert said == ["Let me see. Hm.", "", "It is 3."]
 
 
 class TestEndpoints:
