@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from marft.errors import RunError
+from marft.game.channels.last import Last
 from marft.game.engine import Sampler
 from marft.game.game import Attempt
+from marft.game.organizations.chain import Chain
 from marft.game.team import Team
 from marft.types import Task
 from marft.workers import crew as crews
@@ -19,7 +23,7 @@ from marft.workers import worker as workers
 from marft.workers.child import Child
 from marft.workers.client import Client
 from marft.workers.crew import TRIES, Crew
-from marft.workers.messages import Begin, Cancelled
+from marft.workers.messages import Begin, Cancelled, Change
 from marft.workers.rollouts import WorkerRollouts
 from marft.workers.worker import Worker
 
@@ -121,6 +125,31 @@ class TestCrew:
             assert len(FakeLink.made) == 1 + TRIES
 
         crewed(test, monkeypatch)
+
+
+class TestTeams:
+    """The recipe's own organization and channel are in every worker; others travel."""
+
+    def test_only_what_is_not_the_recipes_is_sent(self) -> None:
+        rollouts = WorkerRollouts.__new__(WorkerRollouts)
+        rollouts.team = own = Team((), Chain(), Last())
+        for team, sent in (
+            (own, ((), None, None)),
+            (replace(own, organization=Chain()), ((), Chain(), None)),
+            (replace(own, channel=Last()), ((), None, Last())),
+        ):
+            assert pickle.loads(rollouts._sent(team)) == sent
+
+    def test_what_is_sent_takes_the_place_of_the_recipes_own_until_the_next_team(self) -> None:
+        worker = Worker.__new__(Worker)
+        own = Team((), Chain(), Last())
+        worker.parts = cast("Any", SimpleNamespace(game=SimpleNamespace(team=own)))
+        worker.team = own
+        for organization, channel in ((Chain(), None), (None, Last()), (None, None)):
+            worker._heed(Change(pickle.dumps(((), organization, channel))))
+            team = worker.team
+            assert (team.organization is own.organization) == (organization is None)
+            assert (team.channel is own.channel) == (channel is None)
 
 
 class TestCallingOff:
