@@ -13,7 +13,11 @@ from rich.console import Console, RenderableType
 
 from marft.cli.prompts import Recorded
 from marft.cli.show import history, transcript
+from marft.evaluation.remembering import newly_seen
+from marft.evaluation.transcripts import attempts_at, read_of
+from marft.runs.episodes import write_episodes
 from marft.types import Choice, Episode, Observation, Option, Transition
+from tests.episodes import make_action
 from tests.test_show import episode, lost
 
 
@@ -66,3 +70,22 @@ def test_answers_that_are_alike_are_said_to_be(nobody: Recorded) -> None:
     text = printed(history([(1, episode(0, "a")), (2, episode(0, "a"))], nobody))
     assert "step 1 #0 and step 2 #0 answered the same" in text
     assert "---" not in text
+
+
+def test_a_task_is_found_by_its_whole_name_and_no_part_of_it(tmp_path: Path) -> None:
+    episodes = [episode(1, task="sum/1"), episode(11, task="sum/1"), episode(1, task="sum/11"), episode(0, task="a#b")]
+    assert attempts_at(episodes, "sum/1") == episodes[:2]
+    assert attempts_at(episodes, "sum/1#1") == episodes[:1]
+    write_episodes(tmp_path / "step_000001.parquet", episodes)
+    assert len(read_of(tmp_path / "step_000001.parquet", "a#b#0")) == 1
+
+
+def test_of_what_an_agent_said_itself_only_the_last_is_new_to_it() -> None:
+    first = make_action("a")
+    second = replace(make_action("a", step=1, sees=("0/b/0", first.id)), continues=(first.id,))
+    third = replace(
+        make_action("a", step=2, sees=("0/b/0", first.id, second.id, "2/b/0")), continues=(first.id, second.id)
+    )
+    by_id = {action.id: action for action in (first, second, third)}
+    assert newly_seen(second, by_id) == ["0/b/0", first.id]
+    assert newly_seen(third, by_id) == [second.id, "2/b/0"]

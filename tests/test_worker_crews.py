@@ -91,6 +91,20 @@ class TestCrew:
 
         crewed(test, monkeypatch)
 
+    def test_nor_is_it_counted_again_where_no_process_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_process(name: str) -> None:
+            raise OSError(f"{name}: too many processes")
+
+        async def test(crew: Crew) -> None:
+            monkeypatch.setattr(crews, "Child", no_process)
+            FakeLink.made[0].usage = {"x": 2.0}
+            FakeLink.made[0].lose()
+            with pytest.raises(OSError, match="too many processes"):
+                await crew.play(ATTEMPT, b"")
+            assert crew.usage() == {"x": 2.0, "workers_lost": 1.0}
+
+        crewed(test, monkeypatch)
+
     def test_who_plays_least_plays_next_and_it_counts_until_it_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def test(crew: Crew) -> None:
             one, other = FakeLink.made
