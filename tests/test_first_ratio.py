@@ -13,7 +13,6 @@ import torch
 
 from marft import training as training_module
 from marft.collection import Collection
-from marft.config import RunSettings
 from marft.learning import learner as learner_module
 from marft.learning import scoring as scoring_module
 from marft.learning import update as update_module
@@ -21,7 +20,7 @@ from marft.learning.batching import FixedLogProbs, Packing
 from marft.learning.interfaces import Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
-from marft.learning.ranks import ALONE, Ranks
+from marft.learning.ranks import Ranks
 from marft.learning.scoring import score_actions
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
@@ -31,49 +30,10 @@ from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
 from tests.test_segments import cut
 
-ROLES = ("reasoner", "actor")
-STILL = ("--algorithm.optimizer.learning_rate", "1e-30", "--algorithm.optimizer.warmup_steps", "0")
 DTYPES = ("bfloat16", "float32")
-
-
-def recipe(tmp_path: Path, name: str, *overrides: str, dtype: str = "float32") -> RunSettings:
-    return settings(
-        "tiny", tmp_path, "--algorithm", f"{{ name = '{name}', critic = {{ warmup_steps = 0 }} }}",
-        "--models.base.dtype", dtype, "--training.tokens_per_micro_batch", "400", *overrides,
-    )  # fmt: skip
-
-
-def begun(run: RunSettings, ranks: Ranks = ALONE) -> Learner:
-    """A learner whose adapters say something of their own."""
-    torch.manual_seed(0)
-    models = Models(run)
-    for role in ROLES:  # a policy of whole weights has none
-        for adapter in models.bases["base"].adapters(role).values():
-            torch.nn.init.normal_(adapter.b, std=0.05)
-    return Learner(run, models, ranks)
-
-
-def episodes(count: int = 12, seed: int = 0, noise: float = 0.1) -> list[Episode]:
-    """Of random tokens; what the engine says of them is wrong by ``noise``."""
-    random = np.random.default_rng(seed)
-    made = []
-    for sample in range(count):
-        actions = []
-        for index, role in enumerate(ROLES):
-            prompt = tuple(int(i) for i in random.integers(3, 440, random.integers(4, 90)))
-            tokens = tuple(int(i) for i in random.integers(3, 440, random.integers(1, 30)))
-            action = make_action(role, index=index, sample=sample, prompt=prompt, tokens=tokens)
-            actions.append(replace(action, log_probs=random.normal(-1.0, noise, len(tokens)).astype(np.float32)))
-        earned = (Transition(Observation("o"), float(sample % 2)),)
-        made.append(Episode(Task("t", "o"), "train/0", sample, tuple(actions), "terminated", earned))
-    return made
-
-
-def samples_of(batch: Sequence[Episode]) -> list[Sample]:
-    return [Sample(action, 1.0, np.ones(1)) for episode in batch for action in episode.actions]
 
 
 @pytest.mark.slow

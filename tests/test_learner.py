@@ -26,8 +26,8 @@ from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.types import Sample
 from tests.episodes import make_action
-from tests.test_first_ratio import STILL, begun, episodes, samples_of
-from tests.test_first_ratio import recipe as of
+from tests.learners import STILL, begun, episodes, samples_of
+from tests.learners import recipe as of
 
 FROZEN = ("--policies.reasoner.train", "frozen")
 START = Progress(0, 0)

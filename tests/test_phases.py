@@ -22,7 +22,7 @@ from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.scoring import score_actions
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.types import Sample
-from tests.test_first_ratio import begun, episodes, recipe, samples_of
+from tests.learners import begun, episodes, recipe, samples_of
 
 ROLES = ("reasoner", "actor")
 

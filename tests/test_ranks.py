@@ -32,8 +32,8 @@ from marft.models.backbone import Backbone
 from marft.types import Episode, Sample
 from tests.episodes import make_action
 from tests.helpers import lengths_read
+from tests.learners import begun, episodes, recipe
 from tests.test_critic import episode
-from tests.test_first_ratio import begun, episodes, recipe
 
 T = TypeVar("T")
 LOADING = threading.Lock()  # models are not loaded by several threads at a time
