@@ -155,13 +155,13 @@ class TestWhatGoesWrong:
             ('CALL{"name": "add", "arguments": "[1"}', "no valid JSON"),
             ('CALL{"name": "add", "arguments": [1]}', "must be a JSON object"),
             (call("broken"), "half ? character"),
-            (call("calls_off"), "asyncio.exceptions.CancelledError"),
+            (call("cancels"), "asyncio.exceptions.CancelledError"),
             (call("panics"), "tests.tools.PanicError: boom"),
         ],
     )
     def test_it_is_told_to_the_agent_that_goes_on(self, turn: str, told: str) -> None:
         found = (
-            offered.raises, offered.blocks, offered.later, offered.add, offered.broken, offered.calls_off, offered.panics,
+            offered.raises, offered.blocks, offered.later, offered.add, offered.broken, offered.cancels, offered.panics,
         )  # fmt: skip
         episode = run(with_tools(says(turn, "I see."), *found, seconds=0.3))
         assert (episode.status, episode.total_reward) == ("terminated", 1.0)
