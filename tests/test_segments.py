@@ -90,6 +90,7 @@ def slow_log_probs(backbone: Backbone, action: Action) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 @given(seed=SEEDS, tokens=st.sampled_from([1, 25, 10**6]))
 @settings(max_examples=25)
@@ -114,6 +115,7 @@ def test_every_sampled_token_is_scored_once_after_its_own_context(level: str, se
     assert sorted(seen) == sorted(sample.action.key for sample in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "aggregation"), [("action", "action-mean"), ("token", "token-mean")])
 @given(seed=SEEDS, tokens=st.sampled_from([1, 13, 25]), backwards=st.booleans())
 @settings(max_examples=15)
@@ -146,6 +148,7 @@ def test_where_nothing_was_rewritten_segments_train_as_the_whole_does(level: str
     assert of_parts == pytest.approx(of_whole, rel=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 @given(data=st.data(), seed=SEEDS)
 @settings(max_examples=50)
