@@ -18,7 +18,7 @@ from marft import __version__
 from marft.algorithms import PRESETS
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 

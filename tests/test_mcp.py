@@ -17,7 +17,7 @@ import pytest
 from marft.game.tool_sources import ToolSource
 from marft.tools.mcp import MCP
 from marft.types import Task
-from tests.test_tools import call, run, says, with_tools
+from tests.tool_games import call, run, says, with_tools
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 

@@ -26,7 +26,7 @@ from marft.evaluation.replay_page import (
     pictures_of,
     write_replay,
 )
-from marft.learning.batching import KnownLogProbs
+from marft.learning.batching import FixedLogProbs
 from marft.learning.learner import Learner
 from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, load_critic
@@ -116,7 +116,7 @@ def test_the_runs_own_critic_judges_where_it_reads_the_same_way(run_folder: RunF
     learner = Learner(own, Models(own))
     path = Checkpoints(run_folder, own.checkpoints).find("step_000001")
     assert load_critic(path, learner)
-    credited = learner.assign_credit(list(audit.episodes), KnownLogProbs())
+    credited = learner.assign_credit(list(audit.episodes), FixedLogProbs())
     assert advantages_of(audit, "marft") == [float(s.advantages.mean()) for s in credited.samples]
     assert [opinion.critic for opinion in audit.opinions] == [
         "the run's, of step_000001", "fitted to 18 recorded episodes"

@@ -44,9 +44,9 @@ from tests.test_resume import StopAfter, assert_same
 from tests.test_segments import context_of
 from tests.test_tool_training import CALL, begin_with
 from tests.test_tool_training import with_tools as equipped
-from tests.test_tools import call, run, says
-from tests.test_tools import with_tools as playing
 from tests.test_turns import Acts, Doing
+from tests.tool_games import call, run, says
+from tests.tool_games import with_tools as playing
 
 BARE_CALL = CALL.removeprefix("Hm. ")
 TURNS = (CALL, BARE_CALL, CALL.replace("Hm", "Oh"))  # the template has something to drop in the first and the third

@@ -268,8 +268,8 @@ def _list_index(items: list[object], part: str, key: str) -> int:
     roles = [item.get("role") if isinstance(item, dict) else None for item in items]
     if part in roles:
         return roles.index(part)
-    places = [str(place) for place in range(len(items))]
-    if part in places:
-        return places.index(part)
+    indices = [str(index) for index in range(len(items))]
+    if part in indices:
+        return indices.index(part)
     known = ", ".join(str(role) for role in roles if role) or f"0 to {len(items) - 1}"
     raise ValueError(f"--{key}: no entry {part!r}; known: {known}")

@@ -25,7 +25,7 @@ from marft.rewards.comparing import close, contains, numbers_in, token_f1
 from marft.rewards.grader import Grader
 
 Cells = Mapping[str, object]
-PLACE = re.compile("[0-9]{1,3}")  # of a choice
+NUMBER = re.compile("[0-9]{1,3}")  # of a choice
 
 
 class Grading(Settings):
@@ -121,12 +121,12 @@ class F1(Grading):
 class Choice(Grading):
     """1 where the text means the right one of several choices, by its letter or its words.
 
-    The right one is a letter, the words of a choice, or its place, counted from ``first``.
+    The right one is a letter, the words of a choice, or its number, counted from ``first``.
     """
 
     name: Literal["choice"] = "choice"  # which grading it is
     choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
-    first: Literal[0, 1] = 0  # what the first place is called
+    first: Literal[0, 1] = 0  # the number of the first choice
 
     def check(self, answer: object, cells: Cells) -> None:
         """The right answer is one of the row's choices, and one alone."""
@@ -155,13 +155,13 @@ class Choice(Grading):
 
     def _right(self, answer: Any, cells: Cells) -> str:
         choices = self._choices(cells)
-        is_place = isinstance(answer, int) and not isinstance(answer, bool)
-        if not is_place:
+        is_number = isinstance(answer, int) and not isinstance(answer, bool)
+        if not is_number:
             meant = labelled(written(answer), choices)
             if meant or any(text.strip().isdecimal() for text in (*choices.texts, *choices.labels)):
                 return meant
-        place = int(answer) - self.first if PLACE.fullmatch(written(answer)) else -1
-        return choices.labels[place] if 0 <= place < len(choices.labels) else ""
+        index = int(answer) - self.first if NUMBER.fullmatch(written(answer)) else -1
+        return choices.labels[index] if 0 <= index < len(choices.labels) else ""
 
 
 class MathGrading(Grading):

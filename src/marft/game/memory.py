@@ -62,7 +62,7 @@ class Exchange:
         saw: ids of the actions that it saw.
         messages: what it said, called and was answered.
         turn: where it stands in the conversation.
-        since: place in the episode from which on actions are remembered: what is older gave way for it; 0: nothing did.
+        since: index in the episode from which on actions are remembered: what is older gave way for it; 0: nothing did.
         size: tokens, about.
     """
 

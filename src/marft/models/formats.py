@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.models.checking import refuse_pickled
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.models.templates import check_template
 
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
