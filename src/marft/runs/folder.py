@@ -91,13 +91,13 @@ class RunFolder:
         return lock.at_work(self.path / "run.lock")
 
     def check_free(self, overwrite: bool = False) -> None:
-        """See that a run can begin here.
+        """See that a run can begin here: where none is, or one that failed before its first step was over.
 
         Raises:
             ValueError: one is there already, and is not to be overwritten; or what is there is none.
         """
         if self.is_run():
-            if not overwrite:
+            if not overwrite and self.has_progress():
                 raise ValueError(
                     f"{self.path} holds a run already; go on with it (--resume), give this one another name "
                     "(--name …), or let it take the other's place (--overwrite)"
@@ -147,9 +147,8 @@ class RunFolder:
         Raises:
             ValueError: somebody else's run, or files, came in between.
         """
-        replaces = overwrite and self.is_run()
-        if replaces or not self.is_run() or self.has_progress():
-            self.check_free(overwrite)
+        self.check_free(overwrite)
+        replaces = self.is_run()
         try:
             self.write_mark(start_from, start)
             self.write_config(run)
@@ -177,8 +176,9 @@ class RunFolder:
         atomic.write_file(path, json.dumps(mark, indent=2) + "\n")
 
     def has_progress(self) -> bool:
-        """Whether the run has done anything yet."""
-        return self.checkpoints.exists() or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
+        """Whether the run has done a step, or there is anything else that somebody may want to keep."""
+        kept = (self.checkpoints, self.episodes, self.evaluations)
+        return any(path.exists() for path in kept) or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
 
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""
