@@ -18,6 +18,7 @@ from marft.config.given import NotGivenError, in_words
 from marft.config.load import keys_of, load_recipe, to_toml
 from marft.config.names import check_run_name
 from marft.config.run import RunSettings
+from marft.config.settings import closest
 from marft.runs import lock, removing
 from marft.runs.log import read_rows
 from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
@@ -52,8 +53,16 @@ class RunFolder:
         """
         folder = RunFolder(Path(path))
         if not folder.config.is_file():
-            raise ValueError(f"no run at {path}: it has no config.toml{folder.whole_recipe()}")
+            raise ValueError(f"no run at {path}: it has no config.toml{folder.whole_recipe() or folder.near()}")
         return folder
+
+    def near(self) -> str:
+        """Which run may have been meant by a folder that is none: one of that name below ``runs``, inside it, or
+        beside it."""
+        runs = [Path("runs") / self.path, *self.path.glob("*"), *self.path.glob("runs/*")]
+        beside = closest(str(self.path), [str(path) for path in self.path.parent.glob("*") if RunFolder(path).is_run()])
+        meant = next((str(path) for path in sorted(runs) if RunFolder(path).is_run()), beside)
+        return f"; did you mean {meant!r}?" if meant else ""
 
     @contextmanager
     def held(self) -> Iterator[None]:
