@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marft.learning.batching import Denominators, Packing, make_samples, normaliser, of_all_lengths
+from marft.learning.choice_scoring import tokens_read
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.grpo import GRPO
 from marft.learning.critic import readings
@@ -219,6 +220,7 @@ def test_a_teammates_text_is_scored_where_it_stands_in_the_first_segment() -> No
 
 
 def test_the_length_of_an_action_is_all_that_is_read_for_it() -> None:
+    assert tokens_read(anew()) == 5 + 5
     long, longer = Sample(make_action(tokens=tuple(range(9))), 1.0, np.zeros(1)), Sample(anew(), 1.0, np.zeros(1))
     short = [Sample(make_action(tokens=(1,), sample=n), 1.0, np.zeros(1)) for n in range(2)]
     assert of_all_lengths([long, longer, *short], 1) == [long]  # 11 tokens, and 10 in two rows
