@@ -157,6 +157,18 @@ def test_mistakes_are_one_message_and_status_2(
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("named", ["first", "runs", ".", "runs/frist"])
+def test_a_run_that_is_near_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(settings("tiny", Path("runs"), "--name", "first"))
+    assert f"no run at {named}: it has no config.toml; did you mean 'runs/first'?" in run(
+        capsys, "show", named, status=2
+    )
+    assert "did you mean the run 'runs/first'?" in run(capsys, "eval", "first", status=2)
+
+
 def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     table = run(capsys, "algorithms")
     assert all(name in table for name in PRESETS)
@@ -170,7 +182,7 @@ def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[s
 def test_a_run_is_not_overwritten_unless_told(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
-    RunFolder.create(settings("tiny", tmp_path))
+    RunFolder.create(settings("tiny", tmp_path)).metrics.write_text('{"step": 1}\n')
     assert "holds a run already" in run(capsys, "train", str(recipe_file), status=2)
 
 

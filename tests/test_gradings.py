@@ -216,6 +216,18 @@ def three(row: Mapping[str, Any], text: str) -> tuple[int, int, int]:
     return 1, 2, 3
 
 
+def silent(row: Mapping[str, Any], text: str) -> None:
+    """No ``return``."""
+
+
+def wordy(row: Mapping[str, Any], text: str) -> str:
+    return "good"
+
+
+def vague(row: Mapping[str, Any], text: str) -> tuple[float, str]:
+    return 1.0, "yes"
+
+
 def broken(row: Mapping[str, Any], text: str) -> float:
     return float(row["nothing"])
 
@@ -246,7 +258,16 @@ class TestFunctions:
             parse_recipe(recipe(environment={"name": "table", "path": "a.csv", "grading": call}))
         assert told in str(caught.value)
 
-    @pytest.mark.parametrize(("name", "told"), [("three", "gave 3 values"), ("broken", "nothing")])
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("three", r"test_gradings\.py:\d+ gave 3 values"),
+            ("broken", "nothing"),
+            ("silent", r"test_gradings\.py:\d+ gave None; must be finite, and a number"),
+            ("wordy", r"test_gradings\.py:\d+ gave 'good'; must be finite, and a number"),
+            ("vague", r"test_gradings\.py:\d+ said success = 'yes'; must be True or False"),
+        ],
+    )
     def test_one_that_fails_raises_and_never_grades_0(self, name: str, told: str, tmp_path: Path) -> None:
         with pytest.raises((TypeError, KeyError), match=told):
             reward(tmp_path, f"tests.test_gradings:{name}", "x", "x")

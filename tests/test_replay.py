@@ -212,6 +212,18 @@ def test_what_models_write_is_shown_and_not_obeyed(run_folder: RunFolder) -> Non
     assert "groups of one" in shown(200, audit_table(audit))
 
 
+def test_in_a_narrow_terminal_episodes_are_named_and_numbers_whole(run_folder: RunFolder) -> None:
+    """Beside long texts their column was once one character wide, and numbers ended in an ellipsis."""
+    audit = replay(run_folder, [preset("marft"), preset("grpo"), preset("rloo")])
+    long = [replace(e, actions=tuple(replace(a, text="word " * 99) for a in e.actions)) for e in audit.episodes]
+    audit = replace(audit, episodes=long)
+    narrow = shown(80, action_table(audit, pictures_of(audit, 99)))
+    assert all(f"{e.task.id} #{e.sample}" in narrow for e in long)
+    assert "(334 more" in narrow
+    for name in ("marft", "grpo", "rloo"):
+        assert all(f"{x:+.2f}" in narrow for x in advantages_of(audit, name) if not math.isnan(x))
+
+
 def shown(width: int, table: Table) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)

@@ -61,7 +61,10 @@ def _file_of(path: Path) -> Path | Traversable:
 
 
 def _near(path: Path) -> str:
-    """What may have been meant by a path at which no recipe is: a file beside it, or one that is bundled."""
+    """What may have been meant by a path at which no recipe is: a run, a file beside it, or one that is bundled."""
+    run = Path("runs") / path
+    if (run / "config.toml").is_file():
+        return f"; did you mean the run {str(run)!r}?"
     beside = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
     close = closest(str(path), [*beside, *bundled_names()])
     return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"

@@ -21,6 +21,7 @@ from marft.envs.rows import written
 from marft.envs.single_turn import Grade
 from marft.faults import defined
 from marft.game.answers import answer_in, find_answer, stated_answer
+from marft.game.reading import RefusedError, flag, number
 from marft.rewards.comparing import close, contains, numbers_in, token_f1
 from marft.rewards.grader import Grader
 
@@ -207,14 +208,23 @@ class ByFunction(Grading):
         return call
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """What the function says of the row and the text."""
+        """What the function says of the row and the text.
+
+        Raises:
+            TypeError: that is no grade; the message names the function's file and line.
+        """
         function = import_path(self.call)
         said = function(cells, text)
-        if isinstance(said, tuple):
-            if len(said) != 2:
-                raise TypeError(f"{defined(function)} gave {len(said)} values; a reward, and whether it is solved")
-            return Grade(*said)
-        return _all_or_nothing(bool(said)) if isinstance(said, bool | np.bool_) else Grade(said, None)
+        if isinstance(said, bool | np.bool_):
+            return _all_or_nothing(bool(said))
+        both = said if isinstance(said, tuple) else (said, None)
+        if len(both) != 2:
+            raise TypeError(f"{defined(function)} gave {len(both)} values; a reward, and whether it is solved")
+        reward, solved = both
+        try:
+            return Grade(number(reward, "gave"), None if solved is None else flag(solved, "success"))
+        except RefusedError as error:
+            raise TypeError(f"{defined(function)} {error}") from error
 
 
 GRADINGS: Mapping[str, type[Grading]] = {
