@@ -64,6 +64,7 @@ class TestWhatItWrites:
         block = (here / "mine" / "README.md").read_text().split("```")[1]
         assert " ".join(block.split()) in said
 
+    @pytest.mark.slow
     def test_the_invented_rows_are_what_the_tiny_model_was_made_for(
         self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -171,6 +172,34 @@ def test_on_a_terminal_it_asks_for_what_no_option_says(
     written = (here / "mine" / "recipe.toml").read_text()
     assert 'path = "tiny"' in written
     assert 'role = "solver"' in written
+
+
+def test_on_a_terminal_what_cannot_be_used_is_asked_again(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelled path once ended the conversation."""
+    monkeypatch.setattr(sys, "stdin", Typed("nowhere.csv\n\n./nowhere\ntiny\n\n"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    said = run(capsys, "init", "mine")
+    assert "nowhere.csv: No such file" in said
+    assert "there is no folder ./nowhere" in said
+    assert "(reasoner-actor)" in said  # what no answer means
+    assert "wrote README.md, data.csv" in said
+
+
+def test_on_a_terminal_a_folder_that_is_taken_is_refused_before_anything_is_asked(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "recipe.toml").write_text("")
+    monkeypatch.setattr(sys, "stdin", Typed(""))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    said = run(capsys, "init", ".", status=2)
+    assert "recipe.toml already" in said
+    assert "A table of your own" not in said
+
+
+def test_a_team_of_this_folder_needs_no_change_of_it(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert "cd " not in run(capsys, "init", ".", "--yes")
 
 
 def test_a_yes_asks_nothing(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

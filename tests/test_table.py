@@ -160,7 +160,8 @@ BROKEN: list[tuple[str, bytes, str]] = [
     (".csv", b"question,answer\na,1,2\n", "rows.csv, line 2 has 3 cells"),
     (".csv", b'question,answer\n"a,1\n', "the row that begins at line 2 cannot be read"),
     (".csv", b"question,answer,answer\n", "line 1: two columns are called 'answer'"),
-    (".csv", b"question;answer\na;1\n", "line 2 has no column 'question'; did you mean 'question;answer'?"),
+    (".csv", b"question;answer\na;1\n", "line 1 names one column, 'question;answer': if ';' is to separate columns, save the table with ','"),
+    (".csv", b"question\tanswer\na\t1\n", "save the table with ',' in its place, or call it .tsv"),
     (".csv", "question,answer\na,1\n".encode("utf-16"), "rows.csv is not UTF-8"),
     (".csv", b"question,answer\na,1\nb,\n", "rows.csv, line 3: column 'answer' is empty"),
     (".csv", b"question,answer\na,1\nb,2\na,1\n", "line 4 makes the same prompt as "),
@@ -347,3 +348,16 @@ def test_the_recipe_that_the_docs_show_trains_on_a_table_beside_it(tmp_path: Pat
     train(run, folder)
     assert [row["episodes_failed"] for row in folder.read_metrics()] == [0, 0]
     assert read_rows(folder.recorded(0))[0]["prompt_text"].startswith("What is the capital of Country ")
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_subset_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def read(*wanted: str) -> Rows:
+        asked.append(wanted)  # type: ignore[arg-type]
+        return [{"question": f"{wanted}", "answer": "1"}]
+
+    monkeypatch.setattr("marft.envs.rows.read_dataset", read)
+    made = Table(train="a/b", validation="a/b", test="c/d", subset="main", parts={"validation": "dev"})  # type: ignore[arg-type]
+    assert len(made.tasks("train")) == 1
+    assert sorted(asked) == [("a/b", "main", "dev"), ("a/b", "main", "train"), ("c/d", "main", "test")]

@@ -60,10 +60,11 @@ class Samplers:
             if policy.settings.model in endpoints
         }
         here = [name for name in self.models.policies if name not in remote]
-        mine = cast("EngineKind", run.engine).open(run, self.models, here, self._thread)
         self.renderer = _renderer(run, self.models, remote)
+        mine = cast("EngineKind", run.engine).open(run, self.models, here, self._thread)
         behind = RemoteEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
         self.engine = Router(dict.fromkeys(here, mine) | dict.fromkeys(remote, behind))
+        started.callback(lambda: self.wait_for(self.engine.close()))
 
     def decode(self, policy: str, ids: TokenIds) -> str:
         """The text of token ids of a policy."""

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 Rows = Iterator[tuple[str, dict[str, object]]]
 LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131,072
+OTHERS = ";\t|"  # what separates cells in some files that are called .csv
 AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
 
 
@@ -55,7 +56,7 @@ def _separated(path: Path, delimiter: str) -> Rows:
                 if not cells:  # an empty line
                     continue
                 if header is None:
-                    header = _header(cells, f"{path}, {where}")
+                    header = _header(cells, f"{path}, {where}", delimiter)
                     continue
                 if len(cells) != len(header):
                     raise ValueError(
@@ -71,7 +72,13 @@ def _separated(path: Path, delimiter: str) -> Rows:
             ) from error
 
 
-def _header(cells: list[str], where: str) -> list[str]:
+def _header(cells: list[str], where: str, delimiter: str) -> list[str]:
+    other = next((sign for sign in OTHERS if len(cells) == 1 and sign in cells[0]), "")
+    if other:
+        raise ValueError(
+            f"environment: {where} names one column, {cells[0]!r}: if {other!r} is to separate columns, save the table "
+            f"with {delimiter!r} in its place" + (", or call it .tsv" if other == "\t" else "")
+        )
     for index, name in enumerate(cells):
         if name in cells[:index]:
             raise ValueError(f"environment: {where}: two columns are called {name!r}; rename one")

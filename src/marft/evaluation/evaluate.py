@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast, get_args
 
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
@@ -17,6 +17,7 @@ from marft.playing import Rollouts
 from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 OF_AGENTS = (
     "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
     "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
@@ -49,10 +50,10 @@ class Evaluation:
     interval: tuple[float, float] | None
     reward: float | None
     reward_interval: tuple[float, float] | None
-    agents: Mapping[str, Mapping[str, float]]
-    outcomes: Mapping[str, bool]
-    rewards: Mapping[str, float]
-    examples: Sequence[Mapping[str, object]] = field(default_factory=tuple)
+    agents: Mapping[str, Mapping[str, float]] = field(repr=False)
+    outcomes: Mapping[str, bool] = field(repr=False)
+    rewards: Mapping[str, float] = field(repr=False)
+    examples: Sequence[Mapping[str, object]] = field(default_factory=tuple, repr=False)
 
     @property
     def name(self) -> str:
@@ -61,6 +62,18 @@ class Evaluation:
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+def modes_of(names: Sequence[str]) -> tuple[Mode, ...]:
+    """The modes of these names.
+
+    Raises:
+        ValueError: one is no mode's.
+    """
+    for name in names:
+        if name not in MODES:
+            raise ValueError(f"mode {name!r} is none of {', '.join(MODES)}")
+    return cast("tuple[Mode, ...]", tuple(names))
 
 
 def evaluate(

@@ -64,7 +64,7 @@ class Exchange:
         messages: what it said, called and was answered.
         shortened: why that is less than was sampled, if so.
         turn: where it stands in the conversation.
-        since: place in the episode from which on actions are remembered: what is older has given way.
+        since: index in the episode from which on actions are remembered: what is older gave way for it; 0: nothing did.
         size: tokens, about.
     """
 
@@ -157,10 +157,9 @@ class Memory:
         said = tuple(self.renderer.turn(action.policy, action))
         messages = tuple(map(self._without_thought, said)) if self.agent.thinking == "drop" else said
         shortened = THOUGHTS if messages != said else ""
-        before = [self._exchanges[name] for name in action.continues]
-        since = max((exchange.since for exchange in before), default=0)
+        since = 0
         if action.restarted == FULL:
-            since = before[0].action.index if before else action.index
+            since = self._exchanges[action.continues[0]].action.index if action.continues else action.index
         told = sum(self.renderer.count(action.policy, str(message["content"])) for message in asked.told)
         self._exchanges[action.id] = Exchange(
             action=action,

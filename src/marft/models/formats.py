@@ -14,7 +14,7 @@ from marft.config.run import RunSettings
 from marft.models.checking import refuse_pickled
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.models.templates import check_template
 from marft.models.turn_ends import stop_ids
 

@@ -15,7 +15,7 @@ from marft.models.backbone import Backbone, PackedRows
 from marft.models.checking import refuse_gaps, refuse_not_finite
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.log_probs import scaled_logits
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.types import TokenIds
 
 

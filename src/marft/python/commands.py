@@ -102,8 +102,9 @@ def train(
 
 
 def evaluate(
-    recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: Sequence[str] = ("base", "last"),
-    modes: Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, given: Iterable[Any] = (), **more: Any,
+    recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
+    modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False,
+    given: Iterable[Any] = (), **more: Any,
 ) -> list[Evaluation]:  # fmt: skip
     """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
 
@@ -111,24 +112,24 @@ def evaluate(
 
     Args:
         recipe: a run, or its folder; or a recipe as in :func:`load_recipe`.
-        checkpoints: ``base``, ``last``, ``best``, ``step_000050``.
-        modes: ``greedy``, ``sampled``; as the recipe says where none is given.
+        checkpoints: ``base``, ``last``, ``best``, ``step_000050``; one, or several.
+        modes: ``greedy``, ``sampled``, or both; as the recipe says where none is given.
         tasks: how many; 0: as the recipe says.
         shuffle_messages: also with every agent seeing messages of another task.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, or the recipe cannot be used.
+        ValueError: a checkpoint is not there or damaged, there is no such mode, or the recipe cannot be used.
         RunError: nothing can be written.
     """
     settings, folder = _run_of(recipe, changes, given, more)
     with _in_words():
+        from marft.evaluation.evaluate import modes_of
         from marft.evaluation.session import evaluate_checkpoints
 
-        names = checkpoints if folder else ["base"]
+        names = _several(checkpoints) if folder else ["base"]
+        chosen = modes_of(_several(modes)) or settings.evaluation.modes
         count = tasks or settings.evaluation.tasks
-        found = evaluate_checkpoints(
-            settings, folder, names, modes or settings.evaluation.modes, count, shuffle_messages, lambda _=None: None
-        )
+        found = evaluate_checkpoints(settings, folder, names, chosen, count, shuffle_messages, lambda _=None: None)
         if folder:
             for result in found:
                 folder.write_evaluation(result.as_json(), result.name)
@@ -164,6 +165,11 @@ def _apart(changes: Changes, more: Mapping[str, Any]) -> tuple[Sequence[str], di
     if isinstance(changes, str):
         raise ValueError('changes are a table, {"training.steps": 5}, or a list of words, ["--training.steps", "5"]')
     return changes, dict(more)
+
+
+def _several(names: str | Sequence[str]) -> Sequence[str]:
+    """One name, which is a sequence of letters too, or several."""
+    return [names] if isinstance(names, str) else names
 
 
 def _by_words(given: Iterable[Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Run:
             count: how many; 0: all.
 
         Raises:
-            ValueError: nothing was recorded at that step, or nobody goes by that role.
+            ValueError: nothing was recorded at that step, nobody goes by that role, or there is no such order.
         """
         from marft.evaluation.transcripts import attempts_at, ordered, read_of
 

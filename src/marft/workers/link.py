@@ -20,7 +20,7 @@ from marft.workers.messages import (
     Answer,
     Begin,
     Broken,
-    CallOff,
+    Cancel,
     Cancelled,
     Change,
     Choose,
@@ -95,7 +95,7 @@ class Link:
         self.ready = False
         self.over: asyncio.Future[str] = loop.create_future()  # how the process ended
         self._started: asyncio.Future[None] = loop.create_future()
-        self._called_off = asyncio.Event()
+        self._let_go = asyncio.Event()
         self._numbers = count()
         self._playing: dict[int, Playing] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
@@ -149,10 +149,10 @@ class Link:
 
     async def cancel(self) -> None:
         """Have the worker let go of what it plays."""
-        self._called_off.clear()
+        self._let_go.clear()
         if self.ready:
-            self._wire.send(CallOff())
-            await self._called_off.wait()
+            self._wire.send(Cancel())
+            await self._let_go.wait()
 
     async def end(self) -> None:
         """Have the process end; one that does not is ended."""
@@ -182,7 +182,7 @@ class Link:
             case Sample() | Choose():
                 self._requests[message.number] = asyncio.create_task(self._answer(message))
             case Lease(number):
-                self._requests[number] = asyncio.create_task(self._lend(message))
+                self._requests[number] = asyncio.create_task(self._lease(message))
             case Forget(number) | GiveBack(number):
                 if task := self._requests.pop(number, None):
                     task.cancel()
@@ -203,7 +203,7 @@ class Link:
             case Cancelled(usage):
                 self.usage = usage
                 self._playing.clear()
-                self._called_off.set()
+                self._let_go.set()
             case Ready(pid, agents, usage):
                 self.pid, self.agents, self.usage = pid, agents, usage
                 self._started.set_result(None)
@@ -223,7 +223,7 @@ class Link:
             self._requests.pop(asked.number, None)
         self._set_going(Answer(asked.number, outcome))
 
-    async def _lend(self, asked: Lease) -> None:
+    async def _lease(self, asked: Lease) -> None:
         """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""
         async with self.slots(asked.name, asked.count):
             self._wire.send(Granted(asked.number))
@@ -249,7 +249,7 @@ class Link:
         self._playing.clear()
         self._wait.close()
         self._wire.close()
-        self._called_off.set()
+        self._let_go.set()
         if not self._started.done():
             self._started.set_exception(RunError(f"a worker process {outcome} before it had begun"))
         self.over.set_result(outcome)
