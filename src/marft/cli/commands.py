@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
 
 from rich.progress import Progress
 
@@ -18,13 +17,12 @@ from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
-from marft.evaluation.evaluate import Advance, Evaluation, Mode
+from marft.evaluation.evaluate import Advance, Evaluation, modes_in
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.texts import visible
 
 PROMPT_SHOWN = 80  # characters of a task
-MODES: tuple[Mode, ...] = ("greedy", "sampled")
 console = wide_console()
 
 
@@ -79,10 +77,7 @@ def evaluate(
 ) -> None:
     """``marft eval``."""
     run, folder = _run_of(path, overrides)
-    modes = tuple(mode.split(",")) if mode else run.evaluation.modes
-    for name in modes:
-        if name not in MODES:
-            raise ValueError(f"--mode: {name!r} is none of {', '.join(MODES)}")
+    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
     if folder is None:
         checkpoints = ["base"]
     quieten()
@@ -93,7 +88,7 @@ def evaluate(
             run,
             folder,
             checkpoints,
-            cast("tuple[Mode, ...]", modes),
+            modes,
             tasks or run.evaluation.tasks,
             shuffle_messages,
             advance,
