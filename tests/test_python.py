@@ -235,6 +235,27 @@ class TestARun:
         assert "<svg" in run.report().read_text()
 
     @pytest.mark.slow
+    def test_its_recipe_is_complete(self, small: marft.Run) -> None:
+        again = marft.load_recipe(small.recipe, given=small.given)
+        assert again == small.folder.settings(given=small.given)
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ({"order": "wrost"}, "order: 'wrost' is none of worst, best, failed"),
+            ({"count": -1}, "count is a whole number from 0 on, and this is -1"),
+            ({"step": "1"}, "step is a whole number"),
+            ({"agent": 3}, "agent is a text, and this is 3"),
+            ({"task": 3}, "task is a text"),
+        ],
+    )
+    def test_episodes_that_are_asked_for_by_nonsense_are_refused(
+        self, asked: dict[str, Any], said: str, small: marft.Run
+    ) -> None:
+        with pytest.raises(ValueError, match=said):
+            small.episodes(**asked)
+
+    @pytest.mark.slow
     def test_a_look_loads_no_model_code(self, small: marft.Run) -> None:
         code = (
             f"import sys, marft; run = marft.load_run({str(small.path)!r}); run.metrics, run.recipe, run.episodes(),"

@@ -86,6 +86,15 @@ def check_count(count: object, what: str) -> None:
         raise ValueError(f"{what} is a whole number from 0 on, and this is {_shown(count)}")
 
 
+def check_text(text: object, what: str) -> None:
+    """
+    Raises:
+        ValueError: it is no text.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{what} is a text, and this is {_shown(text)}")
+
+
 def _shown(value: object) -> str:
     """``a list``, or a plain value itself: ``-1``."""
     kind = type(value).__name__
