@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from marft.texts import cut
+
 Rows = Iterator[tuple[str, dict[str, object]]]
+LONGEST_NAME = 200  # characters of a column's name in a message
 LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131,072
 AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
 
@@ -72,17 +75,30 @@ def _separated(path: Path, delimiter: str) -> Rows:
 
 
 def _header(cells: list[str], where: str) -> list[str]:
-    for index, name in enumerate(cells):
-        if name in cells[:index]:
-            raise ValueError(f"environment: {where}: two columns are called {name!r}; rename one")
+    if (name := twice_in(cells)) is not None:
+        raise ValueError(f"environment: {where}: two columns are called {cut(repr(name), LONGEST_NAME)}; rename one")
     return cells
+
+
+def twice_in(names: Iterable[str]) -> str | None:
+    """The first name that comes a second time; None where each comes once.
+
+    >>> twice_in(["a", "b", "a", "b"])
+    'a'
+    """
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_each_once)
     except _TwiceError as error:
-        raise ValueError(f"environment: {where}: the key {error.args[0]!r} comes twice in one object") from error
+        raise ValueError(f"environment: {where}: the key {error.args[0]} comes twice in one object") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"environment: {where} is not JSON: {error}; {AN_OBJECT}") from error
 
@@ -92,11 +108,9 @@ class _TwiceError(Exception):
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
-    return found
+    if (name := twice_in(key for key, _ in pairs)) is not None:
+        raise _TwiceError(cut(repr(name), LONGEST_NAME))
+    return dict(pairs)
 
 
 def _an_object(entry: object, where: str) -> dict[str, object]:
