@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from marft import __version__
 from marft.algorithms import PRESETS
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
+from marft.models.places import resolve_path
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 
@@ -90,6 +92,18 @@ def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(
     assert 'level = "token"' in text
     assert "lambda_critic" in text
     assert not (tmp_path / "test").exists()
+
+
+def test_a_dry_run_says_how_models_are_spoken_to_and_reads_no_weights(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_path("tiny"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    given = ("train", str(recipe_file), "--dry-run", "--models.base.path", str(folder), "--models.base.context", "300")
+    said = run(capsys, *given)
+    assert "# models.base: 300 tokens for prompt and action together; a turn ends with <|im_end|>" in said
+    (folder / "chat_template.jinja").unlink()
+    assert "has no chat template" in run(capsys, *given, status=2)
 
 
 def test_a_dry_run_reads_the_environments_tasks(

@@ -334,9 +334,11 @@ class TestAnEngineThatSaysOtherwise:
         assert note.startswith("actor: engine and learner differ by 0.06 nats a token")
         assert f"algorithm.sampler_correction = {{ level = '{advice}' }}" in note
 
+    @pytest.mark.slow
     def test_is_not_spoken_of_where_rounding_explains_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not self.notes(tmp_path, monkeypatch, 0.04)
 
+    @pytest.mark.slow
     def test_is_not_spoken_of_where_it_is_corrected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not self.notes(tmp_path, monkeypatch, 0.5, "--algorithm.sampler_correction.level", "geometric")
 
@@ -344,6 +346,7 @@ class TestAnEngineThatSaysOtherwise:
 class TestKLInTheReward:
     KL = ("--algorithm.kl", "{ coefficient = 0.5, place = 'reward', estimator = 'k1' }")
 
+    @pytest.mark.slow
     def test_is_measured_with_the_learners_numbers(self, tmp_path: Path) -> None:
         """An untuned policy is its base, and costs nothing, whatever the engine says of its tokens."""
         run = recipe(tmp_path, "marft", *self.KL)
@@ -379,6 +382,7 @@ class TestKLInTheReward:
         assert max(map(abs, costs)) > 0.01
 
 
+@pytest.mark.slow
 def test_a_whole_policy_on_a_half_precision_base_begins_as_the_base(tmp_path: Path) -> None:
     run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
     metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
@@ -395,6 +399,7 @@ def test_going_back_to_the_base_is_exact_for_a_whole_policy(tmp_path: Path) -> N
     assert all(torch.equal(parameters[name], value) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_the_rates_warm_up_begins_with_the_policies_first_step(tmp_path: Path) -> None:
     """Steps that fit the critic alone take nothing off the rate's warm-up, nor off its schedule."""
     run = recipe(

@@ -68,6 +68,10 @@ class TestFollowing:
         assert order == sorted(order)
         assert "0/reasoner/0 says" not in text
 
+    def test_nobody_goes_by_a_role_that_nobody_has(self, capsys: pytest.CaptureFixture[str], folder: RunFolder) -> None:
+        told = run(capsys, "show", str(folder.path), "--follow", "--agent", "actr", status=2)
+        assert "nobody called 'actr' acted here; did you mean 'actor'?" in told
+
     @pytest.mark.slow
     def test_ctrl_c_ends_it(self, folder: RunFolder) -> None:
         at_work(folder, os.getpid())

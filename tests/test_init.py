@@ -64,6 +64,7 @@ class TestWhatItWrites:
         block = (here / "mine" / "README.md").read_text().split("```")[1]
         assert " ".join(block.split()) in said
 
+    @pytest.mark.slow
     def test_the_invented_rows_are_what_the_tiny_model_was_made_for(
         self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

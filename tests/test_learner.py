@@ -281,6 +281,7 @@ class TestALearningStep:
         monkeypatch.setattr(Update, "score_now", None)
         assert mine.learn(episodes(), START)["kl_stops"] == 0.0
 
+    @pytest.mark.slow
     def test_kl_to_the_base_is_that_from_before_the_step(self, tmp_path: Path) -> None:
         """Of four actions of each agent, or of all where they have been scored; also of policies that stood still."""
         for kl, share in (("0", 4), ("0.5", 12)):
@@ -307,6 +308,7 @@ def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(t
     assert metrics["agents/reasoner/kl_to_base"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:
     mine = begun(of(tmp_path, "marft", dtype="bfloat16"))
     before: Packing = mine.packing

@@ -148,6 +148,7 @@ def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_pat
         run_in(tmp_path, *tools, processes=1)
 
 
+@pytest.mark.slow
 def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marft.workers.child.START", "import sys; sys.exit(4)")
     with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):

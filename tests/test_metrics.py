@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marft.cli.console import AGENT, TEAM, line
-from marft.evaluation.report import CURVES
+from marft.evaluation.curves import FIRST
 from marft.metrics import CATALOGUE, everything, find, known, named, page
 from marft.runs.folder import RunFolder
 from marft.training import train
@@ -44,7 +44,7 @@ def test_a_name_is_found_by_its_scope_and_pattern(name: str, found: str | None) 
 def test_what_is_shown_is_in_the_catalogue() -> None:
     assert [known(name).name for name in TEAM] == list(TEAM)
     assert [known(f"agents/x/{name}").name for name in AGENT] == list(AGENT)
-    assert [named(name).name for name in CURVES] == list(CURVES)
+    assert [named(name).name for name in FIRST] == list(FIRST)
 
 
 def test_a_line_leaves_out_what_is_not_there_and_what_says_nothing() -> None:

@@ -264,6 +264,7 @@ class TestARun:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "False"
 
+    @pytest.mark.slow
     def test_its_episodes_are_found_by_step_task_agent_and_worth(self, small: marft.Run) -> None:
         everything = small.episodes()
         assert {type(episode) for episode in everything} == {marft.Episode}

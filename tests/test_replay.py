@@ -122,6 +122,7 @@ def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) ->
         np.testing.assert_allclose(advantages_of(audit, name), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_runs_own_critic_judges_where_it_reads_the_same_way(run_folder: RunFolder) -> None:
     own = run_folder.settings()
     audit = replay(run_folder, [own.algorithm, preset("ppo")], step=2)
@@ -167,6 +168,7 @@ def test_forks_are_recorded_and_credited_again(tmp_path: Path) -> None:
     assert not audit.opinions[0].notes
 
 
+@pytest.mark.slow
 def test_the_page_has_a_picture_for_each_episode_shown(run_folder: RunFolder, tmp_path: Path) -> None:
     audit = replay(run_folder, [preset("marft"), preset("ppo"), preset("coma")], step=1)
     pictures = pictures_of(audit, 2)
@@ -190,6 +192,7 @@ def test_what_was_not_recorded_is_an_error(run_folder: RunFolder, tmp_path: Path
         replay(empty, [preset("grpo")])
 
 
+@pytest.mark.slow
 def test_a_trees_run_is_judged_on_what_its_policies_made_by_themselves(tmp_path: Path) -> None:
     folder = trained(
         tmp_path, "--algorithm", "{ name = 'at-grpo', credit = { candidates = 2 } }", "--training.steps", "2",

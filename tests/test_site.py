@@ -32,6 +32,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return keys
 
 
+@pytest.mark.slow
 def test_the_pages_are_what_the_code_says(keys: ModuleType) -> None:
     import pages
 

@@ -56,6 +56,7 @@ class TestOverwriting:
         (note,) = observer.notes
         assert all(name in note for name in foreign)
 
+    @pytest.mark.slow
     def test_what_lies_among_checkpoints_is_to_be_moved_first(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
         outside = folder.path.parent / "outside"
@@ -85,6 +86,7 @@ class TestOverwriting:
         assert folder.begin(run, overwrite=True) == []
         assert sorted(p.name for p in folder.path.iterdir()) == ["config.toml", "run.json", "run.lock"]
 
+    @pytest.mark.slow
     def test_the_old_run_stays_until_the_new_one_can_start(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
     ) -> None:

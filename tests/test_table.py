@@ -383,3 +383,16 @@ def test_the_recipe_that_the_docs_show_trains_on_a_table_beside_it(tmp_path: Pat
     train(run, folder)
     assert [row["episodes_failed"] for row in folder.read_metrics()] == [0, 0]
     assert read_rows(folder.recorded(0))[0]["prompt_text"].startswith("What is the capital of Country ")
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_subset_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def read(*wanted: str) -> Rows:
+        asked.append(wanted)  # type: ignore[arg-type]
+        return [{"question": f"{wanted}", "answer": "1"}]
+
+    monkeypatch.setattr("marft.envs.rows.read_dataset", read)
+    made = Table(train="a/b", validation="a/b", test="c/d", subset="main", parts={"validation": "dev"})  # type: ignore[arg-type]
+    assert len(made.tasks("train")) == 1
+    assert sorted(asked) == [("a/b", "main", "dev"), ("a/b", "main", "train"), ("c/d", "main", "test")]

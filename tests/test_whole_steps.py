@@ -211,6 +211,7 @@ def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
     check(model, start, OPTIONS[option][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["action", "token", "critic", "turns"])
 def test_log_probs_are_taken_at_each_agents_temperature(start: str, model: Path) -> None:
     check(model, start, {}, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})

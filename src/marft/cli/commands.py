@@ -62,13 +62,21 @@ def train(
 
 
 def _looked_at(run: RunSettings) -> list[str]:
-    """What is in each split that training and evaluation will need."""
+    """What is in each split that training and evaluation will need, and how the models are spoken to."""
+    from marft.models.formats import load_formats
+
     splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
     sentences = []
     for split in splits:
         tasks = tasks_of(run.environment, split)
         prompt = visible(" ".join(tasks[0].prompt.split()))
         sentences.append(f"{split}: {len(tasks)} tasks, the first is {visible(tasks[0].id)}: {prompt[:PROMPT_SHOWN]}")
+    quieten()
+    for name, model in load_formats(run).items():
+        ends = " or ".join(visible(str(token)) for token in model.tokenizer.convert_ids_to_tokens(list(model.stop_ids)))
+        sentences.append(
+            f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
+        )
     return sentences
 
 

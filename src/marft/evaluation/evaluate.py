@@ -9,7 +9,7 @@ from typing import Literal, Protocol, cast, get_args
 
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
-from marft.evaluation.showing import shown
+from marft.evaluation.showing import EXAMPLES, example
 from marft.game.environment import Split
 from marft.game.game import Attempt
 from marft.game.team import Team
@@ -125,7 +125,7 @@ def evaluate(
         agents=agents,
         outcomes=outcomes,
         rewards=rewards,
-        examples=tuple(_example(episode) for episode in scored[:3]),
+        examples=tuple(example(episode) for episode in scored[:EXAMPLES]),
     )
     return evaluation, episodes
 
@@ -150,13 +150,3 @@ def greedy(team: Team) -> Team:
 
 def _messages(donor: Episode | None) -> dict[str, str]:
     return {action.id: action.text for action in donor.actions} if donor else {}
-
-
-def _example(episode: Episode) -> dict[str, object]:
-    return {
-        "task": episode.task.id,
-        "observation": episode.transitions[0].observation.text,
-        "actions": [shown(action) for action in episode.actions],
-        "reward": episode.total_reward,
-        "success": episode.success,
-    }

@@ -1,11 +1,24 @@
-"""An action as reports show it."""
+"""Actions and episodes as reports show them."""
 
 from __future__ import annotations
 
-from marft.types import Action
+from marft.types import Action, Episode
+
+EXAMPLES = 6  # episodes that an evaluation keeps whole
 
 
 def shown(action: Action) -> dict[str, object]:
     """What an agent used and said, for a page or a JSON file."""
     calls = [f"{call.name or 'unreadable call'} {call.arguments} → {call.output}" for call in action.calls]
     return {"agent": action.agent, "step": action.step, "calls": calls, "text": action.text}
+
+
+def example(episode: Episode) -> dict[str, object]:
+    """A scored episode, for a page or a JSON file."""
+    return {
+        "task": episode.task.id,
+        "observation": episode.transitions[0].observation.text,
+        "actions": [shown(action) for action in episode.actions],
+        "reward": episode.total_reward,
+        "success": episode.success,
+    }

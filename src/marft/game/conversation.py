@@ -71,22 +71,6 @@ class Conversation:
         empty = np.empty(0, np.int32)
         self.root = Node(None, (), empty, empty)
 
-    def find(self, messages: Sequence[ChatMessage]) -> tuple[Node, tuple[ChatMessage, ...]]:
-        """The deepest turn, or the root, whose messages are a prefix of these, and the messages that are new.
-
-        Of several that said the same to the same, it is the one that was sampled last.
-        """
-        best, depth, waiting = self.root, 0, [(self.root, 0)]
-        while waiting:
-            node, at = waiting.pop(0)
-            if (node.said or node is self.root) and at >= depth:
-                best, depth = node, at
-            for child in node.children:
-                end = at + len(child.messages)
-                if tuple(messages[at:end]) == child.messages:
-                    waiting.append((child, end))
-        return best, tuple(messages[depth:])
-
     def tell(self, new: Sequence[ChatMessage], after: Node) -> Node:
         """What the agent is told after a turn, or after nothing: the node that its next turn goes on from.
 
@@ -151,5 +135,5 @@ class Conversation:
 
 
 def _told(parent: Node, messages: tuple[ChatMessage, ...]) -> Node | None:
-    """Where the same was told after the same before."""
-    return next((child for child in parent.children if not child.said and child.messages == messages), None)
+    """Where the same was told after the same before: a turn, or the root."""
+    return next((child for child in parent.children if child.messages == messages), None)

@@ -62,7 +62,7 @@ class Exchange:
         saw: ids of the actions that it saw.
         messages: what it said, called and was answered.
         turn: where it stands in the conversation.
-        since: place in the episode from which on actions are remembered: what is older has given way.
+        since: place in the episode from which on actions are remembered: what is older gave way for it; 0: nothing did.
         size: tokens, about.
     """
 
@@ -152,10 +152,9 @@ class Memory:
         """Remember an action."""
         assert asked.node is not None, "it was asked with this memory"
         messages = tuple(self.renderer.turn(action.policy, action))
-        before = [self._exchanges[name] for name in action.continues]
-        since = max((exchange.since for exchange in before), default=0)
+        since = 0
         if action.restarted == FULL:
-            since = before[0].action.index if before else action.index
+            since = self._exchanges[action.continues[0]].action.index if action.continues else action.index
         told = sum(self.renderer.count(action.policy, str(message["content"])) for message in asked.told)
         self._exchanges[action.id] = Exchange(
             action=action,

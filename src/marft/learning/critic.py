@@ -185,11 +185,25 @@ class Critic:
         }
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Everything that a checkpoint keeps: heads, running statistics of what they learn, adapters."""
+        """Heads, running statistics of what they learn, adapters."""
         parts: list[tuple[str, torch.nn.Module]] = [*self.heads.items(), *self.normalisers.items()]
         return {f"{name}.{key}": p for name, part in parts for key, p in part.named_parameters()} | (
             self._adapter_parameters()
         )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it, besides its optimizer."""
+        return {name: parameter.detach() for name, parameter in self.parameters().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> bool:
+        """Undo :meth:`state_dict` → whether it was the state of such a critic; nothing has changed where it was not."""
+        own = self.parameters()
+        if {name: tensor.shape for name, tensor in state.items()} != {name: p.shape for name, p in own.items()}:
+            return False
+        for name, parameter in own.items():
+            parameter.copy_(state[name])
+        return True
 
     def _as_said(self, values: Floats, targets: Floats) -> tuple[Floats, Floats]:
         """Old values and targets as the heads say them. The targets of a batch are in the statistics by then."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
@@ -33,7 +36,7 @@ from marft.learning.measuring import (
     measure_base_kl,
 )
 from marft.learning.metering import Meter
-from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
@@ -154,6 +157,25 @@ class Learner:
             mine = {name: value for name, value in state.items() if name.startswith(f"{part}/")}
             if mine:
                 it.load_state_dict({name.removeprefix(f"{part}/"): value for name, value in mine.items()})
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …"""
+        return {
+            f"{part}/{name}": tensor
+            for part, (optimizer, parameters) in self._stepped().items()
+            for name, tensor in optimizer_tensors(optimizer, parameters).items()
+        }
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`optimizer_state`."""
+        for part, (optimizer, parameters) in self._stepped().items():
+            named = {f"{part}/{name}": parameter for name, parameter in parameters.items()}
+            restore_optimizer(optimizer, named, state)
+
+    def _stepped(self) -> dict[str, tuple[Optimizer, Mapping[str, Parameter]]]:
+        critic = {"critic": (self.critic.optimizer, self.critic.parameters())} if self.critic else {}
+        policies = {f"policies/{name}": (it.optimizer, it.parameters) for name, it in self.optimizers.items()}
+        return {**critic, **policies}
 
     def _stateful(self) -> dict[str, Stateful]:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}

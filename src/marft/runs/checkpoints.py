@@ -9,17 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from marft import __version__, atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
 from marft.learning.learner import Learner
-from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.learning.undoing import not_finite
 from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
@@ -28,6 +26,7 @@ from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 
 RECIPE, STATE = "recipe.toml", "state.json"
+CRITIC, OPTIMIZER = "critic.safetensors", "optimizer.safetensors"
 CHECKPOINT, START = re.compile(r"step_\d{6,}"), re.compile(r"start_\d{1,9}")
 
 
@@ -127,8 +126,8 @@ class Checkpoints:
             for policy in learner.optimizers:
                 models.save_policy(policy, draft / "policies" / policy)
             if learner.critic:
-                save_file(_contiguous(learner.critic.parameters()), draft / "critic.safetensors")
-            save_file(_contiguous(_optimizer_state(learner)), draft / "optimizer.safetensors")
+                save_file(_contiguous(learner.critic.state_dict()), draft / CRITIC)
+            save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
             (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
             files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
             about = {"files": files, "log": asdict(log), "models": models.digests(), "version": __version__}
@@ -257,10 +256,9 @@ def restore(record: Record, models: Models, learner: Learner) -> State:
                 "chat template are others. Put the old ones back, or start a new run with --from"
             )
     load_policies(record.path, models, learner.optimizers)
-    critic = _read(record.path / "critic.safetensors") if learner.critic else {}
-    if learner.critic and not _fits(critic, learner.critic.parameters()):
+    if learner.critic and not learner.critic.load_state_dict(_read(record.path / CRITIC)):
         raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --from")
-    _restore(learner, critic, _read(record.path / "optimizer.safetensors"))
+    learner.load_optimizer_state(_read(record.path / OPTIMIZER))
     learner.load_state_dict(record.state.parts)
     return record.state
 
@@ -280,13 +278,9 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
 
 def load_critic(path: Path, learner: Learner) -> bool:
     """Load the critic of a checkpoint, for a new run that starts from it → whether there was one that fits."""
-    if learner.critic is None or not (path / "critic.safetensors").is_file():
+    if learner.critic is None or not (path / CRITIC).is_file():
         return False
-    tensors = _read(path / "critic.safetensors")
-    if not _fits(tensors, learner.critic.parameters()):
-        return False
-    _restore(learner, tensors, {})
-    return True
+    return learner.critic.load_state_dict(_read(path / CRITIC))
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -296,33 +290,6 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"cannot read {path}: {error}") from error
     refuse_not_finite(tensors, str(path))
     return tensors
-
-
-def _fits(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> bool:
-    return {name: t.shape for name, t in tensors.items()} == {name: p.shape for name, p in parameters.items()}
-
-
-def _optimizer_state(learner: Learner) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    if learner.critic:
-        tensors |= optimizer_tensors(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()))
-    for name, optimizer in learner.optimizers.items():
-        tensors |= optimizer_tensors(optimizer.optimizer, _prefixed(f"policies/{name}", optimizer.parameters))
-    return tensors
-
-
-@torch.no_grad()
-def _restore(learner: Learner, critic: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-    if learner.critic:
-        for name, parameter in learner.critic.parameters().items():
-            parameter.copy_(critic[name])
-        restore_optimizer(learner.critic.optimizer, _prefixed("critic", learner.critic.parameters()), optimizer)
-    for name, mine in learner.optimizers.items():
-        restore_optimizer(mine.optimizer, _prefixed(f"policies/{name}", mine.parameters), optimizer)
-
-
-def _prefixed(prefix: str, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    return {f"{prefix}/{name}": value for name, value in named.items()}
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

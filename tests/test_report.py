@@ -1,0 +1,120 @@
+"""``report.html``: what it shows of a run, and what it does with what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from marft.evaluation.curves import first_curves, other_curves
+from marft.evaluation.report import write_report
+from marft.runs.episodes import write_episodes
+from marft.runs.folder import RunFolder
+from marft.types import Episode, Observation, Task, Transition
+from tests.episodes import make_action
+from tests.helpers import settings
+
+DOT = re.compile(r"<use [^>]*style=\"fill: #1f77b4")
+
+
+def rows(**metrics: Sequence[float | None]) -> list[Mapping[str, Any]]:
+    named = {name.replace("__", "/"): values for name, values in metrics.items()}
+    return [
+        {"step": n + 1} | dict(zip(named, values, strict=True))
+        for n, values in enumerate(zip(*named.values(), strict=True))
+    ]
+
+
+def page_of(folder: RunFolder, metrics: Sequence[Mapping[str, Any]]) -> str:
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    write_report(folder)
+    return folder.report.read_text()
+
+
+def episode(task: str, reward: float = 1.0, **changes: Any) -> Episode:
+    made = Episode(
+        Task(task, f"{task}?"), "train/0", 0, (make_action("actor", text=f"said of {task}"),), "terminated",
+        (Transition(Observation(f"{task}?"), reward, {}, {}),),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_reward_leads_where_no_success_is_known() -> None:
+    known = rows(reward=[0.0, 1.0], accuracy=[0.5, 0.6])
+    unknown = rows(reward=[0.0, 1.0], accuracy=[None, None])
+    assert [curve.label for curve in first_curves(known)] == ["accuracy", "reward"]
+    assert [curve.label for curve in first_curves(unknown)] == ["reward"]
+
+
+def test_a_single_point_is_a_dot_and_several_are_a_line() -> None:
+    (alone,), (line,) = first_curves(rows(reward=[0.5])), first_curves(rows(reward=[0.5, 0.7]))
+    assert DOT.search(alone.picture)
+    assert not DOT.search(line.picture)
+
+
+def test_agents_and_terms_have_lines_of_their_own() -> None:
+    both = rows(agents__actor__kl=[0.1, 0.2], agents__planner__kl=[0.2, 0.3], kl=[0.1, 0.2])
+    (curve,) = first_curves(both)
+    assert re.findall(r"<!-- (actor|planner|team) -->", curve.picture) == ["actor", "planner"]
+    (terms,) = first_curves(rows(rewards__format=[0.0, 1.0], rewards__length=[1.0, 1.0]))
+    assert re.findall(r"<!-- (format|length) -->", terms.picture) == ["format", "length"]
+
+
+def test_whatever_else_changed_can_be_unfolded_the_users_own_too() -> None:
+    metrics = rows(reward=[0.0, 1.0], gradient_norm=[1.0, 1.0], my_own=[3.0, 4.0], constant=[1.0, 1.0])
+    assert [curve.label for curve in other_curves(metrics)] == ["my_own"]
+    metrics = rows(my_own=[3.0, 4.0], reward_std=[0.1, 0.2])
+    assert [curve.label for curve in other_curves(metrics)] == ["±", "my_own"]
+
+
+def test_the_same_tasks_stand_side_by_side_before_and_after(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    for checkpoint in ("base", "step_000001", "step_000002"):
+        examples = [
+            {"observation": task, "success": checkpoint != "base", "reward": 1.0,
+             "actions": [{"agent": "actor", "step": 0, "calls": [], "text": f"{checkpoint} says {task}"}]}
+            for task in ("one", "two")
+        ]  # fmt: skip
+        table = {
+            "checkpoint": checkpoint, "mode": "sampled", "shuffled_messages": False, "tasks": 2, "failed": 0,
+            "unknown": 0, "accuracy": 1.0, "interval": [0.0, 1.0], "reward": 1.0, "reward_interval": [0.0, 1.0],
+            "outcomes": {}, "rewards": {}, "examples": examples,
+        }  # fmt: skip
+        folder.write_evaluation(table, checkpoint)
+    said = re.findall(r'class="said">(.*?)</div>', page_of(folder, []))
+    assert said == ["base says one", "step_000002 says one", "base says two", "step_000002 says two"]
+
+
+def test_while_nothing_is_evaluated_the_newest_episodes_are_shown_one_a_task(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    played = [episode("a"), episode("a", sample=1), episode("b"), episode("c", status="failed", error="it broke")]
+    write_episodes(folder.episodes / "step_000001.parquet", [episode("old")])
+    write_episodes(folder.episodes / "step_000002.parquet", played)
+    assert re.findall(r'class="said">(.*?)</div>', page_of(folder, [])) == ["said of a", "said of b"]
+
+
+def test_why_episodes_were_dropped_is_counted(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    lost = [episode("a", status="failed", error="it broke"), episode("b", status="failed", error="it broke")]
+    write_episodes(folder.episodes / "step_000001.parquet", [*lost, episode("c")])
+    page = page_of(folder, [{"step": 1, "episodes_dropped": 2, "reward": 1.0}])
+    assert "2 episodes could not be scored" in page
+    assert "2 × failed: it broke" in page
+
+
+def test_episodes_that_cannot_be_read_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    folder.episodes.mkdir(exist_ok=True)
+    (folder.episodes / "step_000001.parquet").write_bytes(b"PAR1 damaged")
+    page = page_of(folder, rows(reward=[0.5, 0.7]))
+    assert "step_000001.parquet" in page
+    assert "mean team reward" in page
+
+
+def test_a_page_fits_a_narrow_screen(tmp_path: Path) -> None:
+    page = page_of(RunFolder.create(settings("tiny", tmp_path)), rows(reward=[0.5, 0.7]))
+    assert 'name="viewport" content="width=device-width' in page
+    assert "minmax(min(19rem, 100%), 1fr)" in page
