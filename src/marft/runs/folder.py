@@ -74,7 +74,7 @@ class RunFolder:
                 yield
             finally:
                 if not self.is_run():
-                    (self.path / "run.lock").unlink(missing_ok=True)  # gone with the folder, where somebody took that away
+                    (self.path / "run.lock").unlink(missing_ok=True)  # or gone with the folder
                     with suppress(OSError):  # somebody has put something there
                         for path in missing:
                             path.rmdir()
