@@ -17,7 +17,7 @@ from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
-from marft.evaluation.evaluate import Advance, Evaluation, modes_of
+from marft.evaluation.evaluate import Advance, Evaluation, modes_in
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.texts import visible
@@ -85,7 +85,7 @@ def evaluate(
 ) -> None:
     """``marft eval``."""
     run, folder = _run_of(path, overrides)
-    modes = modes_of(mode.split(",")) if mode else run.evaluation.modes
+    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
     if folder is None:
         checkpoints = ["base"]
     quieten()
