@@ -58,6 +58,9 @@ def train(
     if state.step < run.training.steps:
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
         raise SystemExit(INTERRUPTED)
+    if state.step == terminal.done:
+        console.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
+        return
     console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
 
 
