@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,27 @@ class TestARun:
         assert "<svg" in run.report().read_text()
 
     @pytest.mark.slow
+    def test_its_recipe_is_complete(self, small: marft.Run) -> None:
+        again = marft.load_recipe(small.recipe, given=small.given)
+        assert again == small.folder.settings(given=small.given)
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ({"order": "wrost"}, "order: 'wrost' is none of worst, best, failed"),
+            ({"count": -1}, "count is a whole number from 0 on, and this is -1"),
+            ({"step": "1"}, "step is a whole number"),
+            ({"agent": 3}, "agent is a text, and this is 3"),
+            ({"task": 3}, "task is a text"),
+        ],
+    )
+    def test_episodes_that_are_asked_for_by_nonsense_are_refused(
+        self, asked: dict[str, Any], said: str, small: marft.Run
+    ) -> None:
+        with pytest.raises(ValueError, match=said):
+            small.episodes(**asked)
+
+    @pytest.mark.slow
     def test_a_look_loads_no_model_code(self, small: marft.Run) -> None:
         code = (
             f"import sys, marft; run = marft.load_run({str(small.path)!r}); run.metrics, run.recipe, run.episodes(),"
@@ -291,6 +313,39 @@ class TestARun:
         assert small.evaluate(tasks=1, modes=["greedy"], checkpoints=["base"])[0].checkpoint == "base"
 
 
+untyped: Any = marft
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no recipe": (lambda: untyped.load_recipe(None), "a recipe is a file, the name of a bundled one, tables"),
+    "a list for a recipe": (lambda: untyped.train(["demo"]), "a recipe is a file"),
+    "bytes for a recipe": (lambda: untyped.evaluate(b"demo"), "of type bytes"),
+    "a number for a run": (lambda: untyped.load_run(3), "a run is named by its folder, .* this is 3"),
+    "tables for a run": (lambda: untyped.load_run({}), "a run is named by its folder"),
+    "no changes": (lambda: untyped.load_recipe("demo", None), "changes are a table"),
+    "numbers for words": (lambda: untyped.load_recipe("demo", ["--training.steps", 5]), "this list holds 5"),
+    "a function, not a list": (lambda: untyped.load_recipe("demo", given=print), r"given is a list .*given=\[…\]"),
+    "a name for what is given": (lambda: untyped.load_recipe("demo", given="brevity"), "given is a list"),
+    "no observer": (lambda: untyped.train("demo", observer=3), "derives from marft.Observer, and this is 3"),
+    "a class that observes": (lambda: untyped.train("demo", observer=marft.Observer), "this is the class Observer"),
+    "no checkpoint to start from": (lambda: untyped.train("demo", start_from=""), "start_from: a checkpoint"),
+    "a number for modes": (lambda: untyped.evaluate("demo", modes=3), r'modes is a list of names, \["greedy"\]'),
+    "an unknown mode": (lambda: untyped.evaluate("demo", modes=["guessing"]), "'guessing' is none of greedy, sampled"),
+    "a text for checkpoints": (lambda: untyped.evaluate("demo", checkpoints="last"), "checkpoints is a list of names"),
+    "fewer tasks than none": (lambda: untyped.evaluate("demo", tasks=-1), "a whole number from 0 on, and this is -1"),
+    "half a task": (lambda: untyped.evaluate("demo", tasks=2.5), "a whole number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_type_is_refused_in_words_before_anything_begins(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked, said = WRONG[name]
+    with pytest.raises(ValueError, match=said):
+        asked()
+    assert not list(tmp_path.iterdir())
+
+
 class TestTraining:
     @pytest.mark.slow
     def test_an_observer_hears_each_step_and_stops_the_run(self, tmp_path: Path) -> None:
@@ -341,7 +396,7 @@ class TestTraining:
         (result,) = marft.evaluate(recipe(output=tmp_path), tasks=1, modes="greedy", checkpoints="base")
         assert result.mode == "greedy"
         assert len(repr(result)) < 400
-        with pytest.raises(ValueError, match="mode 'greed' is none of greedy, sampled"):
+        with pytest.raises(ValueError, match="modes: 'greed' is none of greedy, sampled"):
             marft.evaluate(recipe(output=tmp_path), tasks=1, modes=["greed"])  # type: ignore[list-item]
 
     def test_a_recipe_alone_is_evaluated_with_its_base(self, tmp_path: Path) -> None:

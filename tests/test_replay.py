@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from marft.runs.checkpoints import Checkpoints, load_critic
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode
+from marft.types import Episode, Task
 from tests import references_credit as slow
 from tests.helpers import settings
 from tests.test_credit import batches
@@ -93,6 +94,18 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step_000001.parquet").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="cannot read the episodes"):
         read_episodes(tmp_path / "step_000001.parquet")
+
+
+def test_a_flipped_bit_in_recorded_episodes_is_noticed(tmp_path: Path) -> None:
+    said = "".join(map(chr, range(0x100, 0x500)))
+    batch = [Episode(Task(f"t{n}", said), "train/0", n, (), "failed", error=said) for n in range(40)]
+    path = tmp_path / "step_000001.parquet"
+    write_episodes(path, batch)
+    whole = path.read_bytes()
+    for at in range(4, len(whole) // 2, max(1, len(whole) // 300)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with suppress(ValueError):
+            assert [(e.task.id, e.error) for e in read_episodes(path)] == [(e.task.id, e.error) for e in batch]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,41 @@ class TestWhatCannotBeUsed:
         message = complaint(path=str(path))
         assert told in message
         assert message.startswith(f"environment: {'cannot read ' * ('cannot read' in told)}{path}"[:40])
+
+    def test_wide_tables_are_read_and_refused_in_time(self, tmp_path: Path) -> None:
+        names = [f"c{number}" for number in range(200_000)]
+        wide, twice = tmp_path / "wide.csv", tmp_path / "twice.csv"
+        wide.write_text(",".join(["question", "answer", *names]) + "\n" + ",".join(["x"] * 200_002))
+        twice.write_text(",".join([*names, names[-1]]))
+        lines = tmp_path / "twice.jsonl"
+        lines.write_text("{" + ", ".join(f'"{name}": 1' for name in [*names, names[-1]]) + "}")
+        began = time.process_time()
+        assert len(all_to_train(wide).tasks("train")) == 1
+        assert "two columns are called 'c199999'" in complaint(path=str(twice))
+        assert "the key 'c199999' comes twice" in complaint(path=str(lines))
+        assert len(complaint(path=str(wide), question="nobody")) < 5_000
+        assert time.process_time() - began < 20.0
+
+    def test_long_names_do_not_fill_the_screen(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv"
+        path.write_text("q" * 100_000 + ",answer\na,1\n")
+        assert len(complaint(path=str(path))) < 1_000
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            (pa.array([2**62], pa.timestamp("us")), "OverflowError"),
+            (pa.array([1], pa.timestamp("us", "Mars/Olympus")), "Mars/Olympus"),
+            (pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1" + bytes(3)), pa.py_buffer(b"\xff")]),
+             "UnicodeDecodeError"),
+        ],
+    )  # fmt: skip
+    def test_values_that_python_has_none_of_are_named(self, values: pa.Array, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table({"question": ["a"], "answer": ["1"], "other": values}), path)
+        message = complaint(path=str(path))
+        assert message.startswith(f"environment: {path}: rows 1 to 1 hold what Python has no value for: ")
+        assert said in message
 
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         for name in ("rows.csv", "rows.parquet", "rows"):

@@ -17,7 +17,7 @@ from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
-from marft.evaluation.evaluate import Advance, Evaluation, modes_of
+from marft.evaluation.evaluate import Advance, Evaluation, modes_in
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.texts import visible
@@ -58,6 +58,9 @@ def train(
     if state.step < run.training.steps:
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
         raise SystemExit(INTERRUPTED)
+    if state.step == terminal.done:
+        console.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
+        return
     console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
 
 
@@ -85,7 +88,7 @@ def evaluate(
 ) -> None:
     """``marft eval``."""
     run, folder = _run_of(path, overrides)
-    modes = modes_of(mode.split(",")) if mode else run.evaluation.modes
+    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
     if folder is None:
         checkpoints = ["base"]
     quieten()

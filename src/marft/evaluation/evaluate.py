@@ -17,11 +17,25 @@ from marft.playing import Rollouts
 from marft.types import Episode, Task
 
 Mode = Literal["greedy", "sampled"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 OF_AGENTS = (
     "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
     "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
 )  # fmt: skip
+
+
+def modes_in(names: Sequence[str], asked: str) -> tuple[Mode, ...]:
+    """Modes by their names.
+
+    Args:
+        asked: where, for the message: ``--mode``.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for name in names:
+        if name not in get_args(Mode):
+            raise ValueError(f"{asked}: {name!r} is none of {', '.join(get_args(Mode))}")
+    return cast("tuple[Mode, ...]", tuple(dict.fromkeys(names)))
 
 
 class Advance(Protocol):
@@ -62,18 +76,6 @@ class Evaluation:
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
-
-
-def modes_of(names: Sequence[str]) -> tuple[Mode, ...]:
-    """The modes of these names.
-
-    Raises:
-        ValueError: one is no mode's.
-    """
-    for name in names:
-        if name not in MODES:
-            raise ValueError(f"mode {name!r} is none of {', '.join(MODES)}")
-    return cast("tuple[Mode, ...]", tuple(names))
 
 
 def evaluate(

@@ -83,7 +83,7 @@ class RunFolder:
                 yield
             finally:
                 if not self.is_run():
-                    (self.path / "run.lock").unlink()
+                    (self.path / "run.lock").unlink(missing_ok=True)  # or gone with the folder
                     with suppress(OSError):  # somebody has put something there
                         for path in missing:
                             path.rmdir()

@@ -13,9 +13,9 @@ import tomli_w
 
 from marft import atomic
 from marft.envs.rows import written
-from marft.starter.tables import VALIDATION, Kind, Table
+from marft.starter.tables import NUMBER, VALIDATION, Kind, Table
 from marft.starter.teams import SHAPES
-from marft.texts import cut
+from marft.texts import cut, one_line
 
 RECIPE, REWARD, TEST, DATA, README = "recipe.toml", "reward.py", "test_reward.py", "data.csv", "README.md"
 FILES = (RECIPE, REWARD, TEST, README)  # of every team
@@ -126,7 +126,7 @@ _JUDGING: Mapping[Kind, tuple[str, list[str]]] = {
     "number": (
         "\nimport re\n",
         [
-            r'numbers = re.findall(r"-?\d+(?:\.\d+)?", text)  # the last one is taken for the answer',
+            f'numbers = re.findall(r"{NUMBER}", text)  # the last one is taken for the answer',
             "right = bool(numbers) and float(numbers[-1]) == float(row[ANSWER])",
             "return (1.0 if right else 0.0), right",
         ],
@@ -195,7 +195,7 @@ def readme(plan: Plan) -> str:
 | `{RECIPE}` | the team, its model, its tasks, how it learns |
 | `{REWARD}` | what an answer is worth: make it your own |
 | `{TEST}` | what the reward function is held to |
-| `{_data(plan)}` | one row a task |
+| `{one_line(_data(plan))}` | one row a task |
 
 In this folder:
 

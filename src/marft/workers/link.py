@@ -105,6 +105,7 @@ class Link:
         self._wait = ExitStack()  # holds the engine's external wait while the worker may ask
         self._waited_for = False
         self._silent = 0  # seconds
+        self._garbled = False  # it has sent what no worker says
 
     async def start(self, begin: Begin) -> None:
         """Have the worker build what it plays on.
@@ -173,6 +174,9 @@ class Link:
                     self._heed(message)
         except EOFError:
             pass
+        except Exception:  # noqa: BLE001  what it plays has written into the connection, or has broken what it says
+            self._garbled = True
+            self.child.end()
         finally:
             self.ready = False
             self._gone(await asyncio.to_thread(self.child.outcome))
@@ -206,9 +210,11 @@ class Link:
                 self._let_go.set()
             case Ready(pid, agents, usage):
                 self.pid, self.agents, self.usage = pid, agents, usage
-                self._started.set_result(None)
+                if not self._started.done():  # nobody waits any more where the run ends meanwhile
+                    self._started.set_result(None)
             case Refused(fault):
-                self._started.set_exception(fault.error())
+                if not self._started.done():
+                    self._started.set_exception(fault.error())
 
     async def _answer(self, asked: Sample | Choose) -> None:
         try:
@@ -240,6 +246,8 @@ class Link:
         """The process has ended: what it played is lost, and nobody waits for it."""
         hung = self._silent > self.patience
         reason = f"the worker process that played it {outcome}"
+        if self._garbled:
+            reason = "the worker process that played it sent what cannot be read, and was ended"
         if hung:
             reason = f"the worker process that played it did not answer for over {self.patience:g} s, and was ended"
         for task in self._requests.values():
