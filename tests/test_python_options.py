@@ -49,7 +49,7 @@ def test_an_evaluation_is_of_what_was_asked_and_else_of_what_the_recipe_says(eva
     marft.evaluate(run, tasks=3, modes=["greedy"], shuffle_messages=True, checkpoints=["last"])
     assert [rest for _, *rest in evaluated] == [
         [["base"], ("sampled",), 7, False],
-        [["base"], ["greedy"], 3, True],  # of a recipe there is nothing else
+        [["base"], ("greedy",), 3, True],  # of a recipe there is nothing else
     ]
 
 
@@ -57,7 +57,7 @@ def test_what_is_found_of_a_run_is_saved_in_its_folder(tmp_path: Path, evaluated
     folder = folder_of(tmp_path)
     marft.evaluate(folder.path)
     marft.load_run(folder.path).evaluate(checkpoints=["best"])
-    assert [names for _, names, *_ in evaluated] == [("base", "last"), ["best"]]
+    assert [names for _, names, *_ in evaluated] == [["base", "last"], ["best"]]
     saved = {path.stem: path.read_text() for path in folder.evaluations.iterdir()}
     assert saved.keys() == {"base", "last", "best"}
     assert "best" in saved["best"]
@@ -115,7 +115,7 @@ class TestTraining:
             marft.train(recipe(output=tmp_path, policies=frozen))
         with pytest.raises(ValueError, match="no run at"):
             marft.train(recipe(output=tmp_path), resume=True)
-        folder_of(tmp_path)
+        folder_of(tmp_path).metrics.write_text('{"step": 1}\n')
         with pytest.raises(ValueError, match="holds a run already"):
             marft.train(recipe(output=tmp_path))
         assert not trained

@@ -19,7 +19,7 @@ from marft.workers.link import Link
 from marft.workers.messages import (
     Answer,
     Begin,
-    CallOff,
+    Cancel,
     Cancelled,
     Change,
     Failure,
@@ -244,7 +244,7 @@ class TestEpisodes:
             worker.link.play(ATTEMPT, b"team")
             cancelling = asyncio.create_task(worker.link.cancel())
             await worker.passes()
-            assert len(worker.of(CallOff)) == 1
+            assert len(worker.of(Cancel)) == 1
             assert not cancelling.done()
             await worker.says(Cancelled({"x": 3.0}))
             await cancelling
