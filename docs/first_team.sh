@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A team of one's own, from a table to an adapter. All it takes is an empty folder and:  pip install marft pytest
+# A team of one's own, from a table to an adapter. All it takes is an empty folder, and marft and pytest installed
 set -euo pipefail
 
 # A table: one row a task. The bundled model knows sums of small numbers alone, so sums it is.

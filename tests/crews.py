@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from marft.game.agents import Agents
 from marft.game.tool_sources import StatelessSource
 from marft.types import Episode, JointAction, Observation, Step, Task, Tool
 
-REASONS = ("raises", "exits", "killed", "hangs")
+REASONS = ("raises", "exits", "killed", "hangs", "garbles")
 
 
 class Restless(EnvironmentPart):
@@ -138,6 +139,8 @@ class DoomedSession:
             os._exit(3)
         if self.reason == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.reason == "garbles":
+            garble()
         if self.reason == "hangs":
             re.match(r"(a+)+$", "a" * 60 + "b")  # which lets no other thread of Python run
         return Step(Observation("over"), 1.0, terminated=True, success=True)
@@ -145,6 +148,15 @@ class DoomedSession:
     async def close(self) -> None:
         if self.settings.seconds:
             (Path(self.settings.folder) / f"closed-{id(self)}").touch()
+
+
+def garble() -> None:
+    """Write a frame that is no pickle into every socket of the process, and so into its connection with the run."""
+    for opened in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(opened.readlink()).startswith("socket:"):
+                os.write(int(opened.name), (5).to_bytes(8, "big") + b"abcde")
+    time.sleep(60)
 
 
 def crew(output: Path, environment: dict[str, Any], *overrides: str, processes: int = 2) -> RunSettings:

@@ -17,6 +17,7 @@ from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose, exchange
 from marft.game.team import Organization, Team
+from marft.thoughts import thought
 from marft.types import (
     Action,
     ActionKey,
@@ -58,6 +59,9 @@ class FakeRenderer:
         tools: Sequence[Tool],
     ) -> TokenIds | NotExact:
         return self.start(policy, new, tools)
+
+    def thought(self, policy: str, text: str) -> int:
+        return thought(text)
 
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         return [{"role": "assistant", "content": action.text}]

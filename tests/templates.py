@@ -79,6 +79,8 @@ MOVES = r"""
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """  # the tools to the last question
+MARKS = HERMES.replace("{% endfor %}<|im_end|>", "{% endfor %}{{ '!' if loop.last }}<|im_end|>")  # the last turn
+ENDLESS = DROPS.replace("<|im_end|>", "")
 ONCE = DROPS.replace("{%- for", "{%- if messages | length > 3 -%}{{ raise_exception('no') }}{%- endif -%}{%- for")
 FORGETS = HERMES.replace(
     "{{ m.content }}{% for call", "{% if loop.last or not m.tool_calls %}{{ m.content }}{% endif %}{% for call"

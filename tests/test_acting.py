@@ -77,7 +77,7 @@ class TestOrganizations:
         assert episode.status == "timed_out"
         assert episode.error == "the organization Doing waited over 0.05 s for no agent"
 
-    def test_an_episode_that_is_called_off_is_no_failure_of_its_organization(self) -> None:
+    def test_an_episode_that_is_cancelled_is_no_failure_of_its_organization(self) -> None:
         async def act(observation: Observation, agents: Agents) -> JointAction:
             await asyncio.sleep(60)
             return JointAction()

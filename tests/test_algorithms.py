@@ -102,6 +102,7 @@ class TestRefusals:
 
 
 class TestForking:
+    @pytest.mark.slow
     def test_a_fork_holds_what_was_recorded_and_then_goes_its_own_way(self, tmp_path: Path) -> None:
         run = of("coma", tmp_path)
         with LocalRollouts(run) as rollouts:
@@ -132,6 +133,7 @@ class TestForking:
         assert {fork.status for fork in forks} == {"failed"}
         assert "shows something else than recorded" in forks[0].error
 
+    @pytest.mark.slow
     def test_forks_at_the_first_action_are_checked_as_well_and_counted(self, tmp_path: Path) -> None:
         run = of("coma", tmp_path, "--training.steps", "1", environment={"name": "tests.plugins:Forgetful"})
         folder = RunFolder.create(run)
@@ -238,6 +240,7 @@ class TestDynamicSampling:
         assert metrics["groups_discarded"] == 0
         assert metrics["zero_advantage_fraction"] < 1.0
 
+    @pytest.mark.slow
     def test_all_equal_groups_are_drawn_again_and_not_for_ever(self, tmp_path: Path) -> None:
         run = of("dapo", tmp_path, environment={"name": "tests.plugins:Flaky"})  # always the same reward
         with LocalRollouts(run) as rollouts:

@@ -82,6 +82,7 @@ def test_long_messages_are_cut(keep: Any, expected: str) -> None:
     assert "Message from a:\\nx y" in played(Truncated(words=2), "x y", "done")[1][1]
 
 
+@pytest.mark.slow
 @given(texts=st.lists(st.text(max_size=40), max_size=4))
 def test_channels_take_anything_that_models_write(texts: list[str]) -> None:
     messages = [Message("a", text) for text in texts]

@@ -30,7 +30,6 @@ from marft.learning.interfaces import CreditInputs, Level
 from marft.learning.rewarding import price_overlong
 from marft.models.backbone import Backbone
 from marft.models.choice_distribution import ChoiceSets, entropies
-from marft.models.formats import stop_ids
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
@@ -306,11 +305,6 @@ def test_options_end_as_a_turn_does_and_need_to() -> None:
     assert renderer.option("p", "a").tolist() == [ord("a"), 9]
     with pytest.raises(ValueError, match="no end-of-turn token"):
         renderer.option("q", "a")
-
-
-def test_the_tokenizers_own_end_of_turn_comes_first() -> None:
-    tokenizer = type("Tokenizer", (), {"eos_token_id": 7})()
-    assert stop_ids(tokenizer, [[3, 7]], 300) == (7, 3)
 
 
 def test_no_turn_begins_with_a_choice_and_long_options_cost_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from marft import __version__
 from marft.algorithms import PRESETS
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
+from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 
@@ -92,6 +94,18 @@ def test_a_dry_run_prints_the_whole_recipe_and_runs_nothing(
     assert not (tmp_path / "test").exists()
 
 
+def test_a_dry_run_says_how_models_are_spoken_to_and_reads_no_weights(
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_path("tiny"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    given = ("train", str(recipe_file), "--dry-run", "--models.base.path", str(folder), "--models.base.context", "300")
+    said = run(capsys, *given)
+    assert "# models.base: 300 tokens for prompt and action together; a turn ends with <|im_end|>" in said
+    (folder / "chat_template.jinja").unlink()
+    assert "has no chat template" in run(capsys, *given, status=2)
+
+
 def test_a_dry_run_reads_the_environments_tasks(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
@@ -143,6 +157,18 @@ def test_mistakes_are_one_message_and_status_2(
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("named", ["first", "runs", ".", "runs/frist"])
+def test_a_run_that_is_near_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(settings("tiny", Path("runs"), "--name", "first"))
+    assert f"no run at {named}: it has no config.toml; did you mean 'runs/first'?" in run(
+        capsys, "show", named, status=2
+    )
+    assert "did you mean the run 'runs/first'?" in run(capsys, "eval", "first", status=2)
+
+
 def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
     table = run(capsys, "algorithms")
     assert all(name in table for name in PRESETS)
@@ -156,7 +182,7 @@ def test_algorithms_are_listed_and_printed_whole(capsys: pytest.CaptureFixture[s
 def test_a_run_is_not_overwritten_unless_told(
     capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
-    RunFolder.create(settings("tiny", tmp_path))
+    RunFolder.create(settings("tiny", tmp_path)).metrics.write_text('{"step": 1}\n')
     assert "holds a run already" in run(capsys, "train", str(recipe_file), status=2)
 
 

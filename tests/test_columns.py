@@ -60,6 +60,24 @@ def test_a_text_that_no_file_can_hold_is_stored_readably() -> None:
     assert through_arrow(str, "a\ud800b").encode() == through_arrow(str, "a\ud800b").encode()
 
 
+@pytest.mark.parametrize(
+    ("hint", "value"), [(bool | None, False), (float | None, 0.0), (str | None, ""), (int | None, None)]
+)
+def test_nothing_and_naught_are_not_the_same(hint: Any, value: Any) -> None:
+    assert through_arrow(hint, value) == value
+
+
+def test_a_name_that_no_file_can_hold_is_stored_readably() -> None:
+    (name,) = through_arrow(Mapping[str, float], {"a\ud800b": 1.0})
+    assert name.encode() == through_arrow(str, "a\ud800b").encode()
+
+
+@pytest.mark.parametrize("hint", [int | str | None, tuple[int, str]])
+def test_a_type_that_would_lose_something_has_no_column(hint: Any) -> None:
+    with pytest.raises(TypeError, match="has no column"):
+        codec_of(hint)
+
+
 def test_every_field_of_an_action_is_a_column_and_is_added_in_one_place() -> None:
     assert {one.name for one in fields(Action)} <= set(SCHEMA.names)
 

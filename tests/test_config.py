@@ -16,7 +16,15 @@ from marft.algorithms import PRESETS
 from marft.config import RunSettings, load_recipe, parse_recipe, to_toml
 from marft.config.bundled import bundled_names
 from marft.config.plugins import BUILT_IN, Plugin, find_plugin
+from marft.game.organizations.chain import Chain
 from tests.helpers import recipe
+
+
+class Collecting(Chain):
+    names: tuple[str, ...] = ("a",)
+    seen: tuple[tuple[int, int], ...] = ()
+    place: Path = Path("here")
+    kinds: frozenset[str] = frozenset({"x"})
 
 
 def complaint(*overrides: str, **changes: Any) -> str:
@@ -325,6 +333,20 @@ class TestPlugins:
     def test_what_cannot_be_imported_or_is_no_plugin(self) -> None:
         assert "cannot import 'nowhere:Thing'" in complaint("--team.organization", "nowhere:Thing")
         assert "must derive from" in complaint("--team.organization", "pathlib:Path")
+
+    @pytest.mark.parametrize("given", [{}, {"names": ["b"], "seen": [[1, 2]], "place": "there", "kinds": ["x", "y"]}])
+    def test_tuples_sets_and_paths_of_a_plugin_are_read_from_what_they_are_written_as(
+        self, given: dict[str, Any]
+    ) -> None:
+        run = parse_recipe(recipe(team={"organization": "tests.test_config:Collecting", **given}))
+        assert load_again(to_toml(run)) == run
+        assert isinstance(run.team.names, tuple)  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        "given", [{"names": "b"}, {"names": [1]}, {"seen": [["1", 2]]}, {"seen": [[1]]}, {"place": 3}, {"kinds": [1.5]}]
+    )
+    def test_what_stands_in_them_is_not_bent_to_fit(self, given: dict[str, Any]) -> None:
+        assert f"team.{next(iter(given))}" in complaint(team={"organization": "tests.test_config:Collecting", **given})
 
 
 @pytest.mark.slow

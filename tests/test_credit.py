@@ -136,6 +136,7 @@ def test_rank_correlation_equals_the_slow_reference(pairs: list[tuple[float, flo
     assert rank_correlation(a, b) == pytest.approx(slow.spearman(a.tolist(), b.tolist()), abs=1e-9)
 
 
+@pytest.mark.slow
 @given(agents=st.integers(1, 3), samples=st.integers(2, 3), data=st.data(), scale=st.booleans())
 @settings(max_examples=200)
 def test_crossed_magrpo_equals_the_slow_reference(agents: int, samples: int, data: st.DataObject, scale: bool) -> None:
@@ -215,6 +216,7 @@ def test_step_gae_of_a_lone_agent_is_gae(data: st.DataObject, level: Level) -> N
     np.testing.assert_allclose(by_action(by_step), by_action(by_decision), atol=1e-9)
 
 
+@pytest.mark.slow
 @given(batch=batches())
 def test_magrpo_of_one_turn_is_dr_grpo_on_the_joint_return(batch: list[Episode]) -> None:
     inputs = CreditInputs([_together(replace(e, transitions=e.transitions[:1])) for e in batch], "action")

@@ -17,6 +17,7 @@ from tests.endpoint import Reply, error, says, serving
 from tests.remotely import ask, asking, teammates
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_count_loses_nothing() -> None:
     table = json.loads(says("five").body)
     table["usage"] = {"prompt_tokens": None, "completion_tokens": 3, "total_tokens": None}

@@ -132,13 +132,13 @@ def test_an_error_in_the_engine_reaches_everyone_who_waits(random_model: Path, m
 
 def test_an_interrupt_in_the_middle_of_a_computation_is_not_waited_for() -> None:
     """Whoever had asked for it once never heard of its end, and a second Ctrl-C took the ten seconds of grace."""
-    lent = CallerThreadExecutor()
+    executor = CallerThreadExecutor()
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
     async def settles() -> None:
-        driver = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(lent, interrupted))
+        driver = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(executor, interrupted))
         try:
             await asyncio.Event().wait()
         finally:
@@ -146,6 +146,6 @@ def test_an_interrupt_in_the_middle_of_a_computation_is_not_waited_for() -> None
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        lent.wait_for(settles())
+        executor.wait_for(settles())
     assert time.monotonic() - began < GRACE_SECONDS / 2
-    lent.shutdown()
+    executor.shutdown()

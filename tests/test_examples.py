@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
 
 
+@pytest.mark.slow
 def test_the_example_parts_train_together(tmp_path: Path) -> None:
     run = settings(
         "tiny", tmp_path, "--agents.actor.role", "judge", "--team.organization", "marft.examples.plugins:Vote",

@@ -13,15 +13,14 @@ import torch
 
 from marft import training as training_module
 from marft.collection import Collection
-from marft.config import RunSettings
 from marft.learning import learner as learner_module
 from marft.learning import scoring as scoring_module
 from marft.learning import update as update_module
-from marft.learning.batching import KnownLogProbs, Packing
+from marft.learning.batching import FixedLogProbs, Packing
 from marft.learning.interfaces import Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
-from marft.learning.ranks import ALONE, Ranks
+from marft.learning.ranks import Ranks
 from marft.learning.scoring import score_actions
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
@@ -31,49 +30,10 @@ from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from marft.types import ActionKey, Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
-from tests.helpers import settings
+from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
 from tests.test_segments import cut
 
-ROLES = ("reasoner", "actor")
-STILL = ("--algorithm.optimizer.learning_rate", "1e-30", "--algorithm.optimizer.warmup_steps", "0")
 DTYPES = ("bfloat16", "float32")
-
-
-def recipe(tmp_path: Path, name: str, *overrides: str, dtype: str = "float32") -> RunSettings:
-    return settings(
-        "tiny", tmp_path, "--algorithm", f"{{ name = '{name}', critic = {{ warmup_steps = 0 }} }}",
-        "--models.base.dtype", dtype, "--training.tokens_per_micro_batch", "400", *overrides,
-    )  # fmt: skip
-
-
-def begun(run: RunSettings, ranks: Ranks = ALONE) -> Learner:
-    """A learner whose adapters say something of their own."""
-    torch.manual_seed(0)
-    models = Models(run)
-    for role in ROLES:  # a policy of whole weights has none
-        for adapter in models.bases["base"].adapters(role).values():
-            torch.nn.init.normal_(adapter.b, std=0.05)
-    return Learner(run, models, ranks)
-
-
-def episodes(count: int = 12, seed: int = 0, noise: float = 0.1) -> list[Episode]:
-    """Of random tokens; what the engine says of them is wrong by ``noise``."""
-    random = np.random.default_rng(seed)
-    made = []
-    for sample in range(count):
-        actions = []
-        for index, role in enumerate(ROLES):
-            prompt = tuple(int(i) for i in random.integers(3, 440, random.integers(4, 90)))
-            tokens = tuple(int(i) for i in random.integers(3, 440, random.integers(1, 30)))
-            action = make_action(role, index=index, sample=sample, prompt=prompt, tokens=tokens)
-            actions.append(replace(action, log_probs=random.normal(-1.0, noise, len(tokens)).astype(np.float32)))
-        earned = (Transition(Observation("o"), float(sample % 2)),)
-        made.append(Episode(Task("t", "o"), "train/0", sample, tuple(actions), "terminated", earned))
-    return made
-
-
-def samples_of(batch: Sequence[Episode]) -> list[Sample]:
-    return [Sample(action, 1.0, np.ones(1)) for episode in batch for action in episode.actions]
 
 
 @pytest.mark.slow
@@ -158,7 +118,7 @@ def test_a_policy_that_has_not_moved_weighs_nothing_in_the_team_ratio(dtype: str
     run = recipe(tmp_path, "happo", *STILL, dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
     update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
     )
     update.run(UpdatePhase(("actor",)), samples, step=0)
     moved = [sample for sample in samples if sample.action.policy == "actor"]
@@ -184,7 +144,7 @@ def test_the_old_policy_is_scored_once_and_only_where_it_will_have_moved(
 
     monkeypatch.setattr(update_module, "score_actions", counted)
     update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
     )
     update.run(UpdatePhase(ROLES), samples, step=1)
     assert len(scored) == len(set(scored)) == round(share * len(samples))
@@ -196,18 +156,18 @@ def test_scores_from_before_are_taken_over_only_where_packing_makes_no_differenc
     """KL in the reward has scored everything, in batches of any size: in half precision those are not π_old's."""
     run = recipe(tmp_path, "marft", "--algorithm.epochs", "1", "--algorithm.minibatches", "3", dtype=dtype)
     learner, samples = begun(run), samples_of(episodes())
-    known = {sample.action.key: np.full(sample.action.decisions, -7.0) for sample in samples}
+    fixed = {sample.action.key: np.full(sample.action.decisions, -7.0) for sample in samples}
     update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(known), Meter(), 0
+        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(fixed), Meter(), 0
     )
     filled = learner.packing.in_one_size([samples])
     right = score_actions(filled, samples)
     update._score_old(samples)
-    assert all(np.array_equal(update.old[key], known[key]) for key in known)  # not yet in one size
+    assert all(np.array_equal(update.old[key], fixed[key]) for key in fixed)  # not yet in one size
     update.packing = filled
     update._score_old(samples)
     for key, row in right.items():
-        assert np.array_equal(update.old[key], row if dtype == "bfloat16" else known[key])
+        assert np.array_equal(update.old[key], row if dtype == "bfloat16" else fixed[key])
 
 
 def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_began(tmp_path: Path) -> None:
@@ -217,7 +177,7 @@ def test_a_policy_that_steps_again_in_company_is_compared_with_where_the_step_be
     samples = samples_of(episodes())
     before = score_actions(learner.packing, samples)
     meter = Meter()
-    update = Update(learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), meter, 0)
+    update = Update(learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), meter, 0)
     for phase in (UpdatePhase(("actor",)), UpdatePhase(ROLES)):
         update.run(phase, samples, step=0)
     assert all(np.array_equal(update.old[key], value) for key, value in before.items())
@@ -232,7 +192,7 @@ def test_ratios_are_taken_from_where_the_step_began_and_not_from_the_last_miniba
     learner, samples = begun(run), samples_of(episodes())
     before = score_actions(learner.packing, samples)
     update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
     )
     update.run(UpdatePhase(ROLES), samples, step=0)
     after = score_actions(learner.packing, samples)
@@ -334,9 +294,11 @@ class TestAnEngineThatSaysOtherwise:
         assert note.startswith("actor: engine and learner differ by 0.06 nats a token")
         assert f"algorithm.sampler_correction = {{ level = '{advice}' }}" in note
 
+    @pytest.mark.slow
     def test_is_not_spoken_of_where_rounding_explains_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not self.notes(tmp_path, monkeypatch, 0.04)
 
+    @pytest.mark.slow
     def test_is_not_spoken_of_where_it_is_corrected(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not self.notes(tmp_path, monkeypatch, 0.5, "--algorithm.sampler_correction.level", "geometric")
 
@@ -344,6 +306,7 @@ class TestAnEngineThatSaysOtherwise:
 class TestKLInTheReward:
     KL = ("--algorithm.kl", "{ coefficient = 0.5, place = 'reward', estimator = 'k1' }")
 
+    @pytest.mark.slow
     def test_is_measured_with_the_learners_numbers(self, tmp_path: Path) -> None:
         """An untuned policy is its base, and costs nothing, whatever the engine says of its tokens."""
         run = recipe(tmp_path, "marft", *self.KL)
@@ -379,6 +342,7 @@ class TestKLInTheReward:
         assert max(map(abs, costs)) > 0.01
 
 
+@pytest.mark.slow
 def test_a_whole_policy_on_a_half_precision_base_begins_as_the_base(tmp_path: Path) -> None:
     run = recipe(tmp_path, "marft", "--policies.actor.train", "full", dtype="bfloat16")
     metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
@@ -395,6 +359,7 @@ def test_going_back_to_the_base_is_exact_for_a_whole_policy(tmp_path: Path) -> N
     assert all(torch.equal(parameters[name], value) for name, value in before.items())
 
 
+@pytest.mark.slow
 def test_the_rates_warm_up_begins_with_the_policies_first_step(tmp_path: Path) -> None:
     """Steps that fit the critic alone take nothing off the rate's warm-up, nor off its schedule."""
     run = recipe(
@@ -423,5 +388,5 @@ class TestAFrozenTeammatesLength:
         actions = (make_action("reasoner", tokens=tokens), make_action("actor", index=1, tokens=tokens[:6]))
         earned = (Transition(Observation("o"), 1.0),)
         batch = [Episode(Task("t", "o"), "train/0", n, actions, "terminated", earned) for n in range(2)]
-        priced = learner.assign_credit(batch, KnownLogProbs()).inputs.episodes
+        priced = learner.assign_credit(batch, FixedLogProbs()).inputs.episodes
         assert [dict(e.transitions[0].agent_rewards) for e in priced] == [{"actor": -0.5}] * 2

@@ -68,6 +68,10 @@ class TestFollowing:
         assert order == sorted(order)
         assert "0/reasoner/0 says" not in text
 
+    def test_nobody_goes_by_a_role_that_nobody_has(self, capsys: pytest.CaptureFixture[str], folder: RunFolder) -> None:
+        told = run(capsys, "show", str(folder.path), "--follow", "--agent", "actr", status=2)
+        assert "nobody called 'actr' acted here; did you mean 'actor'?" in told
+
     @pytest.mark.slow
     def test_ctrl_c_ends_it(self, folder: RunFolder) -> None:
         at_work(folder, os.getpid())
@@ -121,6 +125,17 @@ class TestSamples:
         assert "said in 3" not in written
         assert "said later" not in written
 
+    def test_why_episodes_were_dropped_stands_below_the_step(self) -> None:
+        watching = Terminal(["reasoner"])
+        watching.console = terminal()
+        for reason in ("boom", "bang", "boom"):
+            watching.episode(lost(0, reason))
+        watching.step(1, {"reward": 0.5, "episodes_dropped": 3.0})
+        first = re.sub(r"\x1b\[[0-9;]*m", "", watching.console.file.getvalue())  # type: ignore[attr-defined]
+        assert re.search(r"dropped  2 × .*boom\n.*dropped  1 × .*bang\n", first)
+        watching.step(2, {"reward": 0.5})
+        assert watching.console.file.getvalue().count("boom") == 1  # type: ignore[attr-defined]
+
     def test_nothing_that_agents_write_is_obeyed(self) -> None:
         watching = Terminal(["reasoner"], samples_every=1)
         watching.console = terminal()
@@ -141,3 +156,5 @@ class TestSamples:
         assert " sample " in run(capsys, *words, "--samples", "1")
         assert " sample " not in run(capsys, *words, "--overwrite")
         assert "show_samples_every = 3" in run(capsys, *words, "--dry-run", "--samples", "3")
+        again = run(capsys, "train", str(tmp_path / "recipe"), "--resume")
+        assert "all 2 steps were trained before; for more: --training.steps 4" in again

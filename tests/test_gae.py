@@ -56,6 +56,7 @@ def test_returns_are_advantages_with_the_critics_lambda_plus_values(level: Level
         np.testing.assert_allclose(returns, advantages + value, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_a_chain_makes_the_graph_equal_the_joint_sequence(data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(chain=True), min_size=1, max_size=3))
@@ -66,6 +67,7 @@ def test_a_chain_makes_the_graph_equal_the_joint_sequence(data: st.DataObject) -
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_without_dependencies_the_graph_equals_one_recursion_an_agent(data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(sees_nothing=True), min_size=1, max_size=3))
@@ -76,6 +78,7 @@ def test_without_dependencies_the_graph_equals_one_recursion_an_agent(data: st.D
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_action_level_is_token_level_with_one_token(data: st.DataObject) -> None:
     batch = data.draw(st.lists(episodes(), min_size=1, max_size=2))

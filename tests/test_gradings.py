@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -46,12 +47,14 @@ RIGHT: list[tuple[Any, Any, str, dict[str, Any]]] = [
     ("numeric", 0.5, "1/2", {}), ("numeric", "-3", "The answer is −3, not 4.", {}), ("numeric", "3 + 4 = 7\n#### 7", "7", {}),
     ("numeric", [1, 2], "2", {}), ("numeric", "$18.90", "\\boxed{\\$18.9}", {}), ("numeric", 1e-7, "1e-7", {}),
     ({"name": "numeric", "tolerance": 0.1}, 0.3, "0.4", {}), ({"name": "numeric", "relative": 0.01}, 1000, "1010", {}),
+    ({"name": "numeric", "relative": 0.01}, -1000, "-1010", {}),
     ("math", "1/2", "\\boxed{0.5}", {}), ("math", ["3", "\\frac{1}{2}"], "The answer is 0.5.", {}),
     ("choice", "B", "The answer is (b).", {}), ("choice", "B", "B", {}), ("choice", 1, "\\boxed{B}", {}), ("choice", "b", "**Answer: B**", {}),
     (CHOICE, "dark blue", "B) dark blue", COLOURS), (CHOICE, 1, "Dark  Blue", COLOURS), (CHOICE, "B", "The answer is dark blue.", COLOURS),
     (CHOICE, "A", "A", COLOURS), (CHOICE, "A", "red", COLOURS), ({**CHOICE, "first": 1}, "2", "B", COLOURS),
     (CHOICE, "2", "2", ARC), (CHOICE, "2", "blue", ARC), (CHOICE, "blue", "Both fit, but (2) is better.", ARC),
     (CHOICE, "B", "B", {"choices": '["red", "blue"]'}), ({"name": "choice", "choices": ["A", "B", "C"]}, "C", "3", IN_COLUMNS),
+    (CHOICE, True, "B", {"choices": ["false", "true"]}),
     ("f1", "the Eiffel Tower", "Eiffel tower!", {}), ("f1", {"text": ["x", "Eiffel Tower"]}, "the eiffel tower", {}),
 ]  # fmt: skip
 WRONG: list[tuple[Any, Any, str, dict[str, Any]]] = [
@@ -61,17 +64,22 @@ WRONG: list[tuple[Any, Any, str, dict[str, Any]]] = [
     ("numeric", "3", "version 1.2.3", {}), ("numeric", 0, "1/0", {}), ("numeric", 3, "9" * 5000, {}), ("numeric", 3, "1e" + "9" * 50, {}),
     ({"name": "numeric", "tolerance": 0.1}, 0.3, "0.41", {}), ("math", "5", "", {}), ("math", "5", "\\boxed{6}", {}),
     ("choice", "B", "A good plan", {}), ("choice", "B", "(A) or (B)", {}), ("choice", "B", "", {}), ("choice", "B", "BB", {}),
-    (CHOICE, "A", "C", COLOURS), (CHOICE, "A", "blue", COLOURS),
+    (CHOICE, "A", "C", COLOURS), (CHOICE, "A", "blue", COLOURS), ("choice", "A", "Either (A) or (B)", {}),
+    (CHOICE, "A", "red", {"choices": ["red", "RED", "blue"]}),
 ]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("grading", "right", "text", "cells"), RIGHT)
+def timely(rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The rows; a process is started for those on mathematics."""
+    return [pytest.param(*row, marks=pytest.mark.slow if row[0] == "math" else ()) for row in rows]
+
+
+@pytest.mark.parametrize(("grading", "right", "text", "cells"), timely(RIGHT))
 def test_right_answers_are_accepted(grading: Any, right: Any, text: str, cells: dict[str, Any], tmp_path: Path) -> None:
     assert reward(tmp_path, grading, right, text, **cells) == (1.0, True)
 
 
-@pytest.mark.parametrize(("grading", "right", "text", "cells"), WRONG)
+@pytest.mark.parametrize(("grading", "right", "text", "cells"), timely(WRONG))
 def test_wrong_answers_are_rejected(grading: Any, right: Any, text: str, cells: dict[str, Any], tmp_path: Path) -> None:
     assert reward(tmp_path, grading, right, text, **cells) == (0.0, False)
 
@@ -196,12 +204,28 @@ def solved(row: Mapping[str, Any], text: str) -> bool:
     return text == row["answer"]
 
 
+def computed(row: Mapping[str, Any], text: str) -> np.bool_:
+    return np.True_
+
+
 def both(row: Mapping[str, Any], text: str) -> tuple[float, bool]:
     return 0.75, True
 
 
 def three(row: Mapping[str, Any], text: str) -> tuple[int, int, int]:
     return 1, 2, 3
+
+
+def silent(row: Mapping[str, Any], text: str) -> None:
+    """No ``return``."""
+
+
+def wordy(row: Mapping[str, Any], text: str) -> str:
+    return "good"
+
+
+def vague(row: Mapping[str, Any], text: str) -> tuple[float, str]:
+    return 1.0, "yes"
 
 
 def broken(row: Mapping[str, Any], text: str) -> float:
@@ -214,7 +238,8 @@ async def later(row: Mapping[str, Any], text: str) -> float:
 
 class TestFunctions:
     @pytest.mark.parametrize(
-        ("name", "earned"), [("half", (0.5, None)), ("solved", (1.0, True)), ("both", (0.75, True))]
+        ("name", "earned"),
+        [("half", (0.5, None)), ("solved", (1.0, True)), ("computed", (1.0, True)), ("both", (0.75, True))],
     )
     def test_it_gives_a_reward_or_a_verdict_or_both(self, name: str, earned: Any, tmp_path: Path) -> None:
         assert reward(tmp_path, f"tests.test_gradings:{name}", "x", "x") == earned
@@ -233,7 +258,16 @@ class TestFunctions:
             parse_recipe(recipe(environment={"name": "table", "path": "a.csv", "grading": call}))
         assert told in str(caught.value)
 
-    @pytest.mark.parametrize(("name", "told"), [("three", "gave 3 values"), ("broken", "nothing")])
+    @pytest.mark.parametrize(
+        ("name", "told"),
+        [
+            ("three", r"test_gradings\.py:\d+ gave 3 values"),
+            ("broken", "nothing"),
+            ("silent", r"test_gradings\.py:\d+ gave None; must be finite, and a number"),
+            ("wordy", r"test_gradings\.py:\d+ gave 'good'; must be finite, and a number"),
+            ("vague", r"test_gradings\.py:\d+ said success = 'yes'; must be True or False"),
+        ],
+    )
     def test_one_that_fails_raises_and_never_grades_0(self, name: str, told: str, tmp_path: Path) -> None:
         with pytest.raises((TypeError, KeyError), match=told):
             reward(tmp_path, f"tests.test_gradings:{name}", "x", "x")

@@ -64,6 +64,7 @@ class TestWhatItWrites:
         block = (here / "mine" / "README.md").read_text().split("```")[1]
         assert " ".join(block.split()) in said
 
+    @pytest.mark.slow
     def test_the_invented_rows_are_what_the_tiny_model_was_made_for(
         self, capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -100,6 +101,12 @@ class TestWhatItWrites:
             ([{"q": f"q {n}", "a": n / 2} for n in range(20)], "number"),
             ([{"q": f"q {n}", 'a "quoted" {name}': 'yes "{}" \\'} for n in range(20)], "text"),
             ([{"q": f'"""\n{n}'} for n in range(20)], "none"),
+            ([{"q": f"q {n}", "a": odd} for n, odd in enumerate([1e20, *range(19)])], "text"),
+            (
+                [{"q": f"q {n}", "a": odd} for n, odd in enumerate([".5", "1_000", "nan", "1e5", *"abcdefghijk"])],
+                "text",
+            ),
+            ([{"q": f"q {n}", "a": odd} for n, odd in enumerate([10**400, *range(19)])], "text"),
             ([{"q": f"q {n % 15}", "a": "no" if n else ""} for n in range(20)], "text"),
         ],
     )
@@ -139,6 +146,8 @@ class TestWhatItRefuses:
             (("--data", "t.csv", "--question", "countri"), "--question: t.csv has no column 'countri'; did you mean 'country'?"),
             (("--data", "t.csv", "--question", "capital", "--answer", "capital"), "the same column, 'capital'"),
             (("--data", "empty.csv", "--answer", "answer"), "column 'answer' is empty in every row"),
+            (("--data", "one.csv"), "one.csv has too few different questions"),
+            (("--data", "only.csv", "--question", "answer", "--answer", "answer"), "the same column, 'answer'"),
             (("--model", "./nowhere"), "--model: there is no folder ./nowhere; a Hugging Face id looks like"),
             (("--team", "singel"), "--team: no shape is called 'singel'; did you mean 'single'?"),
         ],
@@ -147,9 +156,18 @@ class TestWhatItRefuses:
         self, capsys: pytest.CaptureFixture[str], here: Path, words: tuple[str, ...], message: str
     ) -> None:
         (here / "t.csv").write_text("country,capital\nFrance,Paris\n")
+        (here / "one.csv").write_text("question,answer\n" + "France,Paris\n" * 20)
+        (here / "only.csv").write_text("question,answer\nFrance,Paris\nSpain,Madrid\n")
         (here / "empty.csv").write_text("question,answer\nFrance,\n")
         assert message in run(capsys, "init", "mine", *words, status=2)
         assert not (here / "mine").exists()
+
+
+def test_the_readme_obeys_no_name(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "a\x1b[2J.csv").write_text("question,answer\n" + "".join(f"q {n},a\n" for n in range(20)))
+    run(capsys, "init", "mine", "--data", "a\x1b[2J.csv")
+    assert "\x1b" not in (here / "mine" / "README.md").read_text()
+    assert tasks_of(load_recipe(here / "mine" / "recipe.toml", ["--environment.grading", "exact"]).environment, "train")
 
 
 class Typed(io.StringIO):
@@ -171,6 +189,34 @@ def test_on_a_terminal_it_asks_for_what_no_option_says(
     written = (here / "mine" / "recipe.toml").read_text()
     assert 'path = "tiny"' in written
     assert 'role = "solver"' in written
+
+
+def test_on_a_terminal_what_cannot_be_used_is_asked_again(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelled path once ended the conversation."""
+    monkeypatch.setattr(sys, "stdin", Typed("nowhere.csv\n\n./nowhere\ntiny\n\n"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    said = run(capsys, "init", "mine")
+    assert "nowhere.csv: No such file" in said
+    assert "there is no folder ./nowhere" in said
+    assert "(reasoner-actor)" in said  # what no answer means
+    assert "wrote README.md, data.csv" in said
+
+
+def test_on_a_terminal_a_folder_that_is_taken_is_refused_before_anything_is_asked(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "recipe.toml").write_text("")
+    monkeypatch.setattr(sys, "stdin", Typed(""))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    said = run(capsys, "init", ".", status=2)
+    assert "recipe.toml already" in said
+    assert "A table of your own" not in said
+
+
+def test_a_team_of_this_folder_needs_no_change_of_it(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert "cd " not in run(capsys, "init", ".", "--yes")
 
 
 def test_a_yes_asks_nothing(capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

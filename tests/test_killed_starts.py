@@ -75,6 +75,7 @@ def settings_of(folder: RunFolder) -> RunSettings:
     return settings("tiny", folder.path.parent)
 
 
+@pytest.mark.slow
 def test_the_weights_are_whole_at_every_moment(killed: list[RunFolder]) -> None:
     """They once were nowhere but in memory between the old run's removal and the new one's first checkpoint."""
     wanted = (killed[0].checkpoints / "step_000001" / WEIGHTS).read_bytes()

@@ -15,7 +15,7 @@ from pydantic import PrivateAttr
 
 from marft.config import RunSettings
 from marft.learning import learner as learner_module
-from marft.learning.batching import KnownLogProbs, Packing
+from marft.learning.batching import FixedLogProbs, Packing
 from marft.learning.interfaces import CreditInputs, Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.optimizers import PolicyOptimizer
@@ -26,8 +26,8 @@ from marft.learning.update import Update
 from marft.models.pool import Models
 from marft.types import Sample
 from tests.episodes import make_action
-from tests.test_first_ratio import STILL, begun, episodes, samples_of
-from tests.test_first_ratio import recipe as of
+from tests.learners import STILL, begun, episodes, samples_of
+from tests.learners import recipe as of
 
 FROZEN = ("--policies.reasoner.train", "frozen")
 START = Progress(0, 0)
@@ -147,26 +147,26 @@ class TestScoresBeforeTheStep:
     def test_nothing_is_where_nothing_reads_it(
         self, place: str, coefficient: float, for_credit_alone: bool, tmp_path: Path
     ) -> None:
-        _, _, known = self.scored(tmp_path, place, coefficient, for_credit_alone)
-        assert (known.old, known.base) == ({}, {})
+        _, _, fixed = self.scored(tmp_path, place, coefficient, for_credit_alone)
+        assert (fixed.old, fixed.base) == ({}, {})
 
     @pytest.mark.parametrize(("place", "for_credit_alone"), [("loss", False), ("reward", False), ("reward", True)])
     def test_the_base_is_and_the_policy_itself_for_the_reward(
         self, place: str, for_credit_alone: bool, tmp_path: Path
     ) -> None:
-        mine, batch, known = self.scored(tmp_path, place, 0.5, for_credit_alone)
+        mine, batch, fixed = self.scored(tmp_path, place, 0.5, for_credit_alone)
         samples = samples_of(batch)
         right = {"base": score_actions(mine.base_packing, samples), "old": score_actions(mine.packing, samples)}
-        assert known.old.keys() == (right["old"].keys() if place == "reward" else set())
-        assert known.base.keys() == right["base"].keys()
-        assert all(np.array_equal(row, right["base"][key]) for key, row in known.base.items())
-        assert all(np.array_equal(row, right["old"][key]) for key, row in known.old.items())
-        assert any(np.abs(right["old"][key] - row).max() > 1e-3 for key, row in known.base.items())
+        assert fixed.old.keys() == (right["old"].keys() if place == "reward" else set())
+        assert fixed.base.keys() == right["base"].keys()
+        assert all(np.array_equal(row, right["base"][key]) for key, row in fixed.base.items())
+        assert all(np.array_equal(row, right["old"][key]) for key, row in fixed.old.items())
+        assert any(np.abs(right["old"][key] - row).max() > 1e-3 for key, row in fixed.base.items())
 
     def test_a_frozen_policys_actions_are_not(self, tmp_path: Path) -> None:
-        _, batch, known = self.scored(tmp_path, "reward", 0.5, False, *FROZEN)
+        _, batch, fixed = self.scored(tmp_path, "reward", 0.5, False, *FROZEN)
         actors = {action.key for episode in batch for action in episode.actions if action.agent == "actor"}
-        assert known.old.keys() == known.base.keys() == actors
+        assert fixed.old.keys() == fixed.base.keys() == actors
 
     def test_steps_of_the_critic_alone_ask_for_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         kl = ("--algorithm.kl", "{ coefficient = 0.5 }", "--algorithm.critic.warmup_steps", "1")
@@ -187,7 +187,7 @@ class TestKLAsACost:
         (batch,) = episodes(1)
         one, other = make_action("actor", tokens=(5, 6, 7)), make_action("reasoner", index=1, tokens=(8, 9))
         old, base = np.array([-1.0, -31.0, -2.0]), np.array([-31.0, -1.0, -2.5])
-        scored = KnownLogProbs({one.key: old}, {one.key: base}) if known else KnownLogProbs()
+        scored = FixedLogProbs({one.key: old}, {one.key: base}) if known else FixedLogProbs()
         return mine._costs([replace(batch, actions=(one, other))], scored)
 
     def test_is_cut_at_20_nats_a_token_and_summed_over_an_action(self, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ class TestALearningStep:
         mine.credit = Wrong()  # type: ignore[assignment]
         wrong = batch[0].actions[1]
         with pytest.raises(Exception, match=f"credit 'grpo' gave {wrong.id} of 't' an advantage of .*inf"):
-            mine.assign_credit(batch, KnownLogProbs())
+            mine.assign_credit(batch, FixedLogProbs())
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -281,6 +281,7 @@ class TestALearningStep:
         monkeypatch.setattr(Update, "score_now", None)
         assert mine.learn(episodes(), START)["kl_stops"] == 0.0
 
+    @pytest.mark.slow
     def test_kl_to_the_base_is_that_from_before_the_step(self, tmp_path: Path) -> None:
         """Of four actions of each agent, or of all where they have been scored; also of policies that stood still."""
         for kl, share in (("0", 4), ("0.5", 12)):
@@ -307,6 +308,7 @@ def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(t
     assert metrics["agents/reasoner/kl_to_base"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:
     mine = begun(of(tmp_path, "marft", dtype="bfloat16"))
     before: Packing = mine.packing

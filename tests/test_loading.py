@@ -22,7 +22,7 @@ from marft.models import formats, templates
 from marft.models.checking import refuse_pickled
 from marft.models.formats import context_of, load_tokenizer
 from marft.models.loading import load_backbone
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
 from tests.helpers import settings
 

@@ -27,6 +27,7 @@ def inputs(units: list[tuple[float, float, float]]) -> LossInputs:
     return LossInputs(log_probs.requires_grad_(), old, advantages)
 
 
+@pytest.mark.slow
 @given(units=UNITS, low=st.floats(0.05, 0.5), high=st.none() | st.floats(0.05, 0.5), dual=st.sampled_from([0.0, 3.0]))
 @settings(max_examples=200)
 def test_ppo_equals_the_slow_reference(units: list, low: float, high: float | None, dual: float) -> None:  # type: ignore[type-arg]
@@ -35,6 +36,7 @@ def test_ppo_equals_the_slow_reference(units: list, low: float, high: float | No
     np.testing.assert_allclose(terms.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(units=UNITS, dual=st.sampled_from([0.0, 3.0]))
 @settings(max_examples=200)
 def test_ppo_gradients_are_right_by_finite_differences(units: list, dual: float) -> None:  # type: ignore[type-arg]

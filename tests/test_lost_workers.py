@@ -18,6 +18,7 @@ from marft.errors import RunError
 from marft.game.game import Attempt
 from marft.types import Task
 from marft.workers import crew as crews
+from marft.workers.child import LONGEST_LINE, Child
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew
 
@@ -62,6 +63,7 @@ class TestLostWorkers:
         [
             ("exits", "failed", "the worker process that played it ended itself (exit status 3)"),
             ("killed", "failed", "the worker process that played it was killed (SIGKILL)"),
+            ("garbles", "failed", "the worker process that played it sent what cannot be read, and was ended"),
             ("hangs", "timed_out", "the worker process that played it did not answer for over 6 s, and was ended"),
         ],
     )
@@ -146,10 +148,30 @@ def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_pat
         run_in(tmp_path, *tools, processes=1)
 
 
+@pytest.mark.slow
 def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marft.workers.child.START", "import sys; sys.exit(4)")
     with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):
         run_in(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_while_a_worker_is_started_again_ends_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with run_in(tmp_path, processes=1) as rollouts:
+        rollouts.play(attempts("killed"))
+    assert not caplog.records
+
+
+def test_what_a_worker_prints_without_end_comes_out_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("marft.workers.child.START", f"print('x' * {2 * LONGEST_LINE + 7})")
+    child = Child("worker 7")
+    assert child.outcome() == "ended itself (exit status 0)"
+    said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
+    assert [len(piece) for piece in said] == [LONGEST_LINE, LONGEST_LINE, 7]
 
 
 STARTED = """

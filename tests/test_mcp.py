@@ -17,7 +17,7 @@ import pytest
 from marft.game.tool_sources import ToolSource
 from marft.tools.mcp import MCP
 from marft.types import Task
-from tests.test_tools import call, run, says, with_tools
+from tests.tool_games import call, run, says, with_tools
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
@@ -97,6 +97,7 @@ def test_a_server_that_dies_loses_one_call_and_is_started_again(stdio: ToolSourc
     assert not alive(int(first))
 
 
+@pytest.mark.slow
 def test_a_call_that_takes_too_long_holds_up_nobody_else(stdio: ToolSource) -> None:
     (action,) = run(with_tools(says(call("sleep", seconds=3), "ok"), stdio, seconds=0.3)).actions
     assert action.calls[0].output == "sleep took over 0.3 s"

@@ -16,7 +16,7 @@ from marft.tools import connection
 from marft.tools.mcp import MCP, SharedServer
 from tests.test_mcp import SERVER, ask
 from tests.test_subreaper import gone, linux, soon
-from tests.test_tools import call, run, says, with_tools
+from tests.tool_games import call, run, says, with_tools
 
 SILENT = [sys.executable, "-c", "import time; time.sleep(300)"]
 

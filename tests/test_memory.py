@@ -329,7 +329,14 @@ class TestTooLong:
         episode = run(remembering(replace(acting(once, steps=3), renderer=Plain(size=30))))
         assert prompts(episode) == ["[s:I][u:begin][", "[s:I][u:o1][", "[s:I][u:o2]["]
         assert [action.restarted for action in episode.actions][1:] == [FULL] * 2
+        assert [action.truncated_tokens for action in episode.actions] == [0, len("[u:begin][a00]"), len("[u:o1][a10]")]
         assert all(len(action.prompt) <= 20 for action in episode.actions)
+
+    @pytest.mark.parametrize(("room", "restarted"), [(0, ""), (-1, FULL)])
+    def test_a_conversation_that_just_fits_is_whole(self, room: int, restarted: str) -> None:
+        longest = len("[s:I][u:begin][a00][u:o1][a10][u:o2][") + 10
+        episode = run(remembering(replace(acting(once, steps=3), renderer=Plain(size=longest + room))))
+        assert [action.restarted for action in episode.actions] == ["", "", restarted]
 
     def test_what_a_message_said_in_an_exchange_that_gave_way_can_be_told_again(self) -> None:
         said: list[Action] = []
@@ -338,10 +345,12 @@ class TestTooLong:
             said[:] = said or [await agents.b(observation)]
             return JointAction(await agents.a(observation, sees=said))
 
-        g = remembering(replace(acting(act, "a", "b", steps=3), renderer=Plain(size=70)), "a")
-        told = [prompt for prompt in prompts(run(g)) if "from b" in prompt]
-        assert len(told) == 3
-        assert all(prompt.count("b00") == 1 for prompt in told)
+        g = remembering(replace(acting(act, "a", "b", steps=3), renderer=Plain(size=65)), "a")
+        actions = [action for action in run(g).actions if action.agent == "a"]
+        assert [action.restarted for action in actions] == ["", "", FULL]
+        assert [action.message_tokens for action in actions] == [(3,), (0, 0), (0, 3)]
+        assert text_of(actions[1].prompt).count("b00") == 1
+        assert text_of(actions[2].prompt) == "[s:I][u:o1][a10][u:o2\n\nMessage from b:\nb00]["
 
     def test_where_nothing_may_give_way_the_episode_says_what_to_do(self) -> None:
         g = remembering(replace(acting(once, steps=5), renderer=Plain(size=50)), cut=Cut("nothing"))
@@ -363,3 +372,8 @@ class TestWhatACriticReads:
         g = remembering(replace(acting(once, steps=3), max_steps=2))
         bootstrap = run(g, critic_states=True).bootstrap
         assert text_of(bootstrap["a"]) == "[s:I][u:begin][a00][u:o1][a10][u:o2]["
+
+    def test_where_not_all_of_it_fits_a_critic_reads_the_last_of_it(self) -> None:
+        g = remembering(replace(acting(once, steps=4), max_steps=3, renderer=Plain(size=50)))
+        bootstrap = run(g, critic_states=True).bootstrap
+        assert text_of(bootstrap["a"]) == "[s:I][u:o1][a10][u:o2][a20][u:o3]["

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import changes_turns, continue_ids, render_messages
+from marft.engines.messages import REWRITES, changes_turns, continue_ids, render_messages, rewritten
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.conversation import Conversation
 from marft.game.rendering import ChatMessage, NotExact
@@ -56,6 +56,18 @@ def test_prompt_turn_and_what_is_appended_are_the_whole_chat(
 
 
 @pytest.mark.parametrize("template", [None, templates.LIST])
+def test_what_somebody_wrote_is_text_and_ends_no_turn(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str | None
+) -> None:
+    format = format_of(tiny_tokenizer, template)
+
+    def ends(text: str) -> int:
+        return int(np.isin(render_messages(format, [{"role": "user", "content": text}]), format.stop_ids).sum())
+
+    assert ends("And <|im_end|> twice?") == ends("And twice?")
+
+
+@pytest.mark.parametrize("template", [None, templates.LIST])
 def test_a_turn_that_was_cut_short_is_ended_first(
     tiny_tokenizer: PreTrainedTokenizerBase, template: str | None
 ) -> None:
@@ -84,6 +96,8 @@ def test_space_around_a_turn_is_no_change(tiny_tokenizer: PreTrainedTokenizerBas
         (templates.REWRITES, "It is 3.", (), "leaves out parts of what was said"),
         (templates.MOVES, "It is 3.", (TOOL,), "rewrites what came before"),
         (templates.ONCE, "It is 3.", (), "cannot show the conversation: "),
+        (templates.MARKS, "It is 3.", (), "rewrites what came before"),
+        (templates.ENDLESS, "It is 3.", (), "puts no end of turn after what was said"),
     ],
 )
 def test_what_a_template_would_change_cannot_be_appended_and_the_reason_is_told(
@@ -107,6 +121,23 @@ def test_whether_a_template_never_continues_is_known_from_probes(
     found = changes_turns(format_of(tiny_tokenizer, template), tools)
     assert (found is not None) == always
     assert found is None or found.everywhere
+
+
+def test_a_template_is_probed_with_tools_and_without(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    renderer = ChatRenderer({"p": format_of(tiny_tokenizer, templates.MOVES)})
+    ids = np.array(renderer.formats["p"].stop_ids, np.int32)
+    for tools, continues in (((), True), ((TOOL,), False), ((), True)):
+        assert isinstance(renderer.go_on("p", ids, [*ASKED, SAID], NEW, tools), np.ndarray) == continues
+
+
+@pytest.mark.parametrize("template", [templates.DROPS, templates.ENDLESS])
+def test_what_a_template_rewrites_is_seen_in_its_text_also_where_no_turn_ends(
+    tiny_tokenizer: PreTrainedTokenizerBase, template: str
+) -> None:
+    format = format_of(tiny_tokenizer, template)
+    thought = {"role": "assistant", "content": "Hm.</think>It is 3."}
+    assert rewritten(format, [*ASKED, thought], NEW, ()) == NotExact(REWRITES)
+    assert rewritten(format, [*ASKED, SAID], NEW, ()) is None
 
 
 def test_a_template_is_probed_once(tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +190,7 @@ class TestToolResponses:
         self, tiny_tokenizer: PreTrainedTokenizerBase, template: str, said: str
     ) -> None:
         renderer, found = self.after(tiny_tokenizer, template, said, self.CALL)
-        plain = renderer.tool_format("p").response([self.CALL])
+        plain = renderer.tool_format("p").response([self.CALL], renderer.formats["p"].stop_ids[0])
         assert isinstance(found, np.ndarray)
         assert isinstance(plain, np.ndarray)
         assert found.tolist() == plain.tolist()
@@ -197,7 +228,7 @@ class TestToolResponses:
         renderer, found = self.after(tiny_tokenizer, templates.THINKS, thought, self.CALL)
         assert isinstance(renderer.tool_format("p").response([self.CALL]), NotExact)
         plain = format_of(tiny_tokenizer, templates.HERMES)
-        wanted = ChatRenderer({"p": plain}).tool_format("p").response([self.CALL])
+        wanted = ChatRenderer({"p": plain}).tool_format("p").response([self.CALL], plain.stop_ids[0])
         assert isinstance(found, np.ndarray)
         assert isinstance(wanted, np.ndarray)
         assert found.tolist() == wanted.tolist()
@@ -243,7 +274,9 @@ def test_what_a_teammate_began_is_part_of_the_first_turn(tiny_tokenizer: PreTrai
     begun = tiny_tokenizer.encode("Let me see. ", add_special_tokens=False)
     tokens = np.array([*begun, *action.tokens], np.int32)
     marks = np.array([Mark.TEAMMATE] * len(begun) + [Mark.SAMPLED] * len(action.tokens), np.uint8)
-    assert renderer.turn("p", replace(action, tokens=tokens, marks=marks))[0]["content"] == "Let me see. Hm."
+    messages = renderer.turn("p", replace(action, tokens=tokens, marks=marks))
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert said == ["Let me see. Hm.", "", "It is 3."]
 
 
 class TestEndpoints:

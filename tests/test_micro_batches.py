@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning.batching import Denominators, KnownLogProbs, MicroBatch, Packing
+from marft.learning.batching import Denominators, FixedLogProbs, MicroBatch, Packing
 from marft.models.backbone import Backbone
 from marft.models.log_probs import TokenScores
 from marft.types import Choice, Mark, Option, Sample
@@ -66,9 +66,9 @@ def packing(level: str, **changes: Any) -> Packing:
     return replace(made, **changes)
 
 
-def micro_batch(level: str, known: KnownLogProbs | None = None, **changes: Any) -> tuple[MicroBatch, Denominators]:
+def micro_batch(level: str, fixed: FixedLogProbs | None = None, **changes: Any) -> tuple[MicroBatch, Denominators]:
     counts = Denominators.of(samples := samples_of(level), pooled=False)
-    (batch,) = packing(level, **changes).micro_batches(samples, counts, known)
+    (batch,) = packing(level, **changes).micro_batches(samples, counts, fixed)
     return batch, counts
 
 
@@ -153,7 +153,7 @@ def test_numbers_by_action_come_back_as_they_went_in() -> None:
 def test_what_the_untuned_base_says_goes_along_where_it_is_known() -> None:
     samples = samples_of("token")
     base = {s.action.key: np.arange(s.action.decisions) + 10.0 * n for n, s in enumerate(samples)}
-    (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False), KnownLogProbs(base=base))
+    (batch,) = packing("token").micro_batches(samples, Denominators.of(samples, False), FixedLogProbs(base=base))
     assert batch.base_log_probs is not None
     assert batch.base_log_probs.tolist() == [x for s in batch.samples for x in base[s.action.key]]
 

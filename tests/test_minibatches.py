@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from marft.learning.batching import Denominators, KnownLogProbs
+from marft.learning.batching import Denominators, FixedLogProbs
 from marft.learning.interfaces import Floats
 from marft.learning.measuring import gradient_shares
 from marft.learning.metering import Meter
@@ -52,7 +52,7 @@ def update_of(backbone: Backbone, batch: Batch, level: str, tokens: int = 10**6,
     """One whose policies have moved, so that ratios are taken from ``batch.old``."""
     pack = packing(backbone, level, "token-mean" if level == "token" else "action-mean", tokens)
     update = Update(
-        algorithm(level=level, **changes), PPO(clip=0.2), optimizers(backbone), pack, KnownLogProbs(batch.old, batch.base),
+        algorithm(level=level, **changes), PPO(clip=0.2), optimizers(backbone), pack, FixedLogProbs(batch.old, batch.base),
         Meter(), 0,
     )  # fmt: skip
     update.moved |= set(POLICIES)

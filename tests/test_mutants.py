@@ -106,6 +106,7 @@ def allow(project: Path, function: str, line: str, change: str, reason: str = "a
     )
 
 
+@pytest.mark.slow
 def test_a_survivor_is_reported_with_its_place_and_fails_the_run(whole_run: tuple[Path, int, str]) -> None:
     folder, code, printed = whole_run
     assert code == 1
@@ -175,6 +176,7 @@ def test_what_runs_on_import_is_mutated_too(project: Path) -> None:
     assert "2 killed" in printed
 
 
+@pytest.mark.slow
 def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports_it(project: Path) -> None:
     (project / "tests/test_sums.py").write_text(
         "def test_it_is_there():\n    import sums\n    assert sums\n\n\n"
@@ -185,6 +187,7 @@ def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports
     assert "2 killed" in printed
 
 
+@pytest.mark.slow
 def test_what_runs_on_import_is_mutated_where_pytest_imports_a_module_for_its_examples(tmp_path: Path) -> None:
     files = {
         "src/pack/__init__.py": '"""Sums."""\n', "src/pack/sums.py": '"""\n>>> True\nTrue\n"""\n\nLIMIT = 3.0\n',
@@ -213,6 +216,7 @@ def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list
     assert [report.splitlines()[-2:] for _, report in reports] == 2 * [reports[0][1].splitlines()[-2:]]
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_mutant_are_no_measure_and_say_why(project: Path) -> None:
     (project / "tests/test_broken.py").write_text("def test_broken():\n    assert 1 + 1 == 3\n")
     code, printed = run(project)

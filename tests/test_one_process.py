@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,3 +102,11 @@ class TestOneProcess:
         ):
             pass
         assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+    def test_a_folder_that_is_taken_away_meanwhile_hides_no_other_error(self, tmp_path: Path) -> None:
+        def lose() -> None:
+            shutil.rmtree(tmp_path / "run")
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"), RunFolder(tmp_path / "run").held():
+            lose()

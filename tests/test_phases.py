@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from marft.learning import update as update_module
-from marft.learning.batching import KnownLogProbs, minibatches
+from marft.learning.batching import FixedLogProbs, minibatches
 from marft.learning.interfaces import Floats, LossInputs, LossOutput, Objective, UpdatePhase
 from marft.learning.metering import Meter
 from marft.learning.objectives.cispo import CISPO
@@ -22,7 +22,7 @@ from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.scoring import score_actions
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.types import Sample
-from tests.test_first_ratio import begun, episodes, recipe, samples_of
+from tests.learners import begun, episodes, recipe, samples_of
 
 ROLES = ("reasoner", "actor")
 
@@ -35,7 +35,7 @@ def update_of(tmp_path: Path, *overrides: str, name: str = "marft", seed: int = 
         learner.objective,
         learner.optimizers,
         learner.packing,
-        KnownLogProbs(),
+        FixedLogProbs(),
         Meter(),
         seed,
         **arguments,
@@ -63,7 +63,7 @@ class TestEpochs:
     def looked(tmp_path: Path, stop_at: int = -1) -> tuple[Looking, list[list[list[Sample]]], list[Sample]]:
         update = update_of(tmp_path)
         looking = Looking(
-            update.settings, update.objective, update.optimizers, update.packing, KnownLogProbs(), update.meter, 0
+            update.settings, update.objective, update.optimizers, update.packing, FixedLogProbs(), update.meter, 0
         )
         looking.stop_at = stop_at
         samples = samples_of(episodes(6))
@@ -279,7 +279,7 @@ def test_kl_that_is_paid_in_the_reward_is_not_paid_again_in_the_loss(tmp_path: P
         kl = f"{{ coefficient = {coefficient}, place = 'reward', estimator = 'k1' }}"
         update = update_of(tmp_path, "--algorithm.kl", kl, "--algorithm.epochs", "1")
         samples = samples_of(episodes(2))
-        update.known = KnownLogProbs(base={s.action.key: np.full(s.action.decisions, -3.0) for s in samples})
+        update.fixed = FixedLogProbs(base={s.action.key: np.full(s.action.decisions, -3.0) for s in samples})
         update.run(UpdatePhase(ROLES), samples, step=0)
         losses.append(update.meter.means()["policy_loss"])
     assert losses[0] == losses[1]

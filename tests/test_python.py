@@ -234,6 +234,27 @@ class TestARun:
         assert "<svg" in run.report().read_text()
 
     @pytest.mark.slow
+    def test_its_recipe_is_complete(self, small: marft.Run) -> None:
+        again = marft.load_recipe(small.recipe, given=small.given)
+        assert again == small.folder.settings(given=small.given)
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ({"order": "wrost"}, "order: 'wrost' is none of worst, best, failed"),
+            ({"count": -1}, "count is a whole number from 0 on, and this is -1"),
+            ({"step": "1"}, "step is a whole number"),
+            ({"agent": 3}, "agent is a text, and this is 3"),
+            ({"task": 3}, "task is a text"),
+        ],
+    )
+    def test_episodes_that_are_asked_for_by_nonsense_are_refused(
+        self, asked: dict[str, Any], said: str, small: marft.Run
+    ) -> None:
+        with pytest.raises(ValueError, match=said):
+            small.episodes(**asked)
+
+    @pytest.mark.slow
     def test_a_look_loads_no_model_code(self, small: marft.Run) -> None:
         code = (
             f"import sys, marft; run = marft.load_run({str(small.path)!r}); run.metrics, run.recipe, run.episodes(),"
@@ -242,6 +263,7 @@ class TestARun:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "False"
 
+    @pytest.mark.slow
     def test_its_episodes_are_found_by_step_task_agent_and_worth(self, small: marft.Run) -> None:
         everything = small.episodes()
         assert {type(episode) for episode in everything} == {marft.Episode}
@@ -254,6 +276,8 @@ class TestARun:
         worst = [episode.total_reward for episode in small.episodes(order="worst")]
         assert worst == sorted(worst)
         assert small.episodes(order="failed") == []
+        with pytest.raises(ValueError, match="order 'wrst' is none of '', 'worst', 'best', 'failed'"):
+            small.episodes(order="wrst")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="nobody called 'actr' acted here; did you mean 'actor'"):
             small.episodes(agent="actr")
         with pytest.raises(ValueError, match="recorded no episodes of step 7; there are: 1, 2"):
@@ -332,6 +356,14 @@ class TestTraining:
         (tmp_path / "file").write_text("")
         with pytest.raises(marft.RunError, match="a file is where a folder should be; move it"):
             marft.train(recipe(output=tmp_path / "file"))
+
+    def test_one_mode_or_checkpoint_needs_no_list(self, tmp_path: Path) -> None:
+        """A text is a sequence of letters too, and each was once evaluated."""
+        (result,) = marft.evaluate(recipe(output=tmp_path), tasks=1, modes="greedy", checkpoints="base")
+        assert result.mode == "greedy"
+        assert len(repr(result)) < 400
+        with pytest.raises(ValueError, match="modes: 'greed' is none of greedy, sampled"):
+            marft.evaluate(recipe(output=tmp_path), tasks=1, modes=["greed"])  # type: ignore[list-item]
 
     def test_a_recipe_alone_is_evaluated_with_its_base(self, tmp_path: Path) -> None:
         (result,) = marft.evaluate(recipe(output=tmp_path), tasks=2, modes=["greedy"])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from marft.config import RunSettings
 from marft.config.algorithm import AlgorithmSettings, CriticSettings
-from marft.learning.batching import Idle, KnownLogProbs, MicroBatch, Packing
+from marft.learning.batching import FixedLogProbs, Idle, MicroBatch, Packing
 from marft.learning.critic import Critic
 from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Learner
@@ -32,8 +32,8 @@ from marft.models.backbone import Backbone
 from marft.types import Episode, Sample
 from tests.episodes import make_action
 from tests.helpers import lengths_read
+from tests.learners import begun, episodes, recipe
 from tests.test_critic import episode
-from tests.test_first_ratio import begun, episodes, recipe
 
 T = TypeVar("T")
 LOADING = threading.Lock()  # models are not loaded by several threads at a time
@@ -281,7 +281,7 @@ def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_
     score_actions(packing, samples)
     settings = AlgorithmSettings.model_validate({"kl_stop": 0.0, "epochs": 1})
     optimizers = {name: optimizer(name) for name in names}
-    update = Update(settings, PPO(), optimizers, packing, KnownLogProbs(), Meter(), 0, ranks=Summing())
+    update = Update(settings, PPO(), optimizers, packing, FixedLogProbs(), Meter(), 0, ranks=Summing())
     update.run(UpdatePhase(tuple(names)), samples, step=0)
     assert done == [f"{what} {name}" for name in names for what in ("sum", "step")]
     assert told == [names, names]
@@ -293,7 +293,7 @@ def test_what_a_rank_has_scored_the_others_know(backbone: Backbone) -> None:
     settings = AlgorithmSettings.model_validate({})
 
     def told(member: Member) -> Any:
-        update = Update(settings, PPO(), {}, whole(backbone, "a"), KnownLogProbs(), Meter(), 0, ranks=member)
+        update = Update(settings, PPO(), {}, whole(backbone, "a"), FixedLogProbs(), Meter(), 0, ranks=member)
         mine = samples[member.rank]
         update.old[mine.action.key] = np.array([-1.0 - member.rank])
         update._tell_old([mine])

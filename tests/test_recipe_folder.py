@@ -36,6 +36,7 @@ def dry_run(recipe: Path, folder: Path, *words: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_recipe_is_read_from_anywhere_and_so_is_its_run(file: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

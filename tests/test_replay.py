@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,14 @@ from marft.evaluation.replay_page import (
     pictures_of,
     write_replay,
 )
-from marft.learning.batching import KnownLogProbs
+from marft.learning.batching import FixedLogProbs
 from marft.learning.learner import Learner
 from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, load_critic
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode
+from marft.types import Episode, Task
 from tests import references_credit as slow
 from tests.helpers import settings
 from tests.test_credit import batches
@@ -95,6 +96,18 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
         read_episodes(tmp_path / "step_000001.parquet")
 
 
+def test_a_flipped_bit_in_recorded_episodes_is_noticed(tmp_path: Path) -> None:
+    said = "".join(map(chr, range(0x100, 0x500)))
+    batch = [Episode(Task(f"t{n}", said), "train/0", n, (), "failed", error=said) for n in range(40)]
+    path = tmp_path / "step_000001.parquet"
+    write_episodes(path, batch)
+    whole = path.read_bytes()
+    for at in range(4, len(whole) // 2, max(1, len(whole) // 300)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with suppress(ValueError):
+            assert [(e.task.id, e.error) for e in read_episodes(path)] == [(e.task.id, e.error) for e in batch]
+
+
 @pytest.mark.slow
 def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) -> None:
     audit = replay(run_folder, [preset("grpo"), preset("rloo"), preset("at-grpo"), preset("agent-grpo")], step=2)
@@ -109,13 +122,14 @@ def test_group_credits_are_those_of_the_slow_reference(run_folder: RunFolder) ->
         np.testing.assert_allclose(advantages_of(audit, name), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_runs_own_critic_judges_where_it_reads_the_same_way(run_folder: RunFolder) -> None:
     own = run_folder.settings()
     audit = replay(run_folder, [own.algorithm, preset("ppo")], step=2)
     learner = Learner(own, Models(own))
     path = Checkpoints(run_folder, own.checkpoints).find("step_000001")
     assert load_critic(path, learner)
-    credited = learner.assign_credit(list(audit.episodes), KnownLogProbs())
+    credited = learner.assign_credit(list(audit.episodes), FixedLogProbs())
     assert advantages_of(audit, "marft") == [float(s.advantages.mean()) for s in credited.samples]
     assert [opinion.critic for opinion in audit.opinions] == [
         "the run's, of step_000001", "fitted to 18 recorded episodes"
@@ -154,6 +168,7 @@ def test_forks_are_recorded_and_credited_again(tmp_path: Path) -> None:
     assert not audit.opinions[0].notes
 
 
+@pytest.mark.slow
 def test_the_page_has_a_picture_for_each_episode_shown(run_folder: RunFolder, tmp_path: Path) -> None:
     audit = replay(run_folder, [preset("marft"), preset("ppo"), preset("coma")], step=1)
     pictures = pictures_of(audit, 2)
@@ -177,6 +192,7 @@ def test_what_was_not_recorded_is_an_error(run_folder: RunFolder, tmp_path: Path
         replay(empty, [preset("grpo")])
 
 
+@pytest.mark.slow
 def test_a_trees_run_is_judged_on_what_its_policies_made_by_themselves(tmp_path: Path) -> None:
     folder = trained(
         tmp_path, "--algorithm", "{ name = 'at-grpo', credit = { candidates = 2 } }", "--training.steps", "2",
@@ -207,6 +223,18 @@ def test_what_models_write_is_shown_and_not_obeyed(run_folder: RunFolder) -> Non
     assert "\x1b[31mred" not in wide
     assert all(f"{x:+.2f}" in narrow for x in advantages_of(audit, "rloo"))  # numbers never give way
     assert "groups of one" in shown(200, audit_table(audit))
+
+
+def test_in_a_narrow_terminal_episodes_are_named_and_numbers_whole(run_folder: RunFolder) -> None:
+    """Beside long texts their column was once one character wide, and numbers ended in an ellipsis."""
+    audit = replay(run_folder, [preset("marft"), preset("grpo"), preset("rloo")])
+    long = [replace(e, actions=tuple(replace(a, text="word " * 99) for a in e.actions)) for e in audit.episodes]
+    audit = replace(audit, episodes=long)
+    narrow = shown(80, action_table(audit, pictures_of(audit, 99)))
+    assert all(f"{e.task.id} #{e.sample}" in narrow for e in long)
+    assert "(334 more" in narrow
+    for name in ("marft", "grpo", "rloo"):
+        assert all(f"{x:+.2f}" in narrow for x in advantages_of(audit, name) if not math.isnan(x))
 
 
 def shown(width: int, table: Table) -> str:

@@ -107,6 +107,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
+@pytest.mark.slow
 def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(to_toml(run_settings(tmp_path)))
     process = subprocess.Popen(
@@ -220,6 +221,7 @@ def test_a_new_run_starts_from_the_weights_of_an_old_one(straight: RunFolder, tm
     assert verify(folder.checkpoints / "step_000001").step == 1
 
 
+@pytest.mark.slow
 def test_old_checkpoints_go_and_the_best_and_the_last_stay(tmp_path: Path) -> None:
     run = run_settings(
         tmp_path, "--checkpoints.every", "1", "--training.steps", "4", "--checkpoints.keep_last", "2",

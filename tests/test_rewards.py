@@ -104,6 +104,14 @@ def words(episode: Episode) -> dict[str, str]:
     return {"a": "much"}
 
 
+def nothing(episode: Episode) -> None:
+    """No ``return``."""
+
+
+def text(episode: Episode) -> str:
+    return "1.0"
+
+
 def stranger(episode: Episode) -> dict[str, float]:
     return {"bb": 1.0}
 
@@ -115,6 +123,8 @@ def stranger(episode: Episode) -> dict[str, float]:
         ("broken", "raised KeyError: 'boom'"),
         ("nan", "gave the team a reward of nan; must be finite"),
         ("words", "gave a a reward of 'much'; must be finite"),
+        ("nothing", "gave the team a reward of None; must be finite, and a number (test_rewards.py:"),
+        ("text", "gave the team a reward of '1.0'; must be finite, and a number (test_rewards.py:"),
     ],
 )
 def test_a_term_that_fails_fails_the_episode_and_is_never_a_reward_of_zero(name: str, reason: str) -> None:

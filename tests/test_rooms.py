@@ -1,11 +1,14 @@
-"""The map of the rooms in docs/architecture.md is whole, and nothing imports what is above it."""
+"""The map of the rooms in docs/architecture.md is whole, nothing imports what is above it, and files stay small."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "marft"
@@ -52,3 +55,44 @@ def test_nothing_imports_what_is_above_it() -> None:
         and height[other] >= height[room]
     ]
     assert not upwards, "\n".join(upwards)
+
+
+def modules() -> dict[str, Path]:
+    """Every file by the name that it is imported by."""
+    paths = {file: file.relative_to(SOURCE.parent).with_suffix("").parts for file in SOURCE.rglob("*.py")}
+    return {".".join(parts).removesuffix(".__init__"): file for file, parts in paths.items()}
+
+
+def imported(file: Path, known: dict[str, Path]) -> set[str]:
+    """The modules that importing a file imports: neither for typing alone, nor only when a function is called."""
+    found = set[str]()
+    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in known else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ):
+            waiting += ast.iter_child_nodes(node)
+    return found & known.keys()
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    known = modules()
+    TopologicalSorter({name: imported(file, known) for name, file in known.items()}).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks"])
+def test_files_have_at_most_400_lines_and_functions_70(folder: str) -> None:
+    large = []
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        large += [str(file)] if len(text.splitlines()) > 400 else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                large += [f"{file}: {node.name}"] if node.end_lineno - node.lineno >= 70 else []
+    assert not large, "\n".join(large)

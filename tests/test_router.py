@@ -1,26 +1,20 @@
-"""Several engines behind one door: by policy, in nobody's way, and none of them needs to share the learner's memory."""
+"""Several engines behind one door: by policy, in nobody's way, and closed with what plays."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
-from marft.config import RunSettings
-from marft.engines.caller_thread import CallerThreadExecutor
-from marft.engines.kinds import Local
 from marft.engines.local import LocalEngine
 from marft.engines.router import Router
 from marft.game.engine import Weights
 from marft.game.game import Attempt
-from marft.models.pool import Models
 from marft.rollouts import LocalRollouts
-from marft.runs.folder import RunFolder
-from marft.training import train
 from marft.types import ActionKey, Completion, Prompt, Sampling, Task, Versions
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings
@@ -29,47 +23,18 @@ from tests.remotely import play_many
 KEY = ActionKey("s", "t", 0, 0, "a", 0)
 
 
-class Copying(LocalEngine):
-    """An engine with models of its own, as another process would have them: it learns of weights by copies alone."""
+def test_an_engine_is_closed_with_what_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had started once stayed."""
+    closed: list[LocalEngine] = []
 
-    models: Models
+    async def close(self: LocalEngine) -> None:
+        closed.append(self)
 
-    async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        for name, weights in policies.items():
-            mine = self.models.policies[name].parameters()
-            with torch.no_grad():
-                for key, tensor in weights.parameters().items():
-                    mine[key].copy_(tensor)
-        await super().publish(policies, version)
-
-
-class Elsewhere(Local):
-    """A recipe names it by its import path."""
-
-    opened: ClassVar[list[Copying]] = []
-
-    def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Copying:
-        own = Models(run)
-        engine = super().open(run, own, policies, thread)
-        assert isinstance(engine, LocalEngine)
-        engine.__class__ = Copying
-        engine.models = own
-        Elsewhere.opened.append(engine)
-        return engine
-
-
-@pytest.mark.slow
-def test_an_engine_that_shares_no_memory_with_the_learner_gives_the_same_run_to_the_bit(tmp_path: Path) -> None:
-    shared = settings("tiny", tmp_path, "--name", "shared")
-    train(shared, here := RunFolder.create(shared))
-    copied = settings("tiny", tmp_path, "--name", "copied", "--engine.kind", "tests.test_router:Elsewhere")
-    train(copied, there := RunFolder.create(copied))
-    assert copied.engine.name == "tests.test_router:Elsewhere"
-    assert Elsewhere.opened[0].version("actor") == copied.training.steps > 0
-    for one, other in zip(here.read_metrics(), there.read_metrics(), strict=True):
-        assert {k: v for k, v in one.items() if "second" not in k} == {
-            k: v for k, v in other.items() if "second" not in k
-        }
+    monkeypatch.setattr(LocalEngine, "close", close)
+    with LocalRollouts(settings("tiny", tmp_path)) as rollouts:
+        engine = rollouts.engine.engines["actor"]
+        assert not closed
+    assert closed == [engine]
 
 
 class Timed(FakeEngine):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from marft import atomic
+from marft.atomic import new_folder
 from marft.config import RunSettings, parse_recipe
 from marft.errors import RunError
 from marft.learning import undoing
@@ -281,3 +282,15 @@ class TestWhatIsGone:
         with pytest.raises(OSError, match="No space left"):
             RunFolder.create(settings("tiny", tmp_path))
         assert list((tmp_path / "test").iterdir()) == []
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o700), (0o002, 0o775)])
+def test_folders_that_come_whole_have_the_rights_that_any_new_one_has(mask: int, mode: int, tmp_path: Path) -> None:
+    """A checkpoint once could be read by everybody, whatever the umask."""
+    before = os.umask(mask)
+    try:
+        with new_folder(tmp_path / "made") as folder:
+            (folder / "weights").write_text("1")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == mode

@@ -156,6 +156,7 @@ def names_of_processes() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @isolated
 def test_many_run_at_once() -> None:
     with ThreadPoolExecutor(8) as pool:

@@ -170,6 +170,7 @@ class TestAnInterpreterElsewhere:
         assert "'/work/a'" in done.stdout
         return done.stdout
 
+    @pytest.mark.slow
     def test_one_in_a_temporary_folder_works_and_shows_no_neighbours(self, elsewhere: Path) -> None:
         told = self.told_by(elsewhere)
         assert str(elsewhere) in told
@@ -184,6 +185,7 @@ class TestAnInterpreterElsewhere:
         assert "hushed" not in told
         assert str(tmp_path) not in told
 
+    @pytest.mark.slow
     @am_root
     def test_one_in_a_mounted_folder_works(self, elsewhere: Path, tmp_path: Path) -> None:
         prefix = elsewhere.parents[1]

@@ -44,9 +44,9 @@ from tests.test_resume import StopAfter, assert_same
 from tests.test_segments import context_of
 from tests.test_tool_training import CALL, begin_with
 from tests.test_tool_training import with_tools as equipped
-from tests.test_tools import call, run, says
-from tests.test_tools import with_tools as playing
 from tests.test_turns import Acts, Doing
+from tests.tool_games import call, run, says
+from tests.tool_games import with_tools as playing
 
 BARE_CALL = CALL.removeprefix("Hm. ")
 TURNS = (CALL, BARE_CALL, CALL.replace("Hm", "Oh"))  # the template has something to drop in the first and the third
@@ -76,6 +76,7 @@ def slow_log_probs(rollouts: LocalRollouts, action: Action) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_an_action_whose_chat_was_rendered_anew_trains_as_it_was_sampled(level: str, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_an_action_whose_chat_was_rendered_anew_trains_as_it_was_sampled(level: 
     assert all(row["tool_calls"] == 12 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_each_token_has_the_log_prob_of_its_own_context_and_each_context_is_the_chat_as_it_is_shown(
     tmp_path: Path,
@@ -125,6 +127,7 @@ def test_what_a_turn_really_says_decides_and_not_a_probe(
     assert len(episode.actions[0].restarts) == restarts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_recorded_segments_come_back_and_older_files_have_none(tmp_path: Path) -> None:
     folder = RunFolder.create(forgetting(tmp_path))
@@ -145,6 +148,7 @@ def test_recorded_segments_come_back_and_older_files_have_none(tmp_path: Path) -
     assert sum(len(action.restarts) for episode in again for action in episode.actions) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_a_run_that_goes_on_is_the_one_that_never_stopped(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
@@ -158,6 +162,7 @@ def test_a_run_that_goes_on_is_the_one_that_never_stopped(tmp_path: Path) -> Non
     assert_same(stopped, straight, "step_000003")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_forks_of_such_episodes_are_scored(tmp_path: Path) -> None:
     folder = RunFolder.create(forgetting(tmp_path, "--algorithm.name", "coma", *REMEMBER))
@@ -167,6 +172,7 @@ def test_forks_of_such_episodes_are_scored(tmp_path: Path) -> None:
     assert row["forks_failed"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_an_agent_remembers_such_an_action_as_it_ended(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +196,7 @@ def test_an_agent_remembers_such_an_action_as_it_ended(
     assert later
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_thrice")
 def test_where_the_chat_was_rendered_anew_is_shown(tmp_path: Path) -> None:
     folder = RunFolder.create(forgetting(tmp_path))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from marft.learning.batching import Denominators, Packing, make_samples, normaliser, of_all_lengths
+from marft.learning.choice_scoring import tokens_read
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.grpo import GRPO
 from marft.learning.critic import readings
@@ -91,6 +92,7 @@ def slow_log_probs(backbone: Backbone, action: Action) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 @given(seed=SEEDS, tokens=st.sampled_from([1, 25, 10**6]))
 @settings(max_examples=25)
@@ -115,6 +117,7 @@ def test_every_sampled_token_is_scored_once_after_its_own_context(level: str, se
     assert sorted(seen) == sorted(sample.action.key for sample in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "aggregation"), [("action", "action-mean"), ("token", "token-mean")])
 @given(seed=SEEDS, tokens=st.sampled_from([1, 13, 25]), backwards=st.booleans())
 @settings(max_examples=15)
@@ -147,6 +150,7 @@ def test_where_nothing_was_rewritten_segments_train_as_the_whole_does(level: str
     assert of_parts == pytest.approx(of_whole, rel=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["action", "token"])
 @given(data=st.data(), seed=SEEDS)
 @settings(max_examples=50)
@@ -217,6 +221,7 @@ def test_a_teammates_text_is_scored_where_it_stands_in_the_first_segment() -> No
 
 
 def test_the_length_of_an_action_is_all_that_is_read_for_it() -> None:
+    assert tokens_read(anew()) == 5 + 5
     long, longer = Sample(make_action(tokens=tuple(range(9))), 1.0, np.zeros(1)), Sample(anew(), 1.0, np.zeros(1))
     short = [Sample(make_action(tokens=(1,), sample=n), 1.0, np.zeros(1)) for n in range(2)]
     assert of_all_lengths([long, longer, *short], 1) == [long]  # 11 tokens, and 10 in two rows

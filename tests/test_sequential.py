@@ -16,7 +16,7 @@ import marft.learning.learner as learner_module
 from marft.collection import collect, training_tasks
 from marft.config import RunSettings
 from marft.learning import update as update_module
-from marft.learning.batching import KnownLogProbs, Packing
+from marft.learning.batching import FixedLogProbs, Packing
 from marft.learning.credit.step_gae import StepGAE
 from marft.learning.interfaces import Credits, Floats, Progress, UpdatePhase
 from marft.learning.learner import CreditedEpisodes, Learner
@@ -69,11 +69,11 @@ def parameters(learner: Learner) -> Parameters:
 def slowly(run: RunSettings, episodes: Sequence[Episode], correct: Correct) -> Parameters:
     """The same by plain loops: before each turn, how far everybody before has moved at each (episode, step)."""
     learner = Learner(run, Models(run))
-    credited = learner.assign_credit(episodes, KnownLogProbs())
+    credited = learner.assign_credit(episodes, FixedLogProbs())
     for optimizer in learner.optimizers.values():
         optimizer.begin_step(0)
     update = Update(
-        learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), run.seed
+        learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), run.seed
     )
     updated: list[str] = []
     for phase in learner.schedule.plan(START, tuple(learner.optimizers), run.seed):
@@ -314,10 +314,10 @@ class TestAcceptance:
             )) for e in played
         ]  # fmt: skip
         learner = Learner(run, Models(run))
-        credited = learner.assign_credit(drifted, KnownLogProbs())
+        credited = learner.assign_credit(drifted, FixedLogProbs())
         samples = [sample for sample in credited.samples if sample.action.policy == "actor"]
         update = Update(
-            learner.settings, learner.objective, learner.optimizers, learner.packing, KnownLogProbs(), Meter(), 0
+            learner.settings, learner.objective, learner.optimizers, learner.packing, FixedLogProbs(), Meter(), 0
         )
         update.old = score_actions(learner.packing, samples)
         now = {key: row + random.normal(0, 0.2, len(row)) for key, row in update.old.items()}

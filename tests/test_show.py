@@ -83,7 +83,7 @@ class TestTheCommand:
     ) -> None:
         from tokenizers import Tokenizer
 
-        from marft.models.places import resolve_path
+        from marft.models.paths import resolve_path
 
         ids = Tokenizer.from_file(f"{resolve_path('tiny')}/tokenizer.json").encode("Seven plus two.").ids
         one = episode()

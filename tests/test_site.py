@@ -1,4 +1,4 @@
-"""The pages that are read off the code are what the code says, and say what every key means."""
+"""Pages that are read off the code are what it says, and say what every key means; links lead to what they mean."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ class Untold(Settings):
 
 
 @pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "site"))
+    import links
+
+    return links
+
+
+@pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "site"))
     import keys
@@ -32,6 +40,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return keys
 
 
+@pytest.mark.slow
 def test_the_pages_are_what_the_code_says(keys: ModuleType) -> None:
     import pages
 
@@ -57,3 +66,51 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if f": {page}\n" not in navigation] == []
+
+
+class TestLinks:
+    def test_its_examples_are_true(self, links: ModuleType) -> None:
+        assert doctest.testmod(links) == (0, 3)
+
+    @pytest.mark.parametrize(
+        ("uri", "link", "leads"),
+        [
+            ("index.md", "[runs](docs/runs.md#resume)", "[runs](runs.md#resume)"),
+            ("runs.md", "[start](../README.md)", "[start](index.md)"),
+            ("runs.md", "[types](../src/marft/types.py)", "[types](source/src/marft/types.py.md)"),
+            ("api/types.md", "[types](../../src/marft/types.py)", "[types](../source/src/marft/types.py.md)"),
+            ("source/benchmarks.md", "[all](docs/results.md)", "[all](../results.md)"),
+            ("runs.md", "[paper](https://arxiv.org/abs/1)", "[paper](https://arxiv.org/abs/1)"),
+            ("runs.md", "[below](#resume)", "[below](#resume)"),
+            ("runs.md", "[gone](../nothing.py)", "[gone](../nothing.py)"),
+        ],
+    )
+    def test_a_link_leads_to_where_the_site_has_what_it_means(
+        self, links: ModuleType, uri: str, link: str, leads: str
+    ) -> None:
+        assert links.with_links(link, uri) == leads
+
+    def test_files_outside_the_docs_get_pages_of_their_own(self, links: ModuleType) -> None:
+        text = "[a](runs.md) [b](../README.md) [c](../src/marft/types.py) [d](https://arxiv.org) [e](../benchmarks)"
+        assert list(links.linked_files("docs/first.md", text)) == ["src/marft/types.py", "benchmarks"]
+
+    def test_the_page_of_a_file_is_its_text_in_which_nothing_is_a_link(self, links: ModuleType) -> None:
+        page = links.page_of("tools/site/links.py")
+        assert (ROOT / "tools" / "site" / "links.py").read_text(encoding="utf-8").rstrip("\n") in page
+        assert links.with_links(page, "source/tools/site/links.py.md") == page
+
+    def test_the_page_of_a_folder_says_what_its_modules_say_of_themselves(self, links: ModuleType) -> None:
+        page = links.page_of("benchmarks")
+        assert "[`throughput.py`](benchmarks/throughput.py) | " in page
+        assert ".json" not in page
+        assert set(links.linked_files("benchmarks", page)) >= {"benchmarks/throughput.py", "benchmarks/README.md"}
+
+    def test_every_link_of_every_page_leads_somewhere(self, links: ModuleType) -> None:
+        pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in links.MOVED)]
+        lost = [
+            f"{page.name}: {found[2]}"
+            for page in pages
+            for found in links.LINK.finditer(page.read_text(encoding="utf-8"))
+            if not (ROOT / links.target_of(page.relative_to(ROOT).as_posix(), found[2])).exists()
+        ]
+        assert lost == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marft.tools.skills import SkillSource, read_skill
-from tests.test_tools import isolated
+from tests.tool_games import call, isolated, run, says, with_tools
 
 HEADER = "---\nname: {name}\ndescription: Says things.\n---\nSay them."
 
@@ -72,3 +72,44 @@ def test_links_inside_the_folder_are_followed(tmp_path: Path) -> None:
     folder = skill_at(tmp_path, table="1")
     (tmp_path / "same.txt").symlink_to("table.py")
     assert read_skill(folder).files["same.txt"] == b"1"
+
+
+SKILL = Path(__file__).parent / "skill_example"
+
+
+class TestSkills:
+    def test_its_instructions_become_the_agents(self) -> None:
+        skill = read_skill(str(SKILL))
+        assert (skill.name, skill.scripts, skill.texts) == (
+            "unit-conversion", ["scripts/convert.py", "scripts/factors.py"], ["table.txt"],
+        )  # fmt: skip
+        assert skill.profile.startswith("# Skill: unit-conversion\nConvert lengths")
+        assert "Always name the unit." in skill.profile
+
+    @isolated
+    def test_its_files_are_read_and_its_scripts_run_in_the_sandbox(self) -> None:
+        turns = (
+            call("unit_conversion_read", file="table.txt"),
+            call("unit_conversion_run", script="scripts/convert.py", arguments=["3", "mile"]),
+            call("unit_conversion_run", script="../../etc/passwd"),
+            "ok",
+        )
+        (action,) = run(with_tools(says(*turns), SkillSource(read_skill(str(SKILL))), seconds=20)).actions
+        outputs = [c.output for c in action.calls]
+        assert "mile 1609.344" in outputs[0]
+        assert outputs[1] == "4828.03 m"
+        assert "script must be one of scripts/convert.py" in outputs[2]
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            (None, "cannot read the skill"),
+            ("no header", "must begin with a header"),
+            ("---\nname: x\n---\n", "must begin"),
+        ],
+    )
+    def test_a_folder_that_is_none_is_refused(self, tmp_path: Path, text: str | None, why: str) -> None:
+        if text is not None:
+            (tmp_path / "SKILL.md").write_text(text)
+        with pytest.raises(ValueError, match=why):
+            read_skill(str(tmp_path))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from marft.config import RunSettings, load_recipe, to_toml
+from marft.errors import RunError
 from marft.runs.folder import RunFolder
 from marft.runs.removing import written_by_a_run
 from marft.training import train
@@ -56,6 +57,7 @@ class TestOverwriting:
         (note,) = observer.notes
         assert all(name in note for name in foreign)
 
+    @pytest.mark.slow
     def test_what_lies_among_checkpoints_is_to_be_moved_first(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
         outside = folder.path.parent / "outside"
@@ -85,6 +87,7 @@ class TestOverwriting:
         assert folder.begin(run, overwrite=True) == []
         assert sorted(p.name for p in folder.path.iterdir()) == ["config.toml", "run.json", "run.lock"]
 
+    @pytest.mark.slow
     def test_the_old_run_stays_until_the_new_one_can_start(
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder]
     ) -> None:
@@ -164,6 +167,27 @@ class TestRefusedStarts:
         for _ in range(2):
             assert message in command(capsys, "train", str(tmp_path / "recipe.toml"), *options, status=2)
             assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+
+    def test_a_run_whose_first_step_failed_is_no_hindrance(self, tmp_path: Path) -> None:
+        """Who has put the reward function right starts again, and has nothing to lose."""
+        folder = RunFolder(tmp_path / "test")
+        broken = "{name='tests.plugins:Flaky', fails='all'}"
+        with pytest.raises(RunError, match="none of"):
+            train(settings("tiny", tmp_path, "--environment", broken), folder)
+        folder.check_free()
+        train(settings("tiny", tmp_path, "--training.steps", "1"), folder)
+        assert len(folder.read_metrics()) == 1
+        assert len(list((folder.path / "tensorboard").iterdir())) == 1  # the failed one's is gone
+        with pytest.raises(ValueError, match="holds a run already"):
+            folder.check_free()
+
+    @pytest.mark.parametrize("kept", ["evaluations/base-greedy.json", "episodes/step_000001.parquet"])
+    def test_a_run_without_a_step_may_hold_what_somebody_wants(self, tmp_path: Path, kept: str) -> None:
+        folder = RunFolder.create(settings("tiny", tmp_path))
+        (folder.path / kept).parent.mkdir()
+        (folder.path / kept).write_text("{}")
+        with pytest.raises(ValueError, match="holds a run already"):
+            folder.check_free()
 
     def test_a_refused_start_leaves_what_was_there(self, tmp_path: Path) -> None:
         (tmp_path / "test").mkdir()

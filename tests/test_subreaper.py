@@ -1,4 +1,4 @@
-"""The leash of a server: what it starts ends with whoever asked for it, and nothing else is changed."""
+"""The subreaper above a server: what it starts ends with whoever asked for it, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(command: str) -> subprocess.Popen[str]:
 
 
 def members(process: subprocess.Popen[str]) -> list[int]:
-    """All that runs under the leash."""
+    """All that runs under the subreaper."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

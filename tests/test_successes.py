@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marft.collection import collect, training_tasks
-from marft.learning.batching import KnownLogProbs, make_samples
+from marft.learning.batching import FixedLogProbs, make_samples
 from marft.learning.interfaces import Credits, Progress
 from marft.learning.learner import Learner
 from marft.learning.rewarding import succeeded, success_metrics
@@ -76,7 +76,7 @@ def test_what_is_made_of_a_reward_for_credit_makes_no_success_a_failure(tmp_path
                 (Transition(Observation("o"), float(n)),))
         for n in range(2)
     ]  # fmt: skip
-    credited = learner.assign_credit(batch, KnownLogProbs())
+    credited = learner.assign_credit(batch, FixedLogProbs())
     assert [sum(e.transitions[0].agent_rewards.values()) for e in credited.inputs.episodes] == [-1.0, -1.0]
     assert [sample.successful for sample in credited.samples] == [False, True]
     assert learner.learn(batch, Progress(0, 0))["likelihood/successes"] == 0.5

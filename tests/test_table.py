@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,8 @@ BROKEN: list[tuple[str, bytes, str]] = [
     (".csv", b"question,answer\na,1,2\n", "rows.csv, line 2 has 3 cells"),
     (".csv", b'question,answer\n"a,1\n', "the row that begins at line 2 cannot be read"),
     (".csv", b"question,answer,answer\n", "line 1: two columns are called 'answer'"),
-    (".csv", b"question;answer\na;1\n", "line 2 has no column 'question'; did you mean 'question;answer'?"),
+    (".csv", b"question;answer\na;1\n", "line 1 names one column, 'question;answer': if ';' is to separate columns, save the table with ','"),
+    (".csv", b"question\tanswer\na\t1\n", "save the table with ',' in its place, or call it .tsv"),
     (".csv", "question,answer\na,1\n".encode("utf-16"), "rows.csv is not UTF-8"),
     (".csv", b"question,answer\na,1\nb,\n", "rows.csv, line 3: column 'answer' is empty"),
     (".csv", b"question,answer\na,1\nb,2\na,1\n", "line 4 makes the same prompt as "),
@@ -178,6 +180,41 @@ class TestWhatCannotBeUsed:
         message = complaint(path=str(path))
         assert told in message
         assert message.startswith(f"environment: {'cannot read ' * ('cannot read' in told)}{path}"[:40])
+
+    def test_wide_tables_are_read_and_refused_in_time(self, tmp_path: Path) -> None:
+        names = [f"c{number}" for number in range(200_000)]
+        wide, twice = tmp_path / "wide.csv", tmp_path / "twice.csv"
+        wide.write_text(",".join(["question", "answer", *names]) + "\n" + ",".join(["x"] * 200_002))
+        twice.write_text(",".join([*names, names[-1]]))
+        lines = tmp_path / "twice.jsonl"
+        lines.write_text("{" + ", ".join(f'"{name}": 1' for name in [*names, names[-1]]) + "}")
+        began = time.process_time()
+        assert len(all_to_train(wide).tasks("train")) == 1
+        assert "two columns are called 'c199999'" in complaint(path=str(twice))
+        assert "the key 'c199999' comes twice" in complaint(path=str(lines))
+        assert len(complaint(path=str(wide), question="nobody")) < 5_000
+        assert time.process_time() - began < 20.0
+
+    def test_long_names_do_not_fill_the_screen(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv"
+        path.write_text("q" * 100_000 + ",answer\na,1\n")
+        assert len(complaint(path=str(path))) < 1_000
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            (pa.array([2**62], pa.timestamp("us")), "OverflowError"),
+            (pa.array([1], pa.timestamp("us", "Mars/Olympus")), "Mars/Olympus"),
+            (pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1" + bytes(3)), pa.py_buffer(b"\xff")]),
+             "UnicodeDecodeError"),
+        ],
+    )  # fmt: skip
+    def test_values_that_python_has_none_of_are_named(self, values: pa.Array, said: str, tmp_path: Path) -> None:
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table({"question": ["a"], "answer": ["1"], "other": values}), path)
+        message = complaint(path=str(path))
+        assert message.startswith(f"environment: {path}: rows 1 to 1 hold what Python has no value for: ")
+        assert said in message
 
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         for name in ("rows.csv", "rows.parquet", "rows"):
@@ -347,3 +384,16 @@ def test_the_recipe_that_the_docs_show_trains_on_a_table_beside_it(tmp_path: Pat
     train(run, folder)
     assert [row["episodes_failed"] for row in folder.read_metrics()] == [0, 0]
     assert read_rows(folder.recorded(0))[0]["prompt_text"].startswith("What is the capital of Country ")
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_subset_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, str]] = []
+
+    def read(*wanted: str) -> Rows:
+        asked.append(wanted)  # type: ignore[arg-type]
+        return [{"question": f"{wanted}", "answer": "1"}]
+
+    monkeypatch.setattr("marft.envs.rows.read_dataset", read)
+    made = Table(train="a/b", validation="a/b", test="c/d", subset="main", parts={"validation": "dev"})  # type: ignore[arg-type]
+    assert len(made.tasks("train")) == 1
+    assert sorted(asked) == [("a/b", "main", "dev"), ("a/b", "main", "train"), ("c/d", "main", "test")]

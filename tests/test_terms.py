@@ -115,6 +115,7 @@ class TestSamplerCorrection:
 
 
 class TestObjectives:
+    @pytest.mark.slow
     @given(rows=TRIPLES, high=st.floats(0.1, 5.0))
     @settings(max_examples=200)
     def test_cispo_equals_the_slow_reference_and_clips_the_weight_alone(
@@ -222,6 +223,7 @@ class TestRewards:
         assert [t.agent_rewards["a"] for t in shaped.transitions] == pytest.approx(slow)
         assert slow[:2] == pytest.approx(expected)
 
+    @pytest.mark.slow
     @given(episode=episodes(), kind=st.sampled_from(["margin", "quality"]), weight=NUMBER)
     @settings(max_examples=200)
     def test_shaping_equals_the_slow_reference(self, episode: Episode, kind: str, weight: float) -> None:

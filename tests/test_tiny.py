@@ -17,7 +17,7 @@ from marft.config.models import ModelSettings
 from marft.envs.splits import split_of
 from marft.evaluation.evaluate import evaluate
 from marft.models.loading import load_backbone
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
 
 ROOT = Path(__file__).parents[1]

@@ -99,6 +99,7 @@ def test_an_agent_with_tools_trains_on_its_own_tokens_alone(level: str, tmp_path
             assert CALL not in str(tokenizer.decode(reader.prompt.tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
 def test_recorded_episodes_with_calls_come_back_whole(tmp_path: Path) -> None:
     run = with_tools(tmp_path)

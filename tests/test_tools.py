@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,54 +16,18 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from marft.config.parts import OrganizationPart
 from marft.evaluation.metrics import episode_metrics
-from marft.game.agents import Agent, Agents
-from marft.game.game import Attempt, Game, Replay
-from marft.game.play import play
+from marft.game.agents import Agent
+from marft.game.game import Attempt
 from marft.game.rollout import play_all
-from marft.game.team import Team
-from marft.game.tool_sources import StatelessSource, ToolSource, ToolUse
+from marft.game.tool_sources import StatelessSource
 from marft.rewards.terms import ToolErrors
-from marft.sandbox.runner import isolation_problem
-from marft.tools.functions import Functions, FunctionSource, SessionSource
+from marft.tools.functions import Functions, FunctionSource
 from marft.tools.python import Python
-from marft.tools.skills import SkillSource, read_skill
-from marft.types import ActionKey, Episode, JointAction, Mark, Observation, Profile, Step, Task, Tool
+from marft.types import ActionKey, Mark, Profile, Step, Task, Tool
 from tests import tools as offered
-from tests.fakes import FakeEngine, Script, ends, game, goes_on
-
-isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
-
-
-def call(name: str, **arguments: Any) -> str:
-    return "CALL" + json.dumps({"name": name, "arguments": arguments})
-
-
-def says(*turns: str) -> FakeEngine:
-    """Says these, one a turn of an action."""
-
-    def say(key: ActionKey, prompt: str) -> str:
-        turn = int(key.stream.partition("+")[2] or 0)
-        return turns[min(turn, len(turns) - 1)]
-
-    return FakeEngine(say)
-
-
-def with_tools(engine: FakeEngine, *found: Callable[..., Any] | ToolSource, script: Script | None = None, **limits: Any) -> Game:  # fmt: skip
-    """A game of one agent that has these tools."""
-    sources = {str(n): f if isinstance(f, ToolSource) else FunctionSource(f) for n, f in enumerate(found)}
-    specs = [(tool, name) for name, source in sources.items() for tool in source.tools]
-    agent = Agent(
-        Profile("a", "You are a.", answers=True, tools=tuple(tool for tool, _ in specs)), "a",
-        tool_use=ToolUse({tool.name: name for tool, name in specs}, **{"seconds": 2.0, **limits}),
-    )  # fmt: skip
-    g = game(script or Script([ends()]), "a", engine=engine)
-    return replace(g, team=Team((agent,), g.team.organization), tools=sources)
-
-
-def run(g: Game, **changes: Any) -> Episode:
-    return asyncio.run(play(g, Attempt(**{"task": Task("t0", "begin"), "stream": "train/0", **changes})))
+from tests.fakes import FakeEngine, Script, ends, game
+from tests.tool_games import call, isolated, run, says, with_tools
 
 
 class TestWhatAgentsAreTold:
@@ -194,13 +155,13 @@ class TestWhatGoesWrong:
             ('CALL{"name": "add", "arguments": "[1"}', "no valid JSON"),
             ('CALL{"name": "add", "arguments": [1]}', "must be a JSON object"),
             (call("broken"), "half ? character"),
-            (call("calls_off"), "asyncio.exceptions.CancelledError"),
+            (call("cancels"), "asyncio.exceptions.CancelledError"),
             (call("panics"), "tests.tools.PanicError: boom"),
         ],
     )
     def test_it_is_told_to_the_agent_that_goes_on(self, turn: str, told: str) -> None:
         found = (
-            offered.raises, offered.blocks, offered.later, offered.add, offered.broken, offered.calls_off, offered.panics,
+            offered.raises, offered.blocks, offered.later, offered.add, offered.broken, offered.cancels, offered.panics,
         )  # fmt: skip
         episode = run(with_tools(says(turn, "I see."), *found, seconds=0.3))
         assert (episode.status, episode.total_reward) == ("terminated", 1.0)
@@ -289,140 +250,6 @@ class TestWhatGoesWrong:
         g.threads.close()
 
 
-class TestTheStateOfAnEpisode:
-    def test_an_object_of_a_class_lives_as_long_as_its_episode(self) -> None:
-        offered.Counter.ended.clear()
-        g = with_tools(
-            says(call("count_up"), call("count_up", by=2) + call("count_up"), "ok"), offered.Counter,
-            script=Script([goes_on(), ends()]),
-        )  # fmt: skip
-        first = run(g)
-        assert [c.output for action in first.actions for c in action.calls] == [
-            "t0: 1", "t0: 3", "t0: 4", "t0: 5", "t0: 7", "t0: 8",
-        ]  # fmt: skip
-        assert offered.Counter.ended == ["t0"]
-        assert [c.output for c in run(g).actions[0].calls] == ["t0: 1", "t0: 3", "t0: 4"]
-
-    @pytest.mark.slow
-    def test_an_object_that_hangs_is_not_asked_again(self) -> None:
-        turns = (call("sleep", seconds=60), call("count_up"), "ok")
-        (action,) = run(with_tools(says(*turns), offered.Counter, seconds=0.3)).actions
-        assert [c.output for c in action.calls] == [
-            "sleep took over 0.3 s",
-            "RuntimeError: an earlier call still hangs",
-        ]
-
-    def test_an_episode_that_is_played_again_brings_its_tools_to_the_same_state(self) -> None:
-        g = with_tools(says(call("count_up") + call("draw"), "ok"), offered.Counter, script=Script([goes_on(), ends()]))
-        first = run(g)
-        served = {first.actions[0].id: first.actions[0]}
-        again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, served))
-        assert again.status == "terminated", again.error
-        assert [c.output for c in again.actions[1].calls] == [c.output for c in first.actions[1].calls]
-        assert again.actions[1].calls[0].output == "t0: 2"
-        lying = replace(first.actions[0], calls=(replace(first.actions[0].calls[0], output="t0: 9"),))
-        failed = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, {lying.id: lying}))
-        assert failed.status == "failed"
-        assert "count_up answers something else than recorded" in failed.error
-
-    def test_calls_that_failed_are_made_again_too(self) -> None:
-        g = with_tools(says(call("bump"), "ok"), offered.Moody, script=Script([goes_on(), goes_on(), ends()]))
-        first = run(g)
-        assert [a.calls[0].output for a in first.actions] == ["OSError: disk full", "2", "3"]
-        served = {first.actions[0].id: first.actions[0]}
-        again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, served))
-        assert [a.calls[0].output for a in again.actions] == ["OSError: disk full", "2", "3"], again.error
-
-    def test_turns_that_agents_took_with_one_object_are_not_played_again_in_another_order(self) -> None:
-        class Both(OrganizationPart):
-            async def act(self, observation: Observation, agents: Agents) -> JointAction:
-                done = await asyncio.gather(agents["a"](observation), agents["b"](observation))
-                return JointAction(answer=done[1])
-
-        g = with_tools(
-            says(call("count_up"), call("count_up"), "ok"), offered.Counter, script=Script([goes_on(), ends()])
-        )
-        (one,) = g.team.agents
-        other = replace(one, profile=replace(one.profile, role="b"))
-        g = replace(g, team=replace(g.team, agents=(one, other), organization=Both()))
-        first = run(g)
-        assert sorted(c.index for a in first.actions[:2] for c in a.calls) == [1, 2, 3, 4]
-        served = {a.id: a for a in first.actions[:2]}
-        again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, served))
-        assert again.status == "failed"
-        assert "agents used '0' in turns" in again.error
-
-    @pytest.mark.slow
-    def test_an_object_that_begins_late_ends_with_its_episode_all_the_same(self) -> None:
-        offered.SlowToOpen.made.clear()
-        g = with_tools(says(call("ping"), call("ping"), "ok"), offered.SlowToOpen, seconds=0.1)
-        (action,) = run(g).actions
-        assert [c.output for c in action.calls] == ["pong", "pong"]  # opening has a limit of its own
-        assert offered.SlowToOpen.made == offered.SlowToOpen.ended == [0]
-
-        async def cancelled() -> None:
-            task = asyncio.ensure_future(play(g, Attempt(Task("t1", "begin"), "train/0")))
-            await asyncio.sleep(0.15)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        asyncio.run(cancelled())
-        time.sleep(0.6)
-        assert offered.SlowToOpen.made == offered.SlowToOpen.ended == [0, 1]
-
-    def test_engines_know_that_an_episode_which_ends_makes_room_for_another(self) -> None:
-        """Else what is computed together would depend on how long its tools take to end."""
-
-        class Counts(FakeEngine):
-            depth = 0
-
-            @contextmanager
-            def external_wait(self) -> Iterator[None]:
-                self.depth += 1
-                yield
-                self.depth -= 1
-
-        engine, depths = Counts(says(call("ping"), "ok").say), list[int]()
-
-        class Watched(offered.SlowToOpen):
-            def close(self) -> None:
-                depths.append(engine.depth)
-
-        run(with_tools(engine, Watched))
-        assert depths == [1]
-
-    def test_functions_are_not_called_again(self) -> None:
-        g = with_tools(says(call("add", a=1), "ok"), offered.add, script=Script([goes_on(), ends()]))
-        first = run(g)
-        other = replace(first.actions[0], calls=(replace(first.actions[0].calls[0], output="whatever it was"),))
-        again = run(g, stream="fork", replay=Replay(first.name, first.stream, first.sample, {other.id: other}))
-        assert again.actions[0].calls[0].output == "whatever it was"
-
-    def test_the_environments_own_session_may_bring_tools(self) -> None:
-        source = SessionSource(offered.LampSession)
-        assert [tool.name for tool in source.tools] == ["switch"]
-        for on in (True, False):
-            g = with_tools(says(call("switch", on=on), "done"), source, offered.add)
-            episode = run(replace(g, environment=offered.Lamp()))
-            assert episode.actions[0].calls[0].output == f"the lamp is {'on' if on else 'off'}"
-            assert (episode.status, episode.total_reward) == ("terminated", float(on))
-            served = {action.id: action for action in episode.actions}
-            fork = Replay(episode.name, episode.stream, episode.sample, served)
-            again = run(replace(g, environment=offered.Lamp()), stream="fork", replay=fork)
-            assert (again.status, again.total_reward) == ("terminated", float(on))
-
-    def test_no_threads_stay(self) -> None:
-        def threads() -> int:
-            return sum(thread.name == "marft-session" for thread in threading.enumerate())
-
-        before = threads()
-        g = with_tools(says(call("count_up") + call("add", a=1), "ok"), offered.Counter, offered.add)
-        for sample in range(20):
-            run(g, sample=sample)
-        assert threads() - before == 3  # of the environment, the object, and the function
-        g.threads.close()
-
-
 @isolated
 class TestTheSandboxAsATool:
     def test_a_program_runs_and_its_output_is_read(self) -> None:
@@ -442,42 +269,3 @@ class TestTheSandboxAsATool:
 
 
 PARTIAL = functools.partial(offered.add, 1)
-SKILL = Path(__file__).parent / "skill_example"
-
-
-class TestSkills:
-    def test_its_instructions_become_the_agents(self) -> None:
-        skill = read_skill(str(SKILL))
-        assert (skill.name, skill.scripts, skill.texts) == (
-            "unit-conversion", ["scripts/convert.py", "scripts/factors.py"], ["table.txt"],
-        )  # fmt: skip
-        assert skill.profile.startswith("# Skill: unit-conversion\nConvert lengths")
-        assert "Always name the unit." in skill.profile
-
-    @isolated
-    def test_its_files_are_read_and_its_scripts_run_in_the_sandbox(self) -> None:
-        turns = (
-            call("unit_conversion_read", file="table.txt"),
-            call("unit_conversion_run", script="scripts/convert.py", arguments=["3", "mile"]),
-            call("unit_conversion_run", script="../../etc/passwd"),
-            "ok",
-        )
-        (action,) = run(with_tools(says(*turns), SkillSource(read_skill(str(SKILL))), seconds=20)).actions
-        outputs = [c.output for c in action.calls]
-        assert "mile 1609.344" in outputs[0]
-        assert outputs[1] == "4828.03 m"
-        assert "script must be one of scripts/convert.py" in outputs[2]
-
-    @pytest.mark.parametrize(
-        ("text", "why"),
-        [
-            (None, "cannot read the skill"),
-            ("no header", "must begin with a header"),
-            ("---\nname: x\n---\n", "must begin"),
-        ],
-    )
-    def test_a_folder_that_is_none_is_refused(self, tmp_path: Path, text: str | None, why: str) -> None:
-        if text is not None:
-            (tmp_path / "SKILL.md").write_text(text)
-        with pytest.raises(ValueError, match=why):
-            read_skill(str(tmp_path))

@@ -89,6 +89,7 @@ def test_only_policies_in_training_move(tmp_path: Path) -> None:
     assert not (folder.checkpoints / "step_000002" / "policies" / "actor").exists()
 
 
+@pytest.mark.slow
 def test_agents_may_share_one_policy(tmp_path: Path) -> None:
     sharing = ("--agents.reasoner.policy", "both", "--agents.actor.policy", "both", "--algorithm.kl_stop", "0.0")
     environment = {"name": "tests.plugins:Flaky", "alternates": True}
@@ -100,6 +101,7 @@ def test_agents_may_share_one_policy(tmp_path: Path) -> None:
     assert 0 < row["agents/reasoner/gradient_share"] < 1
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path) -> None:
     run = settings("tiny", tmp_path, "--policies.actor.train", "full", "--algorithm.entropy", "0.1", *LONG)
     folder = RunFolder.create(run)
@@ -117,6 +119,7 @@ def test_full_fine_tuning_owns_its_copy_and_leaves_the_base_alone(tmp_path: Path
         assert torch.equal(own["model.norm.weight"], base["model.norm.weight"])
 
 
+@pytest.mark.slow
 def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
     first = trained(tmp_path / "a", "--algorithm.entropy", "0.1")
     source = first.checkpoints / "step_000002" / "policies" / "actor"
@@ -128,6 +131,7 @@ def test_a_policy_can_start_from_a_peft_adapter(tmp_path: Path) -> None:
         assert torch.equal(mine[f"{name}.lora_B"], saved[f"base_model.model.{name}.lora_B.weight"])
 
 
+@pytest.mark.slow
 def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
     folder = trained(
         tmp_path, "--algorithm.critic.warmup_steps", "2", "--algorithm.entropy", "0.1", "--training.steps", "3"
@@ -139,6 +143,7 @@ def test_the_critic_warms_up_before_any_policy_step(tmp_path: Path) -> None:
     assert all(t.abs().max() == 0 for key, t in b.items() if "lora_B" in key)
 
 
+@pytest.mark.slow
 def test_learning_rates_follow_their_schedule(tmp_path: Path) -> None:
     folder = trained(
         tmp_path, "--training.steps", "4", "--algorithm.optimizer.schedule", "linear", "--algorithm.optimizer.warmup_steps", "2",
@@ -197,6 +202,7 @@ class TestWhatGoesWrong:
         folder = trained(tmp_path, "--agents.actor.sampling.max_new_tokens", "1")
         assert folder.read_metrics()[0]["agents/actor/action_length"] == 1.0
 
+    @pytest.mark.slow
     def test_a_team_that_is_all_frozen_has_nothing_to_train(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="nothing to train"):
             trained(tmp_path, "--policies.actor.train", "frozen", "--policies.reasoner.train", "frozen")
@@ -205,6 +211,7 @@ class TestWhatGoesWrong:
         with pytest.raises(ValueError, match="training split has no tasks"):
             trained(tmp_path, environment={"name": "tests.plugins:Flaky", "count": 0})
 
+    @pytest.mark.slow
     def test_a_full_disk_loses_nothing_that_was_saved(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save = checkpoints.save_file
         calls = []
@@ -247,6 +254,7 @@ class TestWhatGoesWrong:
         assert not any(t.isnan().any() for t in adapter(folder, "actor", 1).values())
 
 
+@pytest.mark.slow
 def test_several_environment_steps_are_trained(tmp_path: Path) -> None:
     folder = trained(tmp_path, "--algorithm.entropy", "0.1", environment={"name": "tests.plugins:Flaky", "steps": 3})
     rows = read_rows(folder.episodes / "step_000001.parquet")
@@ -255,6 +263,7 @@ def test_several_environment_steps_are_trained(tmp_path: Path) -> None:
     assert not math.isnan(folder.read_metrics()[0]["critic/loss"])
 
 
+@pytest.mark.slow
 def test_the_step_limit_truncates_and_bootstraps(tmp_path: Path) -> None:
     folder = trained(tmp_path, "--rollout.max_steps", "2", environment={"name": "tests.plugins:Flaky", "steps": 3})
     assert {row["status"] for row in read_rows(folder.episodes / "step_000001.parquet")} == {"truncated"}
@@ -278,6 +287,7 @@ def test_an_observer_hears_of_every_episode_and_step(tmp_path: Path) -> None:
     assert heard == ["0/2", *["episode"] * 4, "step 1", *["episode"] * 4, "step 2"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_trained_twice_in_one_process_is_the_same_run(tmp_path: Path) -> None:
     """What a credit or schedule remembers belongs to the learner, not to the recipe."""
     results = []

@@ -80,6 +80,7 @@ class TestUndoing:
             for file in one.rglob("*.safetensors"):
                 assert file.read_bytes() == (two / file.relative_to(one)).read_bytes()
 
+    @pytest.mark.slow
     def test_a_run_of_nothing_but_undone_steps_stops_and_says_what_to_change(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -160,6 +160,7 @@ def test_where_no_success_is_known_rewards_lead_in_the_comparison_and_the_report
     assert "<b>2.000</b>" in page
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_goes_by_validated_reward_where_no_success_is_known(tmp_path: Path) -> None:
     run = settings(
         "tiny", tmp_path, "--evaluation.every", "1", "--training.steps", "3", "--evaluation.validation_tasks", "6",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft.config.algorithm import AlgorithmSettings, OptimizerSettings
-from marft.learning.batching import Denominators, KnownLogProbs, Packing, make_samples, minibatches
+from marft.learning.batching import Denominators, FixedLogProbs, Packing, make_samples, minibatches
 from marft.learning.interfaces import Credits, LossInputs, Progress, UpdatePhase
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
@@ -90,7 +90,7 @@ def begun(
 ) -> Update:
     """An update whose policies have moved already, from where the samples' log-probs say."""
     old = {sample.action.key: sample.action.log_probs.astype(np.float64) for sample in samples}
-    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, KnownLogProbs(old=old), meter, seed=0)
+    update = Update(chosen, PPO(clip=0.2, dual_clip=3.0), made, pack, FixedLogProbs(old=old), meter, seed=0)
     update.moved |= set(POLICIES)
     return update
 
@@ -297,7 +297,7 @@ def test_a_kl_that_is_not_a_number_stops_too(double: Backbone) -> None:
 def test_policies_outside_a_phase_get_no_rows_and_no_step(double: Backbone) -> None:
     samples = random_samples(double, "action")
     made = optimizers(double)
-    Update(algorithm(), PPO(), made, packing(double), KnownLogProbs(), Meter(), seed=0).run(
+    Update(algorithm(), PPO(), made, packing(double), FixedLogProbs(), Meter(), seed=0).run(
         UpdatePhase(("two",)), samples, step=0
     )
     assert not hasattr(made["one"], "gradient")

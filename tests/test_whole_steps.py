@@ -16,63 +16,17 @@ from transformers import PreTrainedTokenizerBase
 from marft.algorithms import PRESETS
 from marft.collection import collect
 from marft.config.algorithm import merge
-from marft.forking.counterfactual import Counterfactuals
-from marft.forking.crossed import Crossed
-from marft.forking.tree import Candidates
 from marft.game.game import Attempt
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Observation, Task, Transition
 from tests.dense.report import Report
-from tests.dense.twins import POLICIES, Twins, assert_same, differ, recipe, save_small_model, snapshot
-
-Table = dict[str, Any]
-FAST: Table = {"optimizer": {"learning_rate": 0.01, "warmup_steps": 0}}  # ratios leave 1 within a step
-READY: Table = {"critic": {"learning_rate": 0.01, "warmup_steps": 0, "epochs": 2}}
-SMOOTH: Table = {"optimizer": {"epsilon": 1e-4}}  # a gradient of nearly nothing, rounded, is no step of full size
-STARTS: Mapping[str, Table] = {  # what options are added to
-    "action": {"name": "gspo", "objective": {"name": "ppo", "clip": 0.2}, "epochs": 2},
-    "token": {"name": "dapo", "dynamic_sampling": 0, "epochs": 2},
-    "critic": {"name": "marft", "kl_stop": 0.0, "normalise_advantages": True},
-    "token critic": {"name": "ppo", "kl_stop": 0.0},
-    "turns": {"name": "happo", "kl_stop": 0.0},
-    "a2po": {"name": "a2po", "kl_stop": 0.0},
-}
+from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
+from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
     return save_small_model(tmp_path_factory.mktemp("small"), tiny_tokenizer)
-
-
-def algorithm(name: str, **changes: Any) -> Table:
-    """A preset that moves at once."""
-    critic = READY if PRESETS[name].get("critic", {}).get("kind") != "none" else {}
-    return merge(merge({**FAST, **critic}, {"name": name}), changes)
-
-
-def episodes_for(twins: Twins, drift: float = 0.15, seed: int = 0) -> Sequence[Episode]:
-    """What the credit is made for: attempts, or what was played anew from some point on."""
-    writer = twins.writer(drift=drift, seed=seed)
-    written = {Candidates: writer.tree, Counterfactuals: writer.counterfactual, Crossed: writer.crossed}
-    return written.get(type(twins.run.algorithm.credit.forking), writer.batch)()
-
-
-def numbered(episode: Episode, first: int) -> Episode:
-    """The same attempt under another number."""
-    actions = (replace(a, key=a.key._replace(sample=a.key.sample + first)) for a in episode.actions)
-    return replace(episode, sample=episode.sample + first, actions=tuple(actions))
-
-
-def steps_of(twins: Twins, count: int = 1, drift: float = 0.15, tolerance: float = 1e-4) -> Report:
-    """Take training steps and hold each to the dense twin → all that the twin did."""
-    whole = Report()
-    for step in range(count):
-        start = snapshot(twins)
-        mine, right = twins.learn(episodes_for(twins, drift, seed=step), step, environment_steps=12 * step)
-        assert_same(twins, start, mine, right, tolerance)
-        whole.moved += right.moved
-        whole.metrics |= right.metrics
-    return whole
 
 
 @functools.cache
@@ -211,6 +165,7 @@ def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
     check(model, start, OPTIONS[option][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["action", "token", "critic", "turns"])
 def test_log_probs_are_taken_at_each_agents_temperature(start: str, model: Path) -> None:
     check(model, start, {}, temperatures={"planner": 0.7, "solver": 1.3, "judge": 0.5})
@@ -275,101 +230,6 @@ def test_a_policys_own_learning_rate(model: Path) -> None:
     check(model, "action", {}, policies={**POLICIES, "planner": {"model": "base", "learning_rate": 0.003}})
 
 
-class TestSeveralSteps:
-    """What is carried from one training step to the next: moments, rates, baselines, whose turn it is."""
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("name", ["marft", "a2po", "rae", "cispo"])
-    def test_moments_and_baselines_are_carried_on(self, name: str, model: Path) -> None:
-        steps_of(Twins(recipe(model, algorithm(name, **SMOOTH))), 3)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-    def test_rates_rise_and_fall(self, schedule: str, model: Path) -> None:
-        rates = {"schedule": schedule, "warmup_steps": 2, "final_fraction": 0.1, **SMOOTH["optimizer"]}
-        steps_of(Twins(recipe(model, algorithm("rloo", optimizer=rates), steps=5)), 5)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "option", [{}, {"kl": {"coefficient": 0.3, "place": "reward"}}], ids=["plain", "KL in the reward"]
-    )
-    @pytest.mark.parametrize("start", ["critic", "token critic", "turns"])
-    def test_the_critic_warms_up_on_whole_returns_alone(self, start: str, option: Table, model: Path) -> None:
-        """To Monte-Carlo returns, less the KL where it is in the reward; policies stand still, and their own warm-up
-        begins afterwards."""
-        waits = {"critic": {"warmup_steps": 2, "epochs": 2}, "optimizer": {"warmup_steps": 3, "epsilon": 1e-4},
-                 "credit": {"lambda_critic": 0.2}}  # fmt: skip
-        twins = Twins(recipe(model, algorithm(**merge(merge(STARTS[start], waits), option)), steps=6))
-        before = snapshot(twins)
-        warming = steps_of(twins, 2)
-        assert {moved.owner for moved in warming.moved} == {"critic"}
-        mine, right = twins.learn(episodes_for(twins, seed=2), 2)
-        assert_same(twins, before, mine, right)
-        rates = [rate for moved in mine.moved if moved.owner != "critic" for rate in moved.rates.values()]
-        assert rates == pytest.approx([0.01 / 3] * len(rates))
-
-    def test_the_turn_goes_round(self, model: Path) -> None:
-        table = algorithm("gspo", schedule={"name": "agent-by-agent", "interval": 20}, **SMOOTH)
-        whole = steps_of(Twins(recipe(model, table)), 5)  # 12 environment steps each
-        assert list(dict.fromkeys(m.owner for m in whole.moved)) == ["planner", "solver"]
-
-
-class TestTrustRegion:
-    """HATRPO: an update counts only as far as its KL stays within the limit, and only where it is an improvement."""
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("limit", [1e-2, 1e-3, 1e-4, 1e-9])
-    def test_updates_are_scaled_back_or_undone(self, limit: float, model: Path) -> None:
-        table = algorithm("hatrpo", schedule={"name": "sequential", "kl_limit": limit}, **SMOOTH)
-        whole = steps_of(Twins(recipe(model, table)), 2, drift=0.0)
-        assert whole.metrics["accepted_fraction"] < 1
-
-    def test_an_update_that_makes_things_worse_is_undone(self, model: Path) -> None:
-        """The moments of two steps carry a third one on that is paid for the opposite."""
-        table = algorithm(
-            "hatrpo", epochs=1, minibatches=1, schedule={"name": "sequential", "kl_limit": 10.0}, critic={"learning_rate": 1e-9},
-            **SMOOTH,
-        )  # fmt: skip
-        twins = Twins(recipe(model, table))
-        for step, pay in enumerate((10.0, 10.0, -10.0)):
-            paid = [
-                replace(
-                    e, transitions=tuple(replace(t, reward=pay * t.reward, agent_rewards={}) for t in e.transitions)
-                )
-                for e in episodes_for(twins)
-            ]
-            start = snapshot(twins)
-            mine, right = twins.learn(paid, step)
-            assert_same(twins, start, mine, right)
-            assert (mine.metrics["accepted_fraction"] < 1) == (pay < 0)
-
-
-class TestMinibatches:
-    """The order is data to the dense twin; here is what it must be like."""
-
-    @staticmethod
-    def gradients(model: Path, step: int, owner: str) -> list[Report]:
-        """Of every minibatch, by epoch, with weights that do not move."""
-        still = {"epochs": 3, "minibatches": 2}
-        table = merge(STARTS["critic"], {
-            **still, "optimizer": {"learning_rate": 1e-12, "warmup_steps": 0}, "critic": {**still, "learning_rate": 1e-12},
-        })  # fmt: skip
-        twins = Twins(recipe(model, algorithm(**table)))
-        episodes = [numbered(episode, 10 * seed) for seed in range(3) for episode in episodes_for(twins, seed=seed)]
-        mine = [m for m in twins.learn_alone(episodes, step).moved if m.owner == owner]
-        assert len(mine) == 6
-        return [Report(mine[2 * epoch : 2 * epoch + 2]) for epoch in range(3)]
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("owner", ["planner", "solver", "critic"])
-    def test_every_epoch_of_every_step_has_its_own(self, owner: str, model: Path) -> None:
-        seen = [report for step in (0, 1) for report in self.gradients(model, step, owner)]
-        for i, one in enumerate(seen):
-            for other in seen[:i]:
-                assert differ(one, other)
-                assert differ(one, Report(other.moved[::-1]))
-
-
 def test_a_frozen_teammate_pays_no_kl_and_weighs_nothing(model: Path) -> None:
     """Its numbers may be anything: no gradient knows of them."""
     table = algorithm(**merge(STARTS["critic"], {"kl": {"coefficient": 0.3, "place": "reward"}}))
@@ -388,7 +248,7 @@ def test_a_frozen_teammate_pays_no_kl_and_weighs_nothing(model: Path) -> None:
 class TestDynamicSampling:
     @staticmethod
     def kept(model: Path, **reward: Any) -> set[str]:
-        """Tasks of which gathering keeps the attempts, where all earn 1 and one says more than the others."""
+        """Tasks of which collecting keeps the attempts, where all earn 1 and one says more than the others."""
         table = algorithm("dapo", dynamic_sampling=1, reward=reward)
         run = recipe(model, table)
         writer = Twins(run).writer(extras=False)

@@ -179,7 +179,7 @@ async def stubborn() -> str:
     return "at last"
 
 
-def calls_off() -> str:
+def cancels() -> str:
     """Raises what is ours to raise."""
     raise asyncio.CancelledError
 

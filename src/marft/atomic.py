@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +35,8 @@ def write_file(path: Path, data: bytes | str) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes ``path`` when the block ends well and disappears when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=path.parent))
+    draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
+    draft.mkdir()
     try:
         yield draft
         for file in sorted(draft.rglob("*")):
@@ -48,7 +48,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync_folder(draft)
         if path.exists():
             shutil.rmtree(path)
-        draft.chmod(0o755)
         draft.replace(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

@@ -23,7 +23,7 @@ def place_of(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and isinstance(error.lineno, int):
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    last = max((place for place, frame in enumerate(frames) if _within(frame.filename, (OURS,))), default=-1)
+    last = max((index for index, frame in enumerate(frames) if _within(frame.filename, (OURS,))), default=-1)
     called = [frame for frame in frames[last + 1 :] if _installed(frame.filename)]
     own = [frame for frame in frames if not (_installed(frame.filename) or _within(frame.filename, (OURS, *STANDARD)))]
     chosen = own[-1] if own else called[0] if called else None

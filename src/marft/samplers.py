@@ -6,9 +6,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
+from marft.config.plugins import BUILT_IN
 from marft.config.run import RunSettings
 from marft.endpoints.client import Endpoint
 from marft.engines.caller_thread import CallerThreadExecutor
+from marft.engines.foreign import ForeignEngine
 from marft.engines.remote import RemoteEngine, RemotePolicy
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
@@ -17,6 +19,7 @@ from marft.models.pool import Models
 from marft.types import TokenIds
 
 T = TypeVar("T")
+ENGINE = ("sample", "choose", "external_wait", "publish", "settle", "version", "usage", "close")
 
 
 class EngineKind(Protocol):
@@ -60,10 +63,11 @@ class Samplers:
             if policy.settings.model in endpoints
         }
         here = [name for name in self.models.policies if name not in remote]
-        mine = cast("EngineKind", run.engine).open(run, self.models, here, self._thread)
         self.renderer = _renderer(run, self.models, remote)
+        mine = _opened(run, self.models, here, self._thread)
         behind = RemoteEngine(self.renderer, remote, decode=self.decode, seed=run.seed)
         self.engine = Router(dict.fromkeys(here, mine) | dict.fromkeys(remote, behind))
+        started.callback(lambda: self.wait_for(self.engine.close()))
 
     def decode(self, policy: str, ids: TokenIds) -> str:
         """The text of token ids of a policy."""
@@ -81,6 +85,26 @@ class Samplers:
     def close(self) -> None:
         """End whatever was started."""
         self._started.close()
+
+
+def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: CallerThreadExecutor) -> Engine:
+    """The engine that the recipe names; one of somebody else's is held to its seam.
+
+    Raises:
+        ValueError: what was opened is no engine.
+    """
+    engine = cast("EngineKind", run.engine).open(run, models, here, thread)
+    if run.engine.name in BUILT_IN["engines"]:
+        return engine
+    missing = [name for name in ENGINE if not callable(getattr(engine, name, None))]
+    if missing:
+        raise ValueError(
+            f"engine {run.engine.name!r}: open() returned a {type(engine).__name__}, which has no "
+            f"{', no '.join(missing)}"
+        )
+    return ForeignEngine(
+        run.engine.name, engine, {name: len(models.policies[name].backbone.head.weight) for name in here}
+    )
 
 
 def _check_room(run: RunSettings, models: Models) -> None:

@@ -21,6 +21,7 @@ from marft.runs.checkpoints import (
     read_record,
     restore,
 )
+from marft.runs.code import code_notes
 from marft.runs.folder import MARK, RunFolder
 from marft.runs.log import Mark, rewind
 from marft.types import Task
@@ -162,6 +163,6 @@ def _last(run: RunSettings, folder: RunFolder, note: Note) -> Record | None:
                 f"training.steps = {run.training.steps}, and the run has done {record.state.step} already: to go on, "
                 f"give a larger number; to see what it has learned:  marft eval {folder.path}"
             )
-        for text in notes(before, run):
+        for text in (*notes(before, run), *code_notes(record.code, run, record.state.step)):
             note(text)
     return record

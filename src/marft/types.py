@@ -51,8 +51,7 @@ class Versions(NamedTuple):
 class ActionKey(NamedTuple):
     """Names one action of one run: the seed of its random stream and the key of its groups.
 
-    ``stream`` names the pass that sampled it (``"train/12"``, ``"eval/greedy"``), so that a task that comes again
-    draws other tokens.
+    ``stream`` names the pass that sampled it (``"train/12"``): a task that comes again draws other tokens.
 
     >>> ActionKey("train/12", "chain_sum/17", sample=3, step=0, agent="actor", call=0).agent
     'actor'
@@ -161,8 +160,7 @@ class Observation:
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """A rendered rollout observation (ô_t^i): its token ids, and how many did not fit. ``chat`` and ``tools`` are what
-    it was rendered from, for engines that take messages.
-    """
+    it was rendered from, for engines that take messages."""
 
     ids: TokenIds  # [T]
     truncated_tokens: int = 0
@@ -247,6 +245,7 @@ class Action:
     state: TokenIds | None = None  # [S]
     teammate_log_probs: LogProbs | None = None  # [number of teammate tokens]
     response_prefix: int = 0  # characters of the text that a teammate wrote, which the turn begins with
+    thought: int = 0  # first characters of the text that nobody is told: a thought, where the agent's are dropped
     message_tokens: tuple[int, ...] = ()  # of each message in ``sees``, as this agent reads it
     choice: Choice | None = None  # where the action was chosen from a list: then it is one decision, not one a token
     calls: tuple[ToolCall, ...] = ()
@@ -273,6 +272,11 @@ class Action:
     def own_text(self) -> str:
         """The text without what a teammate wrote before it."""
         return self.text[self.response_prefix :]
+
+    @property
+    def message(self) -> str:
+        """The text as others are told it: without a thought that is dropped."""
+        return self.text[self.thought :]
 
     @property
     def sampled(self) -> npt.NDArray[np.bool_]:
@@ -346,9 +350,8 @@ class Episode:
     """Every action of one attempt at one task, in the order asked for (τ), with what it earned.
 
     ``failed`` and ``timed_out`` episodes could not be scored: they carry the reason in ``error``, leave the batch
-    and are counted. A truncated episode ends in a state worth something; ``bootstrap`` holds that state's ids as each
-    agent that has decided would see it, those of the last step first and in the order asked. A ``paused`` one was to
-    show what one step pays.
+    and are counted. A truncated one ends in a state worth something: ``bootstrap`` has its ids as each agent that has
+    decided would see it, those of the last step first, in the order asked. A ``paused`` one shows what a step pays.
 
     >>> episode = Episode(Task("t1", "…"), stream="train/0", sample=0, actions=(), status="failed", error="boom")
     >>> episode.scored, episode.total_reward
@@ -386,14 +389,12 @@ class Episode:
 class Sample:
     """One action as the learner sees it: the ids the engine recorded, and a weight of credit for each decision.
 
-    At action level ``advantages`` has one entry, at token level one per sampled token.
-
     >>> Sample(action=None, normaliser=3.0, advantages=np.array([0.5])).advantages.tolist()
     [0.5]
     """
 
     action: Action
     normaliser: float  # Z of eq. 6: 1, the sampled tokens, or the words of the text
-    advantages: npt.NDArray[np.float64]  # [1] or [sampled tokens]
+    advantages: npt.NDArray[np.float64]  # [1] at action level, [sampled tokens] at token level
     successful: bool = False  # its episode solved the task
     log_factor: float = 0.0  # joins the ratio: that of policies updated before (A2PO)

@@ -24,7 +24,7 @@ from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 
 PROMPT = "State the final answer to the following arithmetic problem: 23 + 45 - 12 ="
 

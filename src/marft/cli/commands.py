@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
 
 from rich.progress import Progress
 
@@ -18,13 +17,12 @@ from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables
-from marft.evaluation.evaluate import Advance, Evaluation, Mode
+from marft.evaluation.evaluate import Advance, Evaluation, modes_in
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.texts import visible
 
 PROMPT_SHOWN = 80  # characters of a task
-MODES: tuple[Mode, ...] = ("greedy", "sampled")
 console = wide_console()
 
 
@@ -60,17 +58,28 @@ def train(
     if state.step < run.training.steps:
         console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
         raise SystemExit(INTERRUPTED)
+    if state.step == terminal.done:
+        console.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
+        return
     console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
 
 
 def _looked_at(run: RunSettings) -> list[str]:
-    """What is in each split that training and evaluation will need."""
+    """What is in each split that training and evaluation will need, and how the models are spoken to."""
+    from marft.models.formats import load_formats
+
     splits: list[Split] = ["train", "validation", "test"] if run.evaluation.every else ["train", "test"]
     sentences = []
     for split in splits:
         tasks = tasks_of(run.environment, split)
         prompt = visible(" ".join(tasks[0].prompt.split()))
         sentences.append(f"{split}: {len(tasks)} tasks, the first is {visible(tasks[0].id)}: {prompt[:PROMPT_SHOWN]}")
+    quieten()
+    for name, model in load_formats(run).items():
+        ends = " or ".join(visible(str(token)) for token in model.tokenizer.convert_ids_to_tokens(list(model.stop_ids)))
+        sentences.append(
+            f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
+        )
     return sentences
 
 
@@ -79,10 +88,7 @@ def evaluate(
 ) -> None:
     """``marft eval``."""
     run, folder = _run_of(path, overrides)
-    modes = tuple(mode.split(",")) if mode else run.evaluation.modes
-    for name in modes:
-        if name not in MODES:
-            raise ValueError(f"--mode: {name!r} is none of {', '.join(MODES)}")
+    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
     if folder is None:
         checkpoints = ["base"]
     quieten()
@@ -93,7 +99,7 @@ def evaluate(
             run,
             folder,
             checkpoints,
-            cast("tuple[Mode, ...]", modes),
+            modes,
             tasks or run.evaluation.tasks,
             shuffle_messages,
             advance,

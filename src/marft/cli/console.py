@@ -17,6 +17,7 @@ from rich.text import Text
 
 from marft.cli.samples import sample
 from marft.evaluation.compare import between, number, percent
+from marft.evaluation.transcripts import dropped
 from marft.metrics import named
 from marft.observing import Observer
 from marft.texts import one_line, visible
@@ -33,6 +34,7 @@ AGENT = (
     "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "gradient_share",
     "log_prob_difference_max", "policy_lag",
 )  # fmt: skip
+REASONS = 3  # why episodes were dropped, of a step's line
 INTERRUPTED = 128 + signal.SIGINT  # the exit status of what Ctrl-C has ended
 
 
@@ -79,7 +81,9 @@ class Terminal(Observer):
             samples_every: steps, of which one episode is shown; 0 shows none.
         """
         self.roles, self.samples_every = roles, samples_every
+        self.done = 0  # steps of the run before this training
         self._sample: Episode | None = None
+        self._lost: list[Episode] = []
         self.console = wide_console()
         self.progress = Progress(
             TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[activity]}"),
@@ -99,11 +103,14 @@ class Terminal(Observer):
         signal.signal(signal.SIGINT, self._handler)
 
     def began(self, done: int, steps: int) -> None:
+        self.done = done
         self.progress.update(self._task, completed=done, total=steps)
 
     def episode(self, episode: Episode) -> None:
         self._played += 1
-        if self._sample is None and episode.scored:
+        if not episode.scored:
+            self._lost.append(episode)
+        elif self._sample is None:
             self._sample = episode
         self.progress.update(self._task, activity=f"{self._played} episodes")
 
@@ -114,6 +121,9 @@ class Terminal(Observer):
         for role in self.roles:
             said = line(metrics, AGENT, f"agents/{role}/")
             self.console.print(Text(f"  {role:>12}  {said}", style="dim"), soft_wrap=True)
+        for reason, times in dropped(self._lost)[:REASONS]:
+            self.console.print(Text(f"  {'dropped':>12}  {times} × {reason}", style="red"), soft_wrap=True)
+        self._lost.clear()
         if self._sample and self.samples_every and step % self.samples_every == 0:
             for shown in sample(self._sample):
                 self.console.print(shown, soft_wrap=True)

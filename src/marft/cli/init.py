@@ -5,17 +5,20 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.prompt import Prompt
 
 from marft.cli.console import in_bold, wide_console
 from marft.config.settings import did_you_mean
-from marft.starter.files import DATA, TINY, Plan, commands, write
+from marft.starter.files import DATA, FILES, TINY, Plan, commands, refuse_taken, write
 from marft.starter.tables import Table, columns_of, guess, invented, look_at
 from marft.starter.teams import SHAPES
+
+T = TypeVar("T")
 
 
 def init(folder: Path, data: str | None, question: str, answer: str | None, model: str, team: str, yes: bool) -> None:
@@ -30,32 +33,58 @@ def init(folder: Path, data: str | None, question: str, answer: str | None, mode
     """
     console = wide_console()
     asking = None if yes or not (sys.stdin.isatty() and sys.stdout.isatty()) else console
+    refuse_taken(folder, FILES)
+    rows = invented()
+
+    def look(path: str) -> Table:
+        return _table_of(asking, Path(path), question, answer) if path else _invented(rows)
+
     if data is None:
-        data = _ask(asking, "A table of your own (CSV, JSONL, Parquet); empty for a few invented rows", "")
-    rows = "" if data else invented()
-    table = _table_of(asking, Path(data), question, answer) if data else _invented(rows)
-    model = model or _ask(asking, "A model: tiny (bundled, knows sums alone), a folder, or a Hugging Face id", TINY)
+        text = "A table of your own (CSV, JSONL, Parquet); empty for a few invented rows"
+        data, table = _ask_until(asking, text, "", look)
+    else:
+        table = look(data)
+    if model:
+        model = _model(model)
+    else:
+        text = "A model: tiny (bundled, knows sums alone), a folder, or a Hugging Face id"
+        _, model = _ask_until(asking, text, TINY, _model)
     if not team:
         shapes = "; ".join(f"{name}: {shape.about}" for name, shape in SHAPES.items())
         team = _ask(asking, f"A team ({shapes})", next(iter(SHAPES)), list(SHAPES))
     if team not in SHAPES:
         raise ValueError(f"--team: no shape is called {team!r}{did_you_mean(team, SHAPES)}")
-    plan = Plan(folder, table, Path(data) if data else None, _model(model), team)
+    plan = Plan(folder, table, Path(data) if data else None, model, team)
     names = write(plan, rows)
     console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
     for note in _notes(plan):
         console.print(note, style="yellow", soft_wrap=True)
     console.print(in_bold("\nNext:"))
-    console.print(f"cd {shlex.quote(str(folder))}\n{commands()}", soft_wrap=True)
+    change = "" if folder == Path() else f"cd {shlex.quote(str(folder))}\n"
+    console.print(f"{change}{commands()}", soft_wrap=True)
 
 
 def _ask(console: Console | None, question: str, default: str, choices: Sequence[str] = ()) -> str:
     if console is None:
         return default
-    shown = bool(default) and not choices
-    return str(
-        Prompt.ask(question, console=console, default=default, choices=list(choices) or None, show_default=shown)
-    )
+    allowed = list(choices) or None
+    return str(Prompt.ask(question, console=console, default=default, choices=allowed, show_default=bool(default)))
+
+
+def _ask_until(console: Console | None, question: str, default: str, read: Callable[[str], T]) -> tuple[str, T]:
+    """What is answered, and what comes of it; asked again as long as it cannot be used.
+
+    Raises:
+        ValueError: nobody can be asked, and the default cannot be used.
+    """
+    while True:
+        answer = _ask(console, question, default)
+        try:
+            return answer, read(answer)
+        except ValueError as error:
+            if console is None:
+                raise
+            console.print(str(error), style="red", soft_wrap=True)
 
 
 def _table_of(asking: Console | None, path: Path, question: str, answer: str | None) -> Table:

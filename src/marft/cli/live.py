@@ -88,7 +88,7 @@ def play_live(
 
     Args:
         checkpoint: ``base`` or one of the run's.
-        task: its place in the split.
+        task: its index in the split.
         humans: roles that people play.
 
     Raises:

@@ -153,7 +153,7 @@ def replay(
 @app.command()
 def graph(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    episode: Annotated[str, typer.Argument(help="Its place in the step (0, 1, …), or task#sample.")] = "0",
+    episode: Annotated[str, typer.Argument(help="Its index in the step (0, 1, …), or task#sample.")] = "0",
     step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
 ) -> None:
     """Draw one recorded episode.

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 from marft.types import Action
 
 FILE = "tokenizer.json"

@@ -70,6 +70,7 @@ class AgentSettings(Settings):
     skills: Names = ()  # folders with a SKILL.md
     sampling: SamplingSettings = SamplingSettings()  # how it samples
     context: ContextSettings = ContextSettings()  # what gives way when its prompt does not fit
+    thinking: Literal["keep", "drop"] = "keep"  # of <think>…</think>: whether others, and it itself later, read it
     memory: Literal["none", "own"] = "none"  # "own": it is asked with its own earlier conversation of the episode
 
     @property

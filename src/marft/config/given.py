@@ -130,14 +130,14 @@ def _words_for(value: Any) -> str:
     """The import path of what any process can import, else the name that it goes by."""
     module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     holder = sys.modules.get(module)
-    importable = module != "__main__" and getattr(holder, "__file__", None) and "." not in name
-    if importable and name and getattr(holder, name, None) is value:
+    importable = module != "__main__" and getattr(holder, "__file__", None)
+    if importable and getattr(holder, name, None) is value:
         return f"{module}:{name}"
     return Given(value)
 
 
 def _again(text: str, found: Mapping[str, Any]) -> str:
-    return Given(found[text]) if text in found and not isinstance(text, Given) else text
+    return Given(found[text]) if text in found else text
 
 
 def _note(given: Given, found: dict[str, Any]) -> None:

@@ -61,7 +61,10 @@ def _file_of(path: Path) -> Path | Traversable:
 
 
 def _near(path: Path) -> str:
-    """What may have been meant by a path at which no recipe is: a file beside it, or one that is bundled."""
+    """What may have been meant by a path at which no recipe is: a run, a file beside it, or one that is bundled."""
+    run = Path("runs") / path
+    if (run / "config.toml").is_file():
+        return f"; did you mean the run {str(run)!r}?"
     beside = [str(file) for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
     close = closest(str(path), [*beside, *bundled_names()])
     return f"; did you mean {close!r}?" if close else f"; bundled are {', '.join(bundled_names())}"
@@ -268,8 +271,8 @@ def _list_index(items: list[object], part: str, key: str) -> int:
     roles = [item.get("role") if isinstance(item, dict) else None for item in items]
     if part in roles:
         return roles.index(part)
-    places = [str(place) for place in range(len(items))]
-    if part in places:
-        return places.index(part)
+    indices = [str(index) for index in range(len(items))]
+    if part in indices:
+        return indices.index(part)
     known = ", ".join(str(role) for role in roles if role) or f"0 to {len(items) - 1}"
     raise ValueError(f"--{key}: no entry {part!r}; known: {known}")

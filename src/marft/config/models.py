@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
 from marft.config.settings import Count, CountOrNone, Filled, Names, Plain, Positive, Settings, did_you_mean
+
+
+def _is_day(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ValueError("must be a day, as in 2024-07-26") from None
 
 
 class ModelSettings(Settings):
@@ -24,6 +32,7 @@ class ModelSettings(Settings):
     context: CountOrNone = 0  # tokens, prompt and action together; 0: what it, or its reader, is made for
     chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
     template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false
+    date: Annotated[str, AfterValidator(_is_day)] = "2024-07-26"  # today, to chat templates that show it
     gradient_checkpointing: bool = False  # less memory, more time; changes nothing else
 
 
@@ -112,6 +121,6 @@ def _reader_problems(models: Models, name: str) -> Iterable[str]:
 
 
 def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:
-    for key in ("revision", "dtype", "chat_template", "template_options", "gradient_checkpointing"):
+    for key in ("revision", "dtype", "chat_template", "template_options", "date", "gradient_checkpointing"):
         if getattr(model, key) != type(model).model_fields[key].default:
             yield f"models.{name}.{key}: means something for a local model alone; remove it, the endpoint decides"

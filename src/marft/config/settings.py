@@ -13,12 +13,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     ModelWrapValidatorHandler,
     Strict,
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 
 def closest(word: str, known: Iterable[str]) -> str:
@@ -36,6 +37,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 LARGEST = 10**9
+WRITTEN_OTHERWISE = (
+    "tuple",
+    "set",
+    "frozenset",
+    "lax-or-strict",
+)  # the last is of paths
 DEEPEST = 32  # tables and lists inside each other, in all of a recipe
 
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
@@ -91,10 +98,29 @@ Filled = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Plain = Annotated[dict[str, object], AfterValidator(_is_plain)]  # of values that somebody else will read
 
 
+def _read_as_written(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in WRITTEN_OTHERWISE:
+            schema.setdefault("strict", False)
+        for inner in schema.values():
+            _read_as_written(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _read_as_written(inner)
+
+
 class Settings(BaseModel):
     """A table of a recipe. Its fields are the table's keys, and nothing else is accepted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """What TOML has no kind of its own for is read from what it is written as: a tuple or a set from a list, a path
+        from a text. Numbers and texts stay what they are."""
+        schema = handler(source)
+        _read_as_written(schema)
+        return schema
 
     @model_validator(mode="wrap")
     @classmethod

@@ -31,12 +31,12 @@ class CallerThreadExecutor(Executor):
     Args:
         cancel: ends what coroutines may wait for on other threads, when an interrupt cancels them.
 
-    >>> lent = CallerThreadExecutor()
+    >>> executor = CallerThreadExecutor()
     >>> async def twice() -> int:
-    ...     return await asyncio.get_running_loop().run_in_executor(lent, lambda: 2 * 21)
-    >>> lent.wait_for(twice())
+    ...     return await asyncio.get_running_loop().run_in_executor(executor, lambda: 2 * 21)
+    >>> executor.wait_for(twice())
     42
-    >>> lent.shutdown()
+    >>> executor.shutdown()
     """
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
@@ -77,7 +77,7 @@ class CallerThreadExecutor(Executor):
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run ``coroutine`` to its end, doing what is submitted → its result.
 
-        An interrupt calls it off: it has some seconds to let go of what it holds, and nothing is computed any more.
+        An interrupt cancels it: it has some seconds to let go of what it holds, and nothing is computed any more.
         """
 
         def ended() -> None:

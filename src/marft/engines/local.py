@@ -40,7 +40,7 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ToChoose:
+class _PendingChoice:
     key: ActionKey
     policy: str
     choice: ChoiceRequest
@@ -81,7 +81,7 @@ class LocalEngine:
         self._worker = worker
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
-        self._choosing: list[_ToChoose] = []
+        self._choices: list[_PendingChoice] = []
         self._driver: asyncio.Task[None] | None = None
         self._stillness = Stillness()
 
@@ -101,8 +101,8 @@ class LocalEngine:
         """Choose one of the options, all of them scored in one forward."""
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         asked_for = ChoiceRequest(self.policies[policy].adapter, prompt.ids, options, sampling, uniform)
-        request = _ToChoose(key, policy, asked_for, asyncio.get_running_loop().create_future())
-        self._choosing.append(request)
+        request = _PendingChoice(key, policy, asked_for, asyncio.get_running_loop().create_future())
+        self._choices.append(request)
         self._stir()
         return await request.result
 
@@ -122,7 +122,7 @@ class LocalEngine:
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """The policies changed: the weights are shared with the learner, so nothing is copied."""
-        assert not [*self._waiting, *self._choosing], "the weights change while requests wait"
+        assert not [*self._waiting, *self._choices], "the weights change while requests wait"
         for batch in self._batches.values():
             batch.clear()
         self._versions.update(dict.fromkeys(policies, version))
@@ -141,13 +141,13 @@ class LocalEngine:
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._waiting or self._running or self._choosing:
+            while self._waiting or self._running or self._choices:
                 if self.in_order:
                     await self._stillness.reached()
-                if self._choosing:
-                    asked = sorted(self._choosing, key=lambda request: request.key)
+                if self._choices:
+                    asked = sorted(self._choices, key=lambda request: request.key)
                     choices = await loop.run_in_executor(self._worker, self._choose, asked)
-                    self._choosing = self._choosing[len(asked) :]  # others may have joined meanwhile
+                    self._choices = self._choices[len(asked) :]  # others may have joined meanwhile
                     for chooser, choice in zip(asked, choices, strict=True):
                         if not chooser.result.done():
                             chooser.result.set_result((choice, self._now(chooser.policy)))
@@ -157,13 +157,13 @@ class LocalEngine:
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
                     self._resolve(self._running.pop(id(done.row)), done)
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it
-            everybody: list[_Request | _ToChoose] = [*self._running.values(), *self._waiting, *self._choosing]
+            everybody: list[_Request | _PendingChoice] = [*self._running.values(), *self._waiting, *self._choices]
             for request in everybody:
                 if not request.result.done():
                     request.result.set_exception(error)
             self._running.clear()
             self._waiting.clear()
-            self._choosing.clear()
+            self._choices.clear()
 
     def _admit(self) -> list[_Request]:
         """Waiting requests, by key, when they are worth a prefill."""
@@ -193,11 +193,11 @@ class LocalEngine:
             for batch in self._batches.values():
                 if len(batch):
                     finished += batch.step()
-            if not self.in_order and (self._choosing or self._worth_a_prefill()):
+            if not self.in_order and (self._choices or self._worth_a_prefill()):
                 break
         return finished
 
-    def _choose(self, asked: Sequence[_ToChoose]) -> list[Choice]:
+    def _choose(self, asked: Sequence[_PendingChoice]) -> list[Choice]:
         """On the worker: score all options of all requests, one forward a backbone (in batches that fit)."""
         made: dict[int, Choice] = {}
         for backbone in {id(local.backbone): local.backbone for local in self.policies.values()}.values():

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from marft.engines.roles import CANNOT_RENDER, roles_of, taken
 from marft.game.rendering import ChatMessage, NotExact
 from marft.texts import raised
 from marft.types import TokenIds, Tool
@@ -24,7 +24,7 @@ MORE = {"role": "user", "content": "More?"}
 LAST = {"role": "user", "content": "Last?"}
 PROBES = (((ASKED, SAID), (LAST,)), ((ASKED, SAID, MORE, SAID), (LAST,)))  # a conversation, and what is new
 REWRITES = "its chat template rewrites what came before once more is said"
-CANNOT_RENDER = (TemplateError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+OTHER_END = "the turn ended otherwise than its chat template ends one"
 
 
 class Format(Protocol):
@@ -52,8 +52,8 @@ def render_messages(
         TemplateError, ValueError, TypeError: the template cannot show the chat.
     """
     ids = format.tokenizer.apply_chat_template(
-        _chat(messages), tools=[schema(tool) for tool in tools] or None, add_generation_prompt=begin, return_dict=False,
-        sanitize_control_tokens=True, **format.template_options,
+        _chat(format, messages), tools=[schema(tool) for tool in tools] or None, add_generation_prompt=begin,
+        return_dict=False, sanitize_control_tokens=True, **format.template_options,
     )  # fmt: skip
     return np.array(ids, np.int32)
 
@@ -62,7 +62,7 @@ def render_text(format: Format, messages: Sequence[ChatMessage], tools: Sequence
     """A whole chat as text; raises what :func:`render_messages` does."""
     return str(
         format.tokenizer.apply_chat_template(
-            _chat(messages),
+            _chat(format, messages),
             tools=[schema(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=begin,
@@ -92,7 +92,7 @@ def continue_ids(
         shown = _shown(format, messages, tools)
         if isinstance(shown, NotExact):
             return shown
-        return appended(format, messages, new, tools, ended=len(ids) > 0 and int(ids[-1]) in format.stop_ids)
+        return appended(format, messages, new, tools, end_of(format, ids))
     except CANNOT_RENDER as error:
         return NotExact(f"its chat template cannot show the conversation: {raised(error)}")
 
@@ -110,24 +110,27 @@ def rewritten(
         shown = _shown(format, messages, tools)
         if isinstance(shown, NotExact):
             return shown
+        text, at = shown
         after = render_text(format, [*messages, *new], tools)
     except CANNOT_RENDER:
         return None
     stops = [str(format.tokenizer.decode([stop])) for stop in format.stop_ids]
-    end = max((shown.rfind(stop) + len(stop) for stop in stops if stop in shown), default=len(shown))
-    return None if after.startswith(shown[:end]) else NotExact(REWRITES)
+    end = min((text.find(stop, at) + len(stop) for stop in stops if stop in text[at:]), default=len(text))
+    return None if after.startswith(text[:end]) else NotExact(REWRITES)
 
 
-def _shown(format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> str | NotExact:
-    """The text of a conversation whose last turn was sampled, where that is shown as it was said."""
+def _shown(format: Format, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> tuple[str, int] | NotExact:
+    """The text of a conversation whose last turn was sampled, and where what that says ends; if it is shown as it was
+    said."""
     before = render_text(format, messages[:-1], tools)
     shown = render_text(format, messages, tools, begin=False)
     said = str(messages[-1].get("content") or "").strip()
     if not shown.startswith(before):
         return NotExact("its chat template shows a turn that was said otherwise than one that begins")
-    if not shown[len(before) :].lstrip().startswith(said):
+    at = len(shown) - len(shown[len(before) :].lstrip())
+    if not shown.startswith(said, at):
         return NotExact("its chat template leaves out parts of what was said")
-    return shown
+    return shown, at + len(said)
 
 
 def appended(
@@ -135,25 +138,45 @@ def appended(
     messages: Sequence[ChatMessage],
     new: Sequence[ChatMessage],
     tools: Sequence[Tool] = (),
-    ended: bool = True,
+    ended: int | None = None,
 ) -> TokenIds | NotExact:
     """What comes after ``messages``, whose last one is the assistant's, once ``new`` follows.
 
+    What ends a turn is the first end of turn after its beginning. Templates may put it there only when something
+    follows, as that which the next turn begins with; or end the whole chat with one more.
+
     Args:
-        ended: whether the turn has its end of turn already; else it is added.
+        ended: the end of turn that the turn has already; without one it is added.
 
     Raises:
         TemplateError, ValueError, TypeError: the template cannot show them.
     """
+    begun = render_messages(format, messages[:-1], tools)
     before = render_messages(format, messages, tools, begin=False)
+    start = common(begun, before)
     after = render_messages(format, [*messages, *new], tools)
-    ends = np.flatnonzero(np.isin(before, format.stop_ids))
-    if not len(ends):
-        return NotExact("its chat template puts no end of turn after what was said")
-    end = int(ends[-1])
-    if not np.array_equal(after[: end + 1], before[: end + 1]):
+    ends = start + np.flatnonzero(np.isin(before[start:], format.stop_ids))
+    end = int(ends[0]) if len(ends) else len(before)
+    if common(before, after) < min(end + 1, len(before)):
         return NotExact(REWRITES)
-    return after[end + bool(ended) :]
+    if end == len(after) or after[end] not in format.stop_ids:
+        return NotExact("its chat template puts no end of turn after what was said")
+    if ended is not None and ended != after[end]:
+        return NotExact(OTHER_END)
+    return after[end + (ended is not None) :]
+
+
+def end_of(format: Format, turn: TokenIds) -> int | None:
+    """The end of turn that a turn's ids have; None where it was cut short."""
+    last = int(turn[-1]) if len(turn) else None
+    return last if last in format.stop_ids else None
+
+
+def common(one: TokenIds, other: TokenIds) -> int:
+    """How many first ids two texts share."""
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if len(differ) else size
 
 
 def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None:
@@ -171,5 +194,6 @@ def schema(tool: Tool) -> dict[str, object]:
     return {"type": "function", "function": function}
 
 
-def _chat(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    return [dict(message) for message in messages]
+def _chat(format: Format, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The chat as the template takes it."""
+    return taken(messages, roles_of(format.tokenizer, format.template_options))

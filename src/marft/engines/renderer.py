@@ -9,17 +9,21 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.messages import (
-    CANNOT_RENDER,
+    ASKED,
     PROBES,
     appended,
     changes_turns,
     continue_ids,
+    end_of,
     render_messages,
+    render_text,
     rewritten,
 )
+from marft.engines.roles import CANNOT_RENDER
 from marft.engines.tool_format import ToolFormat
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.texts import raised
+from marft.thoughts import BEGINS, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
@@ -95,6 +99,12 @@ class ChatRenderer:
             self._changes[key] = changes_turns(format, tools)
         return self._changes[key] or continue_ids(format, ids, messages, new, tools)
 
+    def thought(self, policy: str, text: str) -> int:
+        """How many of the first characters of a turn's text are a thought. The template may have begun it."""
+        format = self.formats[policy]
+        begun = not format.remote and render_text(format, [ASKED]).rstrip().endswith(BEGINS)
+        return thought(text, begun)
+
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
         messages, begun = list[ChatMessage](), action.tokens[: int(np.argmax(action.sampled))]
@@ -113,9 +123,8 @@ class ChatRenderer:
     @staticmethod
     def _recorded(format: ChatFormat, ids: TokenIds, new: Sequence[ChatMessage]) -> TokenIds:
         """What is recorded of a conversation with an endpoint, which is sent messages: as its reader would have it."""
-        ended = len(ids) > 0 and int(ids[-1]) in format.stop_ids
         try:
-            found = appended(format, PROBES[0][0], new, ended=ended)
+            found = appended(format, PROBES[0][0], new, ended=end_of(format, ids))
         except CANNOT_RENDER as error:
             found = NotExact(raised(error))
         if not isinstance(found, NotExact):
@@ -178,7 +187,7 @@ class ChatRenderer:
         changed = rewritten(format, said, answers, tools)
         if changed:
             return changed
-        ended = bool(len(turn)) and int(turn[-1]) in format.stop_ids
+        ended = end_of(format, turn)
         found = self.tool_format(policy).response(calls, ended)
         if not isinstance(found, NotExact):
             return found

@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import ASKED, CANNOT_RENDER, MORE, SAID, Format, appended, render_text, schema
+from marft.engines.messages import ASKED, MORE, SAID, Format, appended, render_text, schema
+from marft.engines.roles import CANNOT_RENDER
 from marft.game.rendering import NotExact, exchange
 from marft.texts import raised, storable
 from marft.types import TokenIds, Tool, ToolCall
@@ -132,12 +133,12 @@ class ToolFormat:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             return [unreadable(text, raised(error))]
 
-    def response(self, calls: Sequence[ToolCall], ended: bool = True) -> TokenIds | NotExact:
+    def response(self, calls: Sequence[ToolCall], ended: int | None = None) -> TokenIds | NotExact:
         """The ids that come after a turn which made ``calls`` and said nothing else: what the tools answered, and the
         start of a new turn.
 
         Args:
-            ended: whether the turn's last token was an end of turn; else it is added.
+            ended: the end of turn that the turn has already; without one it is added.
 
         Raises:
             ValueError: the template cannot show it.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from marft.config.settings import did_you_mean
+from marft.envs.text_tables import twice_in
 
 Rows = Iterator[tuple[str, Mapping[str, object]]]
 
@@ -54,11 +55,20 @@ def _stream(path: Path) -> Iterator[object]:
 def _numbered(batches: Iterable[Any], path: Path) -> Rows:
     number = 0
     for batch in batches:
-        columns = batch.schema.names
-        twice = [name for index, name in enumerate(columns) if name in columns[:index]]
-        if twice:
-            raise ValueError(f"environment: {path}: two columns are called {twice[0]!r}; rename one")
-        for cells in batch.to_pylist():
+        if (name := twice_in(batch.schema.names)) is not None:
+            raise ValueError(f"environment: {path}: two columns are called {name!r}; rename one")
+        try:
+            rows = batch.to_pylist()
+        except (
+            ArithmeticError,
+            LookupError,
+            ValueError,
+        ) as error:  # dates, zones, texts
+            raise ValueError(
+                f"environment: {path}: rows {number + 1} to {number + batch.num_rows} hold what Python has no value "
+                f"for: {type(error).__name__}: {_first_line(error)}; leave that column out, or write it as text"
+            ) from error
+        for cells in rows:
             number += 1
             yield f"row {number}", cells
 

@@ -21,11 +21,12 @@ from marft.envs.rows import written
 from marft.envs.single_turn import Grade
 from marft.faults import defined
 from marft.game.answers import answer_in, find_answer, stated_answer
+from marft.game.reading import RefusedError, flag, number
 from marft.rewards.comparing import close, contains, numbers_in, token_f1
 from marft.rewards.grader import Grader
 
 Cells = Mapping[str, object]
-PLACE = re.compile("[0-9]{1,3}")  # of a choice
+NUMBER = re.compile("[0-9]{1,3}")  # of a choice
 
 
 class Grading(Settings):
@@ -121,12 +122,12 @@ class F1(Grading):
 class Choice(Grading):
     """1 where the text means the right one of several choices, by its letter or its words.
 
-    The right one is a letter, the words of a choice, or its place, counted from ``first``.
+    The right one is a letter, the words of a choice, or its number, counted from ``first``.
     """
 
     name: Literal["choice"] = "choice"  # which grading it is
     choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
-    first: Literal[0, 1] = 0  # what the first place is called
+    first: Literal[0, 1] = 0  # the number of the first choice
 
     def check(self, answer: object, cells: Cells) -> None:
         """The right answer is one of the row's choices, and one alone."""
@@ -155,13 +156,13 @@ class Choice(Grading):
 
     def _right(self, answer: Any, cells: Cells) -> str:
         choices = self._choices(cells)
-        is_place = isinstance(answer, int) and not isinstance(answer, bool)
-        if not is_place:
+        is_number = isinstance(answer, int) and not isinstance(answer, bool)
+        if not is_number:
             meant = labelled(written(answer), choices)
             if meant or any(text.strip().isdecimal() for text in (*choices.texts, *choices.labels)):
                 return meant
-        place = int(answer) - self.first if PLACE.fullmatch(written(answer)) else -1
-        return choices.labels[place] if 0 <= place < len(choices.labels) else ""
+        index = int(answer) - self.first if NUMBER.fullmatch(written(answer)) else -1
+        return choices.labels[index] if 0 <= index < len(choices.labels) else ""
 
 
 class MathGrading(Grading):
@@ -207,14 +208,23 @@ class ByFunction(Grading):
         return call
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
-        """What the function says of the row and the text."""
+        """What the function says of the row and the text.
+
+        Raises:
+            TypeError: that is no grade; the message names the function's file and line.
+        """
         function = import_path(self.call)
         said = function(cells, text)
-        if isinstance(said, tuple):
-            if len(said) != 2:
-                raise TypeError(f"{defined(function)} gave {len(said)} values; a reward, and whether it is solved")
-            return Grade(*said)
-        return _all_or_nothing(bool(said)) if isinstance(said, bool | np.bool_) else Grade(said, None)
+        if isinstance(said, bool | np.bool_):
+            return _all_or_nothing(bool(said))
+        both = said if isinstance(said, tuple) else (said, None)
+        if len(both) != 2:
+            raise TypeError(f"{defined(function)} gave {len(both)} values; a reward, and whether it is solved")
+        reward, solved = both
+        try:
+            return Grade(number(reward, "gave"), None if solved is None else flag(solved, "success"))
+        except RefusedError as error:
+            raise TypeError(f"{defined(function)} {error}") from error
 
 
 GRADINGS: Mapping[str, type[Grading]] = {

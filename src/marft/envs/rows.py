@@ -13,10 +13,11 @@ from marft.config.folders import from_recipe
 from marft.config.settings import did_you_mean
 from marft.envs.arrow_tables import parquet_rows, saved_rows
 from marft.envs.data_sets import read_dataset
-from marft.envs.text_tables import csv_rows, json_rows, jsonl_rows, tsv_rows
-from marft.texts import storable
+from marft.envs.text_tables import LONGEST_NAME, csv_rows, json_rows, jsonl_rows, tsv_rows
+from marft.texts import cut, storable
 
 Cells = Mapping[str, object]
+MOST_COLUMNS = 100  # that a message looks among
 FORMATS: Mapping[str, Callable[[Path], Iterator[tuple[str, Cells]]]] = {
     ".csv": csv_rows,
     ".json": json_rows,
@@ -117,5 +118,6 @@ def written(value: object) -> str:
 
 
 def _columns(column: str, known: list[str]) -> str:
+    known = [cut(name, LONGEST_NAME) for name in known[:MOST_COLUMNS]]
     hint = did_you_mean(column, known)
     return hint if hint.startswith("; known") or not hint else f"{hint} It has: {', '.join(sorted(known))}"

@@ -32,10 +32,10 @@ def share_of(question: str, validation: float, test: float) -> Split:
     >>> share_of("What is 2 + 3?", validation=0.0, test=1.0)
     'test'
     """
-    place = _number_of(question) / 2**64
-    if place < validation:
+    point = _number_of(question) / 2**64
+    if point < validation:
         return "validation"
-    return "test" if place < validation + test else "train"
+    return "test" if point < validation + test else "train"
 
 
 def _number_of(question: str) -> int:

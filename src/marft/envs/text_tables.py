@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from marft.texts import cut
+
 Rows = Iterator[tuple[str, dict[str, object]]]
+LONGEST_NAME = 200  # characters of a column's name in a message
 LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131,072
+OTHERS = ";\t|"  # what separates cells in some files that are called .csv
 AN_OBJECT = 'a row is an object, such as {"question": "1 + 1?", "answer": "2"}'
 
 
@@ -55,7 +59,7 @@ def _separated(path: Path, delimiter: str) -> Rows:
                 if not cells:  # an empty line
                     continue
                 if header is None:
-                    header = _header(cells, f"{path}, {where}")
+                    header = _header(cells, f"{path}, {where}", delimiter)
                     continue
                 if len(cells) != len(header):
                     raise ValueError(
@@ -71,18 +75,37 @@ def _separated(path: Path, delimiter: str) -> Rows:
             ) from error
 
 
-def _header(cells: list[str], where: str) -> list[str]:
-    for index, name in enumerate(cells):
-        if name in cells[:index]:
-            raise ValueError(f"environment: {where}: two columns are called {name!r}; rename one")
+def _header(cells: list[str], where: str, delimiter: str) -> list[str]:
+    other = next((sign for sign in OTHERS if len(cells) == 1 and sign in cells[0]), "")
+    if other:
+        raise ValueError(
+            f"environment: {where} names one column, {cut(repr(cells[0]), LONGEST_NAME)}: if {other!r} is to separate "
+            f"columns, save the table with {delimiter!r} in its place" + (", or call it .tsv" if other == "\t" else "")
+        )
+    if (name := twice_in(cells)) is not None:
+        raise ValueError(f"environment: {where}: two columns are called {cut(repr(name), LONGEST_NAME)}; rename one")
     return cells
+
+
+def twice_in(names: Iterable[str]) -> str | None:
+    """The first name that comes a second time; None where each comes once.
+
+    >>> twice_in(["a", "b", "a", "b"])
+    'a'
+    """
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_each_once)
     except _TwiceError as error:
-        raise ValueError(f"environment: {where}: the key {error.args[0]!r} comes twice in one object") from error
+        raise ValueError(f"environment: {where}: the key {error.args[0]} comes twice in one object") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"environment: {where} is not JSON: {error}; {AN_OBJECT}") from error
 
@@ -92,11 +115,9 @@ class _TwiceError(Exception):
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
-    return found
+    if (name := twice_in(key for key, _ in pairs)) is not None:
+        raise _TwiceError(cut(repr(name), LONGEST_NAME))
+    return dict(pairs)
 
 
 def _an_object(entry: object, where: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast, get_args
 
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
@@ -21,6 +21,21 @@ OF_AGENTS = (
     "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
     "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
 )  # fmt: skip
+
+
+def modes_in(names: Sequence[str], asked: str) -> tuple[Mode, ...]:
+    """Modes by their names.
+
+    Args:
+        asked: where, for the message: ``--mode``.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for name in names:
+        if name not in get_args(Mode):
+            raise ValueError(f"{asked}: {name!r} is none of {', '.join(get_args(Mode))}")
+    return cast("tuple[Mode, ...]", tuple(dict.fromkeys(names)))
 
 
 class Advance(Protocol):
@@ -49,10 +64,10 @@ class Evaluation:
     interval: tuple[float, float] | None
     reward: float | None
     reward_interval: tuple[float, float] | None
-    agents: Mapping[str, Mapping[str, float]]
-    outcomes: Mapping[str, bool]
-    rewards: Mapping[str, float]
-    examples: Sequence[Mapping[str, object]] = field(default_factory=tuple)
+    agents: Mapping[str, Mapping[str, float]] = field(repr=False)
+    outcomes: Mapping[str, bool] = field(repr=False)
+    rewards: Mapping[str, float] = field(repr=False)
+    examples: Sequence[Mapping[str, object]] = field(default_factory=tuple, repr=False)
 
     @property
     def name(self) -> str:
@@ -134,4 +149,4 @@ def greedy(team: Team) -> Team:
 
 
 def _messages(donor: Episode | None) -> dict[str, str]:
-    return {action.id: action.text for action in donor.actions} if donor else {}
+    return {action.id: action.message for action in donor.actions} if donor else {}

@@ -21,14 +21,14 @@ LEAST = 0.004  # of the whole time: how wide a very short action is drawn
 
 
 def find_episode(episodes: list[Episode], name: str) -> Episode:
-    """An episode by its place in the file (``"3"``) or by task and sample (``"chain_sum/17#2"``).
+    """An episode by its index in the file (``"3"``) or by task and sample (``"chain_sum/17#2"``).
 
     Raises:
         ValueError: there is none.
     """
-    places = [str(place) for place in range(len(episodes))]
-    if name in places:
-        return episodes[places.index(name)]
+    indices = [str(index) for index in range(len(episodes))]
+    if name in indices:
+        return episodes[indices.index(name)]
     found = [episode for episode in episodes if f"{episode.task.id}#{episode.sample}" == name.replace(" ", "")]
     if not found:
         some = ", ".join(f"{episode.task.id}#{episode.sample}" for episode in episodes[:4])

@@ -19,7 +19,7 @@ import numpy as np
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.run import RunSettings
 from marft.forking.interface import as_played
-from marft.learning.batching import Denominators, KnownLogProbs
+from marft.learning.batching import Denominators, FixedLogProbs
 from marft.learning.credit.comam import rank_correlation
 from marft.learning.critic import explained_variance
 from marft.learning.interfaces import Floats, LossInputs, Stateful, all_actions
@@ -127,7 +127,7 @@ class _Judge:
         if isinstance(self.learner.credit, Stateful):
             for path in files:
                 if step_of(path) < step:
-                    self.learner.assign_credit(as_played(_scored(path)), KnownLogProbs())
+                    self.learner.assign_credit(as_played(_scored(path)), FixedLogProbs())
 
     def opinion(self, own: Sequence[Episode], with_forks: Sequence[Episode]) -> Opinion:
         forking = self.learner.credit.forking
@@ -140,8 +140,8 @@ class _Judge:
             self.notes.append(f"{cut} truncated episodes count as worth nothing at their end: the run had no critic")
         batch = list(with_forks if forking else own)
         recorded = {action.key: action.log_probs.astype(np.float64) for action in all_actions(batch)}
-        known = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
-        credited = self.learner.assign_credit(batch, known)
+        fixed = replace(self.learner.score_before_update(batch), old=recorded)  # the policies of that step are gone
+        credited = self.learner.assign_credit(batch, fixed)
         found = {s.action.key: s.advantages for s in credited.samples}
         metrics = {**credited.credits.metrics, **advantage_metrics(credited.samples, credited.raw)}
         explained = math.nan
@@ -175,7 +175,7 @@ class _Judge:
             return "untrained"
         critic = self.learner.critic
         assert critic is not None
-        credited = self.learner.assign_credit(batch, KnownLogProbs())
+        credited = self.learner.assign_credit(batch, FixedLogProbs())
         assert credited.inputs.values is not None
         for number in range(FITTING_PASSES):
             critic.update(credited.inputs.values, credited.credits.monte_carlo, number)
@@ -205,8 +205,8 @@ def _agreement(opinions: Sequence[Opinion]) -> tuple[dict[tuple[str, str], float
         ]
         x, y = np.array(both).reshape(-1, 2).T
         pushed = (x != 0) & (y != 0)
-        known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-        rank[a.algorithm, b.algorithm] = rank_correlation(x, y) if known else math.nan
+        defined = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        rank[a.algorithm, b.algorithm] = rank_correlation(x, y) if defined else math.nan
         sign[a.algorithm, b.algorithm] = (
             float(np.mean(np.sign(x[pushed]) == np.sign(y[pushed]))) if pushed.any() else math.nan
         )

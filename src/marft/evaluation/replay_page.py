@@ -16,10 +16,11 @@ from marft import atomic
 from marft.evaluation.pages import page
 from marft.evaluation.replay import Audit, Opinion
 from marft.learning.interfaces import Floats
-from marft.texts import one_line
+from marft.texts import cut, one_line
 from marft.types import Action, Episode
 
 AUDIT = ("groups", "group size", "groups of one", "groups all equal", "zero advantages")
+SHOWN = 160  # characters of a text in the terminal
 SHADED = 90  # percentile of an algorithm's |advantages| that is shown in full colour
 
 
@@ -94,18 +95,20 @@ def agreement_rows(audit: Audit) -> list[list[str]]:
 
 
 def action_table(audit: Audit, pictures: Sequence[Picture]) -> Table:
-    """The mean advantage of every action of the pictured episodes, by algorithm."""
+    """The mean advantage of every action of the pictured episodes, by algorithm. In a narrow terminal texts alone
+    give way: numbers are whole."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("episode", overflow="fold")
     _numbers(table, "action", left=True)
     _numbers(table, *(opinion.algorithm for opinion in audit.opinions))
-    table.add_column("text", overflow="ellipsis", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    numbers = [""] * len(audit.opinions)
     for picture in pictures:
         episode = picture.episode
+        name = one_line(f"{episode.task.id} #{episode.sample}, {_outcome(episode)}")
+        table.add_row("", *numbers, Text(name, style="bold"))
         for index, action in enumerate(picture.actions):
-            name = f"{episode.task.id} #{episode.sample}, {_outcome(episode)}" if index == 0 else ""
             means = (cells[index][0] for _, cells in picture.rows)
-            cells = (name, action.id, *("" if m is None else f"{m:+.2f}" for m in means), one_line(action.text))
+            cells = (action.id, *("" if m is None else f"{m:+.2f}" for m in means), cut(one_line(action.text), SHOWN))
             table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
 

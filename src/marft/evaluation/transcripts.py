@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from difflib import unified_diff
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from marft.config.settings import did_you_mean
 from marft.runs.episodes import read_episodes
@@ -15,10 +15,17 @@ from marft.texts import one_line
 from marft.types import Episode
 
 Order = Literal["", "worst", "best", "failed"]
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 def ordered(episodes: Sequence[Episode], order: Order) -> list[Episode]:
-    """Episodes as they were recorded; by what they earned, where they were scored; or those that were not."""
+    """Episodes as they were recorded; by what they earned, where they were scored; or those that were not.
+
+    Raises:
+        ValueError: there is no such order.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order {order!r} is none of {', '.join(map(repr, ORDERS))}")
     if order == "failed":
         return [episode for episode in episodes if not episode.scored]
     if not order:

@@ -22,6 +22,7 @@ class Agent:
     cut: Cut = Cut()
     tool_use: ToolUse = ToolUse()
     memory: Literal["none", "own"] = "none"
+    thinking: Literal["keep", "drop"] = "keep"
 
     @property
     def role(self) -> str:

@@ -27,7 +27,7 @@ def hear(replaced: Mapping[str, str], seen: Seen) -> Heard:
         replaced: texts by action id that stand in for the real ones.
     """
     action = seen.action if isinstance(seen, Excerpt) else seen
-    text = replaced.get(action.id, seen.text)
+    text = replaced.get(action.id, seen.text if isinstance(seen, Excerpt) else seen.message)
     return Heard(action, Message(action.agent, text), text)
 
 

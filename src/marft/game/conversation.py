@@ -40,6 +40,7 @@ class Node:
         said: the id of the action whose turn it is; "" where the agent is told something.
         sampled: whether the turn was sampled here. A turn that is taken over from another branch was not.
         restarted: why it begins a new segment, in place of what its messages would go on from.
+        shortened: why nothing can go on from a turn as it was sampled: its messages say less.
     """
 
     parent: Node | None
@@ -49,6 +50,7 @@ class Node:
     said: str = ""
     sampled: bool = False
     restarted: str = ""
+    shortened: str = ""
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -71,22 +73,6 @@ class Conversation:
         empty = np.empty(0, np.int32)
         self.root = Node(None, (), empty, empty)
 
-    def find(self, messages: Sequence[ChatMessage]) -> tuple[Node, tuple[ChatMessage, ...]]:
-        """The deepest turn, or the root, whose messages are a prefix of these, and the messages that are new.
-
-        Of several that said the same to the same, it is the one that was sampled last.
-        """
-        best, depth, waiting = self.root, 0, [(self.root, 0)]
-        while waiting:
-            node, at = waiting.pop(0)
-            if (node.said or node is self.root) and at >= depth:
-                best, depth = node, at
-            for child in node.children:
-                end = at + len(child.messages)
-                if tuple(messages[at:end]) == child.messages:
-                    waiting.append((child, end))
-        return best, tuple(messages[depth:])
-
     def tell(self, new: Sequence[ChatMessage], after: Node) -> Node:
         """What the agent is told after a turn, or after nothing: the node that its next turn goes on from.
 
@@ -98,7 +84,11 @@ class Conversation:
         if known is not None:
             return known
         while node.said:
-            ids = self.template.go_on(node.context, node.conversation, rest)
+            ids = (
+                NotExact(node.shortened)
+                if node.shortened
+                else self.template.go_on(node.context, node.conversation, rest)
+            )
             if not isinstance(ids, NotExact):
                 return self._add(node, rest, ids, reason)
             reason = reason or ids.reason
@@ -124,20 +114,22 @@ class Conversation:
         )
 
     def say(
-        self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True
+        self, told: Node, messages: Sequence[ChatMessage], ids: TokenIds, said: str, sampled: bool = True,
+        shortened: str = "",
     ) -> Node:  # fmt: skip
         """An agent's turn.
 
         Args:
             ids: as they were sampled, and between them what tools answered, [T].
             said: the action's id.
+            shortened: why the messages say less than was sampled, if so.
         """
         assert not told.said, "a turn follows on what an agent was told"
         known = next((child for child in told.children if child.said == said), None)
         if known is not None:
             known.sampled |= sampled
             return known
-        turn = Node(told, tuple(messages), ids, np.concatenate([told.context, ids]), said, sampled)
+        turn = Node(told, tuple(messages), ids, np.concatenate([told.context, ids]), said, sampled, shortened=shortened)
         told.children.append(turn)
         return turn
 
@@ -151,5 +143,5 @@ class Conversation:
 
 
 def _told(parent: Node, messages: tuple[ChatMessage, ...]) -> Node | None:
-    """Where the same was told after the same before."""
-    return next((child for child in parent.children if not child.said and child.messages == messages), None)
+    """Where the same was told after the same before: a turn, or the root."""
+    return next((child for child in parent.children if child.messages == messages), None)

@@ -99,7 +99,7 @@ class LoopThread:
         except asyncio.CancelledError:
             if cancelled():
                 raise
-            raise RaisedError("CancelledError: the call called itself off", "") from None
+            raise RaisedError("CancelledError: the call cancelled itself", "") from None
 
     async def _counted(self, run: Callable[..., Awaitable[T]], *arguments: object) -> T:
         self._under_way += 1

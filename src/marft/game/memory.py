@@ -23,6 +23,7 @@ from marft.game.rendering import Channel, ChatMessage, NotExact, Renderer, compo
 from marft.types import Action, Observation, Prompt, TokenIds
 
 FULL = "the context is full: the oldest exchanges were left out"
+THOUGHTS = "its thoughts were dropped"
 AT_ONCE = "it acted several times at once, and remembers all of it"
 
 
@@ -61,14 +62,16 @@ class Exchange:
         heard: of whom and what, as it was passed on.
         saw: ids of the actions that it saw.
         messages: what it said, called and was answered.
+        shortened: why that is less than was sampled, if so.
         turn: where it stands in the conversation.
-        since: place in the episode from which on actions are remembered: what is older has given way.
+        since: index in the episode from which on actions are remembered: what is older gave way for it; 0: nothing did.
         size: tokens, about.
     """
 
     action: Action
     told: tuple[ChatMessage, ...]
     messages: tuple[ChatMessage, ...]
+    shortened: str
     heard: frozenset[tuple[str, str]]
     saw: tuple[str, ...]
     turn: Node
@@ -151,19 +154,21 @@ class Memory:
     def keep(self, asked: Asked, action: Action, request: Request) -> None:
         """Remember an action."""
         assert asked.node is not None, "it was asked with this memory"
-        messages = tuple(self.renderer.turn(action.policy, action))
-        before = [self._exchanges[name] for name in action.continues]
-        since = max((exchange.since for exchange in before), default=0)
+        said = tuple(self.renderer.turn(action.policy, action))
+        messages = tuple(map(self._without_thought, said)) if self.agent.thinking == "drop" else said
+        shortened = THOUGHTS if messages != said else ""
+        since = 0
         if action.restarted == FULL:
-            since = before[0].action.index if before else action.index
+            since = self._exchanges[action.continues[0]].action.index if action.continues else action.index
         told = sum(self.renderer.count(action.policy, str(message["content"])) for message in asked.told)
         self._exchanges[action.id] = Exchange(
             action=action,
             told=asked.told,
             messages=messages,
+            shortened=shortened,
             heard=frozenset((one.action.id, one.passed_on) for one in asked.heard),
             saw=(*(one.action.id for one in asked.heard), *([request.begins.id] if request.begins else ())),
-            turn=self._say(asked.node, messages, action),
+            turn=self._say(asked.node, messages, action, shortened),
             since=since,
             size=told + len(action.tokens),
         )
@@ -209,12 +214,20 @@ class Memory:
             for name in kept:
                 exchange = self._exchanges[name]
                 told = self._conversation.tell(self._opening(node) + exchange.told, node)
-                node = self._say(told, exchange.messages, exchange.action, sampled=False)
+                node = self._say(told, exchange.messages, exchange.action, exchange.shortened, sampled=False)
             return self._conversation.tell(self._opening(node) + new, node)
         except ValueError as error:
             raise EpisodeFailedError("failed", f"{self.agent.role}: {error}") from error
 
-    def _say(self, told: Node, messages: tuple[ChatMessage, ...], action: Action, sampled: bool = True) -> Node:
+    def _without_thought(self, message: ChatMessage) -> ChatMessage:
+        text = message["content"]
+        if message["role"] != "assistant" or not isinstance(text, str):
+            return message
+        return {**message, "content": text[self.renderer.thought(self.agent.policy, text) :]}
+
+    def _say(
+        self, told: Node, messages: tuple[ChatMessage, ...], action: Action, shortened: str, sampled: bool = True
+    ) -> Node:  # fmt: skip
         """An action's turn, after what the agent was told, or after its chat as it was last rendered anew.
 
         Raises:
@@ -228,7 +241,7 @@ class Memory:
             chat = (*told.conversation, *messages[:shown])
             told = self._conversation.begin(chat, last.reason, last.context if sampled else None)
         ids = action.tokens[action.segments[-1].start :]
-        return self._conversation.say(told, messages[shown:], ids, action.id, sampled)
+        return self._conversation.say(told, messages[shown:], ids, action.id, sampled, shortened)
 
     def _opening(self, node: Node) -> tuple[ChatMessage, ...]:
         return self._system if node is self._conversation.root else ()

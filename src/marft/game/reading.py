@@ -48,10 +48,10 @@ async def stepped(session: Session, actions: JointAction, roles: Collection[str]
     return Step(
         whole(step.observation),
         number(step.reward, "gave the team a reward of"),
-        terminated=_flag(step.terminated, "terminated"),
-        truncated=_flag(step.truncated, "truncated"),
+        terminated=flag(step.terminated, "terminated"),
+        truncated=flag(step.truncated, "truncated"),
         agent_rewards=own_rewards(step.agent_rewards, roles),
-        success=None if step.success is None else _flag(step.success, "success"),
+        success=None if step.success is None else flag(step.success, "success"),
     )
 
 
@@ -108,7 +108,12 @@ def own_rewards(rewards: object, roles: Collection[str]) -> dict[str, float]:
     return read
 
 
-def _flag(value: object, name: str) -> bool:
+def flag(value: object, name: str) -> bool:
+    """True or False, also as a number.
+
+    Raises:
+        RefusedError: it is neither.
+    """
     plain = _plain(value)
     if isinstance(plain, int) and plain in (0, 1):
         return bool(plain)

@@ -94,6 +94,9 @@ class Renderer(Protocol):
             messages: the same in messages.
         """
 
+    def thought(self, policy: str, text: str) -> int:
+        """How many of the first characters of a turn's text are a thought."""
+
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
 

@@ -60,7 +60,8 @@ class Team:
         for agent in run.agents:
             profile, tool_use = equip(agent)
             cut = Cut(agent.context.cut, agent.context.keep)
-            agents.append(Agent(profile, agent.policy, agent.sampling.resolve(), cut, tool_use, agent.memory))
+            sampling = agent.sampling.resolve()
+            agents.append(Agent(profile, agent.policy, sampling, cut, tool_use, agent.memory, agent.thinking))
         return Team(tuple(agents), cast("Organization", run.team), cast("Channel", run.channel))
 
     def agent(self, role: str) -> Agent:

@@ -29,7 +29,7 @@ class ToolBelt:
         self.task, self.seed = task, seed
         self._open: dict[str, OpenTools] = {}
         self._made = 0  # calls so far
-        self._repeated: dict[str, int] = {}  # by source: the place of the last recorded call that was made again
+        self._repeated: dict[str, int] = {}  # by source: the index of the last recorded call that was made again
 
     def join(self, session: Session, thread: LoopThread) -> None:
         """Take in the tools that the environment's session brings: calls of them take turns with its steps."""

@@ -193,9 +193,11 @@ class Turns:
         if not np.isfinite(made.log_probs).all() or np.isnan(whole).any():
             raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
         tokens = asked.sees(self.game.renderer, agent.policy, request.begins)
+        dropped = agent.thinking == "drop" and not options
         action = replace(
             made,
             index=index,
+            thought=self.game.renderer.thought(agent.policy, made.text) if dropped else 0,
             sees=tuple(tokens),
             message_tokens=tuple(tokens.values()),
             truncated_tokens=prompt.truncated_tokens,

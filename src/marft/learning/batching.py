@@ -212,7 +212,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KnownLogProbs:
+class FixedLogProbs:
     """Log-probs of sampled tokens that were scored before anything moved, by the action's key.
 
     ``old`` are the learner's own; ``base`` those of the untuned base.
@@ -265,19 +265,19 @@ class Packing:
         return [(self.backbones[mine[0].action.policy], mine) for mine in owners.values()]
 
     def micro_batches(
-        self, samples: Sequence[Sample], denominators: Denominators, known: KnownLogProbs | None = None
+        self, samples: Sequence[Sample], denominators: Denominators, fixed: FixedLogProbs | None = None
     ) -> list[MicroBatch]:
         """Cut a minibatch into packed batches.
 
         Args:
-            known: log-probs of the actions' tokens that were scored before.
+            fixed: log-probs of the actions' tokens that were scored before.
         """
         batches = []
         for backbone, mine in self._by_backbone(samples):
             size = self.sizes.get(id(backbone), 0)
             for part in in_batches(mine, length, size) if size else _by_tokens(mine, self.tokens_per_batch):
                 ordered = sorted(part, key=lambda sample: sample.action.policy)
-                batches.append(_pack(ordered, self, denominators, known or KnownLogProbs()))
+                batches.append(_pack(ordered, self, denominators, fixed or FixedLogProbs()))
         return batches
 
     def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
@@ -297,7 +297,7 @@ class Packing:
         return in_step
 
 
-def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominators, known: KnownLogProbs) -> MicroBatch:
+def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominators, fixed: FixedLogProbs) -> MicroBatch:
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
@@ -342,7 +342,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
         chosen=Chosen.of(actions, device),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
-        base_log_probs=tensor(np.concatenate([known.base[action.key] for action in actions])) if known.base else None,
+        base_log_probs=tensor(np.concatenate([fixed.base[action.key] for action in actions])) if fixed.base else None,
         action_of=tensor(np.repeat(np.arange(len(actions)), counts), torch.long),
         normalisers=tensor(np.array([sample.normaliser for sample in samples])),
         advantages=tensor(np.concatenate([sample.advantages for sample in samples])),

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
-from marft.learning.batching import KnownLogProbs, Packing, make_samples
+from marft.learning.batching import FixedLogProbs, Packing, make_samples
 from marft.learning.critic import Critic
 from marft.learning.interfaces import (
     LOG_RATIO_LIMIT,
@@ -118,25 +118,25 @@ class Learner:
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
         """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``."""
         warming_up = progress.step < self.warmup
-        known = self.score_before_update(episodes, for_credit_alone=warming_up)
-        credited = self.assign_credit(episodes, known)
+        fixed = self.score_before_update(episodes, for_credit_alone=warming_up)
+        credited = self.assign_credit(episodes, fixed)
         credits, values = credited.credits, credited.inputs.values
         metrics = {**advantage_metrics(credited.samples, credited.raw), **credits.metrics}
         if self.settings.nll:
             metrics |= success_metrics(episodes)
         if credited.samples and not warming_up:
-            metrics |= self._improve(credited, known, progress)
+            metrics |= self._improve(credited, fixed, progress)
         if self.critic and values:
             targets = credits.monte_carlo if warming_up else credits.returns
             metrics |= self.critic.update(values, targets, progress.step)
         return metrics
 
-    def assign_credit(self, episodes: Sequence[Episode], known: KnownLogProbs) -> CreditedEpisodes:
+    def assign_credit(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> CreditedEpisodes:
         """Assign credit to scored episodes."""
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
         inputs = CreditInputs(
-            rewarded, self.settings.level, values, self._costs(episodes, known), trained=self.optimizers.keys()
+            rewarded, self.settings.level, values, self._costs(episodes, fixed), trained=self.optimizers.keys()
         )
         credits = self.credit.assign(inputs)
         for action, advantages in zip(inputs.actions, credits.advantages, strict=True):
@@ -181,7 +181,7 @@ class Learner:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}
         return {part: it for part, it in parts.items() if isinstance(it, Stateful)}
 
-    def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> KnownLogProbs:
+    def score_before_update(self, episodes: Sequence[Episode], for_credit_alone: bool = False) -> FixedLogProbs:
         """Log-probs of the trained policies' actions before anything moves, as far as the algorithm asks for them.
 
         Args:
@@ -189,28 +189,28 @@ class Learner:
         """
         kl = self.settings.kl
         if not kl.coefficient or (for_credit_alone and kl.place != "reward"):
-            return KnownLogProbs()
+            return FixedLogProbs()
         acting = [
             Sample(action, 1.0, np.zeros(size))
             for episode in episodes
             for action, size in zip(episode.actions, CreditInputs([episode], self.settings.level).sizes(), strict=True)
             if action.policy in self.optimizers
         ]
-        return KnownLogProbs(
+        return FixedLogProbs(
             old=score_actions(self.packing, acting, self.ranks) if kl.place == "reward" else {},
             base=score_actions(self.base_packing, acting, self.ranks),
         )
 
-    def _costs(self, episodes: Sequence[Episode], known: KnownLogProbs) -> list[Floats]:
+    def _costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
         """KL in the reward: coefficient · (log π − log π_base) of each decision; a frozen teammate pays nothing."""
         kl = self.settings.kl
-        if not known.base or kl.place != "reward":
+        if not fixed.base or kl.place != "reward":
             return []
 
         def cost(action: Action, size: int) -> Floats:
-            if action.key not in known.base:
+            if action.key not in fixed.base:
                 return np.zeros(size)
-            tokens = kl.coefficient * (known.old[action.key] - known.base[action.key]).clip(
+            tokens = kl.coefficient * (fixed.old[action.key] - fixed.base[action.key]).clip(
                 -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
             )
             return tokens if self.settings.level == "token" else tokens.sum(keepdims=True)
@@ -224,7 +224,7 @@ class Learner:
             self.settings.normalise_advantages,
         )  # fmt: skip
 
-    def _improve(self, credited: CreditedEpisodes, known: KnownLogProbs, progress: Progress) -> dict[str, float]:
+    def _improve(self, credited: CreditedEpisodes, fixed: FixedLogProbs, progress: Progress) -> dict[str, float]:
         samples = credited.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
@@ -232,7 +232,7 @@ class Learner:
         }
         meter = Meter()
         update = Update(
-            self.settings, self.objective, self.optimizers, self.packing, known, meter, self.seed,
+            self.settings, self.objective, self.optimizers, self.packing, fixed, meter, self.seed,
             check_packing=(progress.step - self.warmup) % PACKING_CHECKS == 0,
             ranks=self.ranks,
         )  # fmt: skip
@@ -244,19 +244,19 @@ class Learner:
             if self.schedule.correction and number + 1 < len(phases):
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
-        self._measure_base_kl(meter, samples, known, update)
+        self._measure_base_kl(meter, samples, fixed, update)
         stops = {"kl_stops": meter.total("kl_stops")}  # the same on every rank
         meter = meter.of_all(self.ranks)
         return rates | meter.means() | gradient_shares(meter, self.roles) | stops
 
-    def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], known: KnownLogProbs, update: Update) -> None:
+    def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:
         """KL to the base before the step: over all actions where the base has scored them, else over a few of each
         agent."""
-        chosen = samples if known.base else first_of_each_agent(samples, BASE_KL_ACTIONS)
+        chosen = samples if fixed.base else first_of_each_agent(samples, BASE_KL_ACTIONS)
         idle = [sample for sample in chosen if sample.action.key not in update.old]
         assert update.moved.isdisjoint(sample.action.policy for sample in idle), "what has moved was scored before"
         old = {**update.old, **score_actions(self.packing, idle, self.ranks)}
-        measure_base_kl(meter, chosen, old, known.base or score_actions(self.base_packing, chosen, self.ranks))
+        measure_base_kl(meter, chosen, old, fixed.base or score_actions(self.base_packing, chosen, self.ranks))
 
     def _corrected(self, credited: CreditedEpisodes, phase: UpdatePhase, ratios: TeamRatios) -> Sequence[Sample]:
         """The samples as a phase sees them, after what the phases before have moved."""

@@ -41,17 +41,17 @@ class TeammateText:
         found: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
         for sample, start, temperature in zip(samples, starts, temperatures, strict=True):
             action = sample.action
-            places = np.flatnonzero(action.by_teammate)
-            if not len(places):
+            positions = np.flatnonzero(action.by_teammate)
+            if not len(positions):
                 continue
             assert action.teammate_log_probs is not None, "a teammate's tokens have its log-probs"
-            decisions = np.cumsum(action.sampled)[places].clip(max=len(sample.advantages) - 1)
-            found["predict_from"].append(start + len(action.prompt) - 1 + places)
-            found["targets"].append(action.tokens[places])
-            found["temperatures"].append(np.full(len(places), temperature))
+            decisions = np.cumsum(action.sampled)[positions].clip(max=len(sample.advantages) - 1)
+            found["predict_from"].append(start + len(action.prompt) - 1 + positions)
+            found["targets"].append(action.tokens[positions])
+            found["temperatures"].append(np.full(len(positions), temperature))
             found["author_log_probs"].append(action.teammate_log_probs)
             found["advantages"].append(sample.advantages[decisions])
-            found["weights"].append(np.full(len(places), 1.0 / tokens_of_policy[action.policy]))
+            found["weights"].append(np.full(len(positions), 1.0 / tokens_of_policy[action.policy]))
         if not found["targets"]:
             return None
 

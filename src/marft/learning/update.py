@@ -15,8 +15,8 @@ from marft.config.algorithm import AlgorithmSettings
 from marft.learning.acceptance import accept
 from marft.learning.batching import (
     Denominators,
+    FixedLogProbs,
     Idle,
-    KnownLogProbs,
     MicroBatch,
     Packing,
     length,
@@ -55,7 +55,7 @@ class Update:
     packed as the first epoch will pack it.
 
     Args:
-        known: log-probs that were scored before the step.
+        fixed: log-probs that were scored before the step.
         check_packing: measure whether scores depend on how they are packed, where any will be compared.
         ranks: those that learn together. Each is given all samples, and steps on a share.
     """
@@ -66,16 +66,16 @@ class Update:
         objective: Objective,
         optimizers: Mapping[str, PolicyOptimizer],
         packing: Packing,
-        known: KnownLogProbs,
+        fixed: FixedLogProbs,
         meter: Meter,
         seed: int,
         check_packing: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         self.settings, self.objective, self.optimizers, self.packing = settings, objective, optimizers, packing
-        self.known, self.meter, self.seed, self.check_packing = known, meter, seed, check_packing
+        self.fixed, self.meter, self.seed, self.check_packing = fixed, meter, seed, check_packing
         self.ranks = ranks
-        self.old: dict[ActionKey, Floats] = dict(known.old)  # π_old's log-probs so far, by the action's key
+        self.old: dict[ActionKey, Floats] = dict(fixed.old)  # π_old's log-probs so far, by the action's key
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
@@ -109,8 +109,8 @@ class Update:
 
         What was scored before is taken over only where no packing makes a difference.
         """
-        known = {} if self.packing.sizes else self.old
-        wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in known]
+        scored = {} if self.packing.sizes else self.old
+        wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in scored]
         self.old |= score_actions(self.packing, wanted, self.ranks)
 
     def _to_check(self, phase: UpdatePhase, samples: Sequence[Sample]) -> list[Sample]:
@@ -144,7 +144,7 @@ class Update:
     def _gain(self, samples: Sequence[Sample], objective: Objective, now: Mapping[ActionKey, Floats]) -> float:
         """How much less the objective's loss is than at π_old, in float64."""
         gain = 0.0
-        for batch in self.packing.micro_batches(samples, self._denominators(samples), self.known):
+        for batch in self.packing.micro_batches(samples, self._denominators(samples), self.fixed):
             old = batch.of_tokens(self.old)
             weights = self._unit_weights(batch, self._sampler_weights(batch, old))
             units = batch.units(old)
@@ -171,7 +171,7 @@ class Update:
         """
         policies = sorted({sample.action.policy for sample in samples})
         mine = share(self.ranks, samples, length)
-        batches = self.packing.micro_batches(mine, self._denominators(samples), self.known) if mine else []
+        batches = self.packing.micro_batches(mine, self._denominators(samples), self.fixed) if mine else []
         for policy in policies:
             self.optimizers[policy].zero_grad()
         kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are

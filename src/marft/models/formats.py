@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.models.checking import refuse_pickled
-from marft.models.places import resolve_path
+from marft.models.control_tokens import leave_thoughts
+from marft.models.dates import dated
+from marft.models.paths import resolve_path
 from marft.models.templates import check_template
+from marft.models.turn_ends import stop_ids
 
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 WHAT_TO_GIVE = (
@@ -28,7 +31,7 @@ class Format:
 
     Args:
         context: tokens of prompt and action together.
-        stop_ids: tokens that end a turn, the tokenizer's own first.
+        stop_ids: tokens that end a turn, the chat template's own first.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -55,7 +58,8 @@ def load_format(settings: ModelSettings) -> Format:
     tokenizer = load_tokenizer(settings)
     declared = [config.eos_token_id, _generation(settings, config).eos_token_id]
     known = config.get_text_config().vocab_size
-    return Format(tokenizer, context_of(config, settings), stop_ids(tokenizer, declared, known))
+    ends = stop_ids(tokenizer, settings.template_options, declared, known)
+    return Format(tokenizer, context_of(config, settings), ends)
 
 
 def load_config(settings: ModelSettings) -> PretrainedConfig:
@@ -98,9 +102,18 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
             f"models: the tokenizer of {settings.path!r} has no chat template; "
             "use an instruction-tuned model, or set chat_template to a Jinja file"
         )
+    tokenizer.chat_template = _dated(tokenizer.chat_template, settings.date)
+    leave_thoughts(tokenizer)
     where = settings.chat_template or f"of {settings.path!r}"
     check_template(tokenizer, settings.template_options, f"models: the chat template {where}")
     return tokenizer
+
+
+def _dated(template: str | dict[str, str], day: str) -> str | dict[str, str]:
+    """Of a tokenizer with several templates each."""
+    if isinstance(template, dict):
+        return {name: dated(one, day) for name, one in template.items()}
+    return dated(template, day)
 
 
 def context_of(config: PretrainedConfig, settings: ModelSettings) -> int:
@@ -128,22 +141,6 @@ def _lengths_of_rotations(config: Any) -> Iterator[int]:
         if rotation.get("rope_type") == "longrope":
             inside = rotation.get("original_max_position_embeddings")
             yield int(inside or getattr(config, "original_max_position_embeddings", config.max_position_embeddings))
-
-
-def stop_ids(
-    tokenizer: PreTrainedTokenizerBase, declared: Sequence[int | Sequence[int] | None], known: int
-) -> tuple[int, ...]:
-    """Tokens that end a turn: the tokenizer's, which is what a turn that is given, not sampled, ends with; then those
-    that the model declares. Nothing else is taken from generation_config.
-
-    Args:
-        known: how many tokens the model has; a tokenizer may have more.
-    """
-    ids: list[int] = []
-    own: int | Sequence[int] | None = tokenizer.eos_token_id
-    for value in (own, *declared):
-        ids += [] if value is None else [value] if isinstance(value, int) else value
-    return tuple(dict.fromkeys(i for i in ids if i < known))
 
 
 def policy_context(run: RunSettings, model: str, base: str, contexts: Mapping[str, int]) -> int:

@@ -13,7 +13,7 @@ from marft.models.backbone import Backbone
 from marft.models.checking import refuse_gaps, refuse_not_finite
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 
 
 def pick_device(name: str) -> torch.device:

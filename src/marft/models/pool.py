@@ -19,7 +19,7 @@ from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
 from marft.models.loading import check_vocabulary, load_backbone, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
-from marft.models.places import resolve_path
+from marft.models.paths import resolve_path
 
 
 @dataclass(frozen=True, slots=True, eq=False)

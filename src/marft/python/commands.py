@@ -19,6 +19,7 @@ from marft.config.load import parse_recipe, to_toml
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
 from marft.observing import Observer
+from marft.python.asked import check_count, check_observer, check_place, check_words, is_path, names_in, things_in
 from marft.python.run import Run
 from marft.runs.folder import RunFolder
 
@@ -44,11 +45,17 @@ def load_recipe(recipe: Recipe, changes: Changes = (), /, *, given: Iterable[Any
         ValueError: a key or a value is wrong; the message says which and what to do.
     """
     words, tables = _apart(changes, more)
+    given = things_in(given)
     if isinstance(recipe, RunSettings):
         whole = {**recipe.given, **_by_words(given)}.values()
         return parse_recipe(tomllib.loads(to_toml(recipe)), words, recipe.name, tables, whole)
     if isinstance(recipe, Mapping):
         return parse_recipe({"name": "run", FOLDER: str(Path.cwd()), **recipe}, words, "recipe", tables, given)
+    if not is_path(recipe):
+        raise ValueError(
+            "a recipe is a file, the name of a bundled one, tables, or what marft.load_recipe gives; this is of type "
+            f"{type(recipe).__name__}"
+        )
     return read_recipe(recipe, words, tables, given)
 
 
@@ -62,7 +69,8 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
     Raises:
         ValueError: there is none.
     """
-    return Run(RunFolder.open(path), tuple(given))
+    check_place(path, "a run")
+    return Run(RunFolder.open(path), tuple(things_in(given)))
 
 
 def train(
@@ -82,6 +90,9 @@ def train(
         ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
         RunError: nothing of a step could be scored, or nothing can be written.
     """
+    check_observer(observer)
+    if start_from is not None:
+        check_place(start_from, "start_from: a checkpoint")
     settings, folder = _run_of(recipe, changes, given, more)
     refuse_nothing_to_train(settings)
     folder = folder or RunFolder(Path(settings.output) / settings.name)
@@ -93,7 +104,7 @@ def train(
         from marft.evaluation.report import write_report
         from marft.training import train as run_training
 
-        source = Path(start_from) if start_from else None
+        source = None if start_from is None else Path(start_from)
         run_training(
             settings, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or _Warned()
         )
@@ -102,8 +113,9 @@ def train(
 
 
 def evaluate(
-    recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: Sequence[str] = ("base", "last"),
-    modes: Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, given: Iterable[Any] = (), **more: Any,
+    recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
+    modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False,
+    given: Iterable[Any] = (), **more: Any,
 ) -> list[Evaluation]:  # fmt: skip
     """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
 
@@ -111,24 +123,26 @@ def evaluate(
 
     Args:
         recipe: a run, or its folder; or a recipe as in :func:`load_recipe`.
-        checkpoints: ``base``, ``last``, ``best``, ``step_000050``.
-        modes: ``greedy``, ``sampled``; as the recipe says where none is given.
+        checkpoints: ``base``, ``last``, ``best``, ``step_000050``; one, or several.
+        modes: ``greedy``, ``sampled``, or both; as the recipe says where none is given.
         tasks: how many; 0: as the recipe says.
         shuffle_messages: also with every agent seeing messages of another task.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, or the recipe cannot be used.
+        ValueError: a checkpoint is not there or damaged, there is no such mode, or the recipe cannot be used.
         RunError: nothing can be written.
     """
+    names, wanted = names_in(checkpoints, "checkpoints", "last"), names_in(modes, "modes", "greedy")
+    check_count(tasks, "tasks")
     settings, folder = _run_of(recipe, changes, given, more)
     with _in_words():
+        from marft.evaluation.evaluate import modes_in
         from marft.evaluation.session import evaluate_checkpoints
 
-        names = checkpoints if folder else ["base"]
-        count = tasks or settings.evaluation.tasks
         found = evaluate_checkpoints(
-            settings, folder, names, modes or settings.evaluation.modes, count, shuffle_messages, lambda _=None: None
-        )
+            settings, folder, names if folder else ["base"], modes_in(wanted, "modes") or settings.evaluation.modes,
+            tasks or settings.evaluation.tasks, bool(shuffle_messages), lambda _=None: None,
+        )  # fmt: skip
         if folder:
             for result in found:
                 folder.write_evaluation(result.as_json(), result.name)
@@ -146,7 +160,7 @@ def _run_of(
     recipe: Recipe | Run, changes: Changes, given: Iterable[Any], more: Mapping[str, Any]
 ) -> tuple[RunSettings, RunFolder | None]:
     """Settings from a recipe, or from a run or its folder, which then comes too."""
-    given = list(given)
+    given = things_in(given)
     if isinstance(recipe, Run):
         given = [*{**_by_words(recipe.given), **_by_words(given)}.values()]
         recipe = recipe.path
@@ -161,9 +175,8 @@ def _apart(changes: Changes, more: Mapping[str, Any]) -> tuple[Sequence[str], di
     """Words of the command line, and tables."""
     if isinstance(changes, Mapping):
         return (), {**changes, **more}
-    if isinstance(changes, str):
-        raise ValueError('changes are a table, {"training.steps": 5}, or a list of words, ["--training.steps", "5"]')
-    return changes, dict(more)
+    check_words(changes)
+    return list(changes), dict(more)
 
 
 def _by_words(given: Iterable[Any]) -> dict[str, Any]:

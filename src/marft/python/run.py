@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marft.config.run import CheckpointSettings
 from marft.config.settings import did_you_mean
+from marft.python.asked import check_count, check_text
 from marft.runs.folder import RunFolder, step_of
 
 if TYPE_CHECKING:
@@ -69,10 +70,16 @@ class Run:
             count: how many; 0: all.
 
         Raises:
-            ValueError: nothing was recorded at that step, or nobody goes by that role.
+            ValueError: nothing was recorded at that step, nobody goes by that role, or there is no such order.
         """
-        from marft.evaluation.transcripts import attempts_at, ordered, read_of
+        from marft.evaluation.transcripts import Order, attempts_at, ordered, read_of
 
+        for number, what in ((step, "step"), (count, "count")):
+            check_count(number, what)
+        for text, what in ((agent, "agent"), (task, "task")):
+            check_text(text, what)
+        if order not in get_args(Order):
+            raise ValueError(f"order: {order!r} is none of {', '.join(filter(None, get_args(Order)))}")
         file = self.folder.recorded(step)
         found = ordered(attempts_at(read_of(file, task), task) if task else read_of(file, ""), order)
         if agent:

@@ -210,7 +210,7 @@ class Function(Term):
     def score(self, episode: Episode) -> list[TermReward]:
         """Ask the function about the whole episode; what it gives counts at the end."""
         said = import_path(self.call)(episode)
-        return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, float(said))
+        return at_the_end(episode, 0.0, said) if isinstance(said, Mapping) else at_the_end(episode, said)
 
 
 def unknown_roles(agents: Iterable[str], roles: Sequence[str]) -> Iterable[str]:

@@ -21,6 +21,7 @@ from marft.learning.learner import Learner
 from marft.learning.undoing import not_finite
 from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
+from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
@@ -65,6 +66,7 @@ class _Written(BaseModel):
     files: dict[str, str]
     log: _WrittenMark
     models: dict[str, str]
+    code: dict[str, str]
     version: str
 
 
@@ -76,6 +78,7 @@ class Record:
     state: State
     log: Mark  # how far the run's metrics went
     models: Mapping[str, str]  # digests of the bases, tokenizers and frozen adapters that the run learned with
+    code: Mapping[str, str]  # digests of the files of users' parts
     version: str  # of MARFT
 
     def recipe(self, given: Iterable[object] = ()) -> RunSettings:
@@ -130,7 +133,8 @@ class Checkpoints:
             save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
             (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
             files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
-            about = {"files": files, "log": asdict(log), "models": models.digests(), "version": __version__}
+            known = {"models": models.digests(), "code": digests_of_code(run), "version": __version__}
+            about = {"files": files, "log": asdict(log), **known}
             table = {**asdict(replace(state, parts=learner.state_dict())), **about}
             (draft / STATE).write_text(json.dumps({**table, "digest": _digest_of(table)}, indent=2) + "\n")
 
@@ -236,7 +240,8 @@ def read_record(path: Path) -> Record:
         state = State(**written.model_dump(include={field.name for field in fields(State)}))
         if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
-        return Record(path, state, Mark(written.log.length, written.log.digest), written.models, written.version)
+        log = Mark(written.log.length, written.log.digest)
+        return Record(path, state, log, written.models, written.code, written.version)
     except ValidationError as error:
         raise ValueError(f"{path}: {STATE} holds what no run writes: {first_problem(error)}") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, AttributeError) as error:

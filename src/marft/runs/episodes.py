@@ -22,7 +22,7 @@ from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
-ADDED = {"restarts"}  # columns that older files lack: there the field has its default
+ADDED = {"restarts", "thought"}  # columns that older files lack: there the field has its default
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
 BOOTSTRAP = codec_of(Mapping[str, TokenIds])  # by agent
@@ -55,13 +55,14 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
     rows = [row for episode in episodes for row in _rows(episode)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)
     atomic.write_file(path, sink.getvalue().to_pybytes())
 
 
 def read_rows(path: Path, task: str = "") -> list[dict[str, object]]:
     """Rows of one file, in the order written; of one task alone where it is named."""
-    return list(pq.read_table(path, filters=[("task", "=", task)] if task else None).to_pylist())
+    filters = [("task", "=", task)] if task else None
+    return list(pq.read_table(path, filters=filters, page_checksum_verification=True).to_pylist())
 
 
 def read_episodes(path: Path, task: str = "") -> list[Episode]:
@@ -78,8 +79,8 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
     try:
         missing = set(SCHEMA.names) - set(pq.read_schema(path).names) - ADDED
         rows = read_rows(path, task) if not missing else []
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"cannot read the episodes of {path}: {error}") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the episodes of {path}: {str(error).strip()}") from error
     if missing:
         raise ValueError(f"{path} was recorded by another version of MARFT; train again to read its episodes")
     try:

@@ -18,6 +18,7 @@ from marft.config.given import NotGivenError, in_words
 from marft.config.load import keys_of, load_recipe, to_toml
 from marft.config.names import check_run_name
 from marft.config.run import RunSettings
+from marft.config.settings import closest
 from marft.runs import lock, removing
 from marft.runs.log import read_rows
 from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
@@ -52,8 +53,16 @@ class RunFolder:
         """
         folder = RunFolder(Path(path))
         if not folder.config.is_file():
-            raise ValueError(f"no run at {path}: it has no config.toml{folder.whole_recipe()}")
+            raise ValueError(f"no run at {path}: it has no config.toml{folder.whole_recipe() or folder.near()}")
         return folder
+
+    def near(self) -> str:
+        """Which run may have been meant by a folder that is none: one of that name below ``runs``, inside it, or
+        beside it."""
+        runs = [Path("runs") / self.path, *self.path.glob("*"), *self.path.glob("runs/*")]
+        beside = closest(str(self.path), [str(path) for path in self.path.parent.glob("*") if RunFolder(path).is_run()])
+        meant = next((str(path) for path in sorted(runs) if RunFolder(path).is_run()), beside)
+        return f"; did you mean {meant!r}?" if meant else ""
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -74,7 +83,7 @@ class RunFolder:
                 yield
             finally:
                 if not self.is_run():
-                    (self.path / "run.lock").unlink()
+                    (self.path / "run.lock").unlink(missing_ok=True)  # or gone with the folder
                     with suppress(OSError):  # somebody has put something there
                         for path in missing:
                             path.rmdir()
@@ -91,13 +100,13 @@ class RunFolder:
         return lock.at_work(self.path / "run.lock")
 
     def check_free(self, overwrite: bool = False) -> None:
-        """See that a run can begin here.
+        """See that a run can begin here: where none is, or one that failed before its first step was over.
 
         Raises:
             ValueError: one is there already, and is not to be overwritten; or what is there is none.
         """
         if self.is_run():
-            if not overwrite:
+            if not overwrite and self.has_progress():
                 raise ValueError(
                     f"{self.path} holds a run already; go on with it (--resume), give this one another name "
                     "(--name …), or let it take the other's place (--overwrite)"
@@ -147,9 +156,8 @@ class RunFolder:
         Raises:
             ValueError: somebody else's run, or files, came in between.
         """
-        replaces = overwrite and self.is_run()
-        if replaces or not self.is_run() or self.has_progress():
-            self.check_free(overwrite)
+        self.check_free(overwrite)
+        replaces = self.is_run()
         try:
             self.write_mark(start_from, start)
             self.write_config(run)
@@ -177,8 +185,9 @@ class RunFolder:
         atomic.write_file(path, json.dumps(mark, indent=2) + "\n")
 
     def has_progress(self) -> bool:
-        """Whether the run has done anything yet."""
-        return self.checkpoints.exists() or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
+        """Whether the run has done a step, or there is anything else that somebody may want to keep."""
+        kept = (self.checkpoints, self.episodes, self.evaluations)
+        return any(path.exists() for path in kept) or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
 
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""

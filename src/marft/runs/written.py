@@ -12,33 +12,35 @@ from marft import atomic
 from marft.config.load import first_problem
 
 
-class _Named(BaseModel):
+class _Whole(BaseModel):
+    """A table of which some keys are looked at, and all are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Named(_Whole):
     name: str
     level: str
 
 
-class _Seat(BaseModel):
+class _Seat(_Whole):
     role: str
 
 
-class _Length(BaseModel):
+class _Length(_Whole):
     steps: int
 
 
-class WrittenRecipe(BaseModel):
+class WrittenRecipe(_Whole):
     """What is read of a written recipe by those who need none of its parts."""
-
-    model_config = ConfigDict(extra="allow")
 
     algorithm: _Named
     agents: list[_Seat]
     training: _Length
 
 
-class _Evaluated(BaseModel):
+class _Evaluated(_Whole):
     """What is read of an evaluation. Earlier versions did not save all of it."""
-
-    model_config = ConfigDict(extra="allow")
 
     checkpoint: str
     mode: str

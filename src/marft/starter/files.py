@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import tomli_w
 
 from marft import atomic
 from marft.envs.rows import written
-from marft.starter.tables import VALIDATION, Kind, Table
+from marft.starter.tables import NUMBER, VALIDATION, Kind, Table
 from marft.starter.teams import SHAPES
-from marft.texts import cut
+from marft.texts import cut, one_line
 
 RECIPE, REWARD, TEST, DATA, README = "recipe.toml", "reward.py", "test_reward.py", "data.csv", "README.md"
+FILES = (RECIPE, REWARD, TEST, README)  # of every team
 TINY = "tiny"
 RUN = "first"
 FURTHEST = 2  # folders up, beyond which a path is written in full
@@ -53,12 +54,21 @@ def write(plan: Plan, rows: str = "") -> list[str]:
     """
     files = {RECIPE: recipe(plan), REWARD: reward(plan.table), TEST: test(plan.table), README: readme(plan)}
     files |= {DATA: rows} if plan.data is None else {}
-    there = [name for name in files if os.path.lexists(plan.folder / name)]
-    if there:
-        raise ValueError(f"{plan.folder} has {', '.join(there)} already, which stays; name another folder")
+    refuse_taken(plan.folder, files)
     for name, text in files.items():
         atomic.write_file(plan.folder / name, text)
     return sorted(files)
+
+
+def refuse_taken(folder: Path, names: Iterable[str]) -> None:
+    """See that none of these files is in the folder.
+
+    Raises:
+        ValueError: one is.
+    """
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if there:
+        raise ValueError(f"{folder} has {', '.join(there)} already, which stays; name another folder")
 
 
 def recipe(plan: Plan) -> str:
@@ -116,7 +126,7 @@ _JUDGING: Mapping[Kind, tuple[str, list[str]]] = {
     "number": (
         "\nimport re\n",
         [
-            r'numbers = re.findall(r"-?\d+(?:\.\d+)?", text)  # the last one is taken for the answer',
+            f'numbers = re.findall(r"{NUMBER}", text)  # the last one is taken for the answer',
             "right = bool(numbers) and float(numbers[-1]) == float(row[ANSWER])",
             "return (1.0 if right else 0.0), right",
         ],
@@ -185,7 +195,7 @@ def readme(plan: Plan) -> str:
 | `{RECIPE}` | the team, its model, its tasks, how it learns |
 | `{REWARD}` | what an answer is worth: make it your own |
 | `{TEST}` | what the reward function is held to |
-| `{_data(plan)}` | one row a task |
+| `{one_line(_data(plan))}` | one row a task |
 
 In this folder:
 

@@ -20,6 +20,8 @@ from marft.envs.splits import share_of
 
 QUESTIONS = ("question", "problem", "prompt", "input", "task", "query", "instruction")
 ANSWERS = ("answer", "solution", "output", "target", "label", "response", "expected", "result")
+NUMBER = r"-?\d+(?:\.\d+)?"
+LONGEST_NUMBER = 300  # characters; Python's floats end at 309 digits
 SUM = re.compile(r"\d+(?: [+-] \d+)+")
 SUM_PROMPT = "State the final answer to the following arithmetic problem: {question} ="  # as the tiny model knows it
 HELD_OUT = (0.2, 0.3, 0.4, 0.5)  # shares of the rows, the first that leaves some for training and some to be held out
@@ -61,8 +63,10 @@ def guess(columns: Sequence[str]) -> tuple[str, str]:
 
     >>> guess(["id", "Problem", "solution"]), guess(["country", "region", "capital"]), guess(["prompt"])
     (('Problem', 'solution'), ('country', 'capital'), ('prompt', ''))
+    >>> guess(["label"])
+    ('label', '')
     """
-    answer = _called(ANSWERS, columns) or (columns[-1] if len(columns) > 1 else "")
+    answer = (_called(ANSWERS, columns) or columns[-1]) if len(columns) > 1 else ""
     others = [column for column in columns if column != answer]
     return _called(QUESTIONS, others) or others[0], answer
 
@@ -78,11 +82,11 @@ def look_at(path: Path, question: str = "", answer: str | None = None) -> Table:
         ValueError: it cannot be read, has no such column, or no row that could be used.
     """
     columns = columns_of(path)
-    question = question or guess([column for column in columns if column != answer] or columns)[0]
-    answer = guess([question, *(column for column in columns if column != question)])[1] if answer is None else answer
     for option, column in (("--question", question), ("--answer", answer)):
         if column and column not in columns:
             raise ValueError(f"{option}: {path} has no column {column!r}{did_you_mean(column, columns)}")
+    question = question or guess([column for column in columns if column != answer] or columns)[0]
+    answer = guess([question, *(column for column in columns if column != question)])[1] if answer is None else answer
     if question == answer:
         raise ValueError(f"--question and --answer are the same column, {question!r}; name two")
     rows = list(read_table(_absolute(path), "", "train"))
@@ -95,7 +99,7 @@ def look_at(path: Path, question: str = "", answer: str | None = None) -> Table:
     leave_out += ["unanswered"] if len(answered) < len(rows) else []
     first = {name: answered[0].cell(name) for name in (question, answer) if name}
     kind = _kind(answered, answer)
-    return Table(columns, question, answer, kind, sums, first, len(rows), leave_out, _held_out(prompts))
+    return Table(columns, question, answer, kind, sums, first, len(rows), leave_out, _held_out(prompts, path))
 
 
 def invented() -> str:
@@ -132,20 +136,17 @@ def _kind(rows: Sequence[Row], answer: str) -> Kind:
         raise ValueError(f"column {answer!r} holds lists and others; make them all lists, or name another (--answer)")
     if any(lists):
         return "list"
-    return "number" if all(_is_number(cell) for cell in cells) else "text"
+    return "number" if all(_is_number(written(cell)) for cell in cells) else "text"
 
 
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(cell, bool)
+def _is_number(text: str) -> bool:
+    """Whether it is written as the reward function looks for numbers: neither ``1e5`` nor ``nan`` is."""
+    return re.fullmatch(NUMBER, text.strip()) is not None and len(text) < LONGEST_NUMBER
 
 
-def _held_out(prompts: Sequence[str]) -> float:
+def _held_out(prompts: Sequence[str], path: Path) -> float:
     for share in HELD_OUT:
         splits = {share_of(prompt, VALIDATION, share) for prompt in prompts}
         if {"train", "test"} <= splits:
             return share
-    return HELD_OUT[0]
+    raise ValueError(f"{path} has too few different questions to train on some and hold out others; add rows")

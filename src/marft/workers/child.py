@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 
-from marft.texts import cut, visible
+from marft.texts import visible
 from marft.tools.connection import SUBREAPER
 
 START = """\
@@ -22,7 +22,7 @@ from marft.workers.worker import main
 main(int(sys.argv[2]))
 """
 END_SECONDS = 5.0  # for a process that is asked to end
-LONGEST_LINE = 2000  # characters
+LONGEST_LINE = 2000  # bytes; what is longer comes in pieces
 
 
 class Child:
@@ -54,10 +54,10 @@ class Child:
             return
         begun.set_result(process)
         assert process.stdout is not None
-        for line in process.stdout:
+        while line := process.stdout.readline(LONGEST_LINE):
             said = visible(line.decode("utf-8", "replace").rstrip("\r\n"))
             with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is no stderr
-                sys.stderr.write(f"{self.name}: {cut(said, LONGEST_LINE)}\n")
+                sys.stderr.write(f"{self.name}: {said}\n")
 
     def end(self) -> None:
         """End it and all that it has started, in a second, whatever it is at."""

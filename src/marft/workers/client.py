@@ -32,7 +32,7 @@ class Client:
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Have the run's engine sample one action; raises ``EpisodeFailedError`` where that does."""
         number = next(self._numbers)
-        completion: Completion = await self._asked(Sample(number, policy, self._lean(policy, prompt), sampling, key))
+        completion: Completion = await self._asked(Sample(number, policy, self._trimmed(policy, prompt), sampling, key))
         return completion
 
     async def choose(
@@ -40,7 +40,7 @@ class Client:
     ) -> tuple[Choice, Versions]:
         """Have the run's engine choose; raises ``EpisodeFailedError`` where that does."""
         number = next(self._numbers)
-        asked = Choose(number, policy, self._lean(policy, prompt), tuple(options), sampling, key)
+        asked = Choose(number, policy, self._trimmed(policy, prompt), tuple(options), sampling, key)
         choice, versions = await self._asked(asked)
         return replace(choice, options=tuple(options)), versions
 
@@ -85,7 +85,7 @@ class Client:
         finally:
             del self._waiting[request.number]
 
-    def _lean(self, policy: str, prompt: Prompt) -> Prompt:
+    def _trimmed(self, policy: str, prompt: Prompt) -> Prompt:
         return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())
 
 

@@ -53,7 +53,7 @@ class Crew:
                 link.child.end()
             await asyncio.gather(*starting, *(link.over for link in self.links), return_exceptions=True)
             raise
-        self._keeping = [asyncio.create_task(self._keep(place)) for place in range(len(children))]
+        self._keeping = [asyncio.create_task(self._keep(index)) for index in range(len(children))]
         self._keeping.append(asyncio.create_task(self._watch()))
 
     async def play(self, attempt: Attempt, team: bytes) -> Playing:

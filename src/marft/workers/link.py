@@ -20,7 +20,7 @@ from marft.workers.messages import (
     Answer,
     Begin,
     Broken,
-    CallOff,
+    Cancel,
     Cancelled,
     Change,
     Choose,
@@ -95,7 +95,7 @@ class Link:
         self.ready = False
         self.over: asyncio.Future[str] = loop.create_future()  # how the process ended
         self._started: asyncio.Future[None] = loop.create_future()
-        self._called_off = asyncio.Event()
+        self._let_go = asyncio.Event()
         self._numbers = count()
         self._playing: dict[int, Playing] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
@@ -105,6 +105,7 @@ class Link:
         self._wait = ExitStack()  # holds the engine's external wait while the worker may ask
         self._waited_for = False
         self._silent = 0  # seconds
+        self._garbled = False  # it has sent what no worker says
 
     async def start(self, begin: Begin) -> None:
         """Have the worker build what it plays on.
@@ -149,10 +150,10 @@ class Link:
 
     async def cancel(self) -> None:
         """Have the worker let go of what it plays."""
-        self._called_off.clear()
+        self._let_go.clear()
         if self.ready:
-            self._wire.send(CallOff())
-            await self._called_off.wait()
+            self._wire.send(Cancel())
+            await self._let_go.wait()
 
     async def end(self) -> None:
         """Have the process end; one that does not is ended."""
@@ -173,6 +174,9 @@ class Link:
                     self._heed(message)
         except EOFError:
             pass
+        except Exception:  # noqa: BLE001  what it plays has written into the connection, or has broken what it says
+            self._garbled = True
+            self.child.end()
         finally:
             self.ready = False
             self._gone(await asyncio.to_thread(self.child.outcome))
@@ -182,7 +186,7 @@ class Link:
             case Sample() | Choose():
                 self._requests[message.number] = asyncio.create_task(self._answer(message))
             case Lease(number):
-                self._requests[number] = asyncio.create_task(self._lend(message))
+                self._requests[number] = asyncio.create_task(self._lease(message))
             case Forget(number) | GiveBack(number):
                 if task := self._requests.pop(number, None):
                     task.cancel()
@@ -203,12 +207,14 @@ class Link:
             case Cancelled(usage):
                 self.usage = usage
                 self._playing.clear()
-                self._called_off.set()
+                self._let_go.set()
             case Ready(pid, agents, usage):
                 self.pid, self.agents, self.usage = pid, agents, usage
-                self._started.set_result(None)
+                if not self._started.done():  # nobody waits any more where the run ends meanwhile
+                    self._started.set_result(None)
             case Refused(fault):
-                self._started.set_exception(fault.error())
+                if not self._started.done():
+                    self._started.set_exception(fault.error())
 
     async def _answer(self, asked: Sample | Choose) -> None:
         try:
@@ -223,7 +229,7 @@ class Link:
             self._requests.pop(asked.number, None)
         self._set_going(Answer(asked.number, outcome))
 
-    async def _lend(self, asked: Lease) -> None:
+    async def _lease(self, asked: Lease) -> None:
         """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""
         async with self.slots(asked.name, asked.count):
             self._wire.send(Granted(asked.number))
@@ -240,6 +246,8 @@ class Link:
         """The process has ended: what it played is lost, and nobody waits for it."""
         hung = self._silent > self.patience
         reason = f"the worker process that played it {outcome}"
+        if self._garbled:
+            reason = "the worker process that played it sent what cannot be read, and was ended"
         if hung:
             reason = f"the worker process that played it did not answer for over {self.patience:g} s, and was ended"
         for task in self._requests.values():
@@ -249,7 +257,7 @@ class Link:
         self._playing.clear()
         self._wait.close()
         self._wire.close()
-        self._called_off.set()
+        self._let_go.set()
         if not self._started.done():
             self._started.set_exception(RunError(f"a worker process {outcome} before it had begun"))
         self.over.set_result(outcome)

@@ -99,7 +99,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOff:
+class Cancel:
     """Nobody needs what is being played any more."""
 
 

@@ -22,7 +22,7 @@ from marft.workers.messages import (
     Answer,
     Begin,
     Broken,
-    CallOff,
+    Cancel,
     Cancelled,
     Change,
     End,
@@ -123,7 +123,7 @@ class Worker:
             agents, organization, channel = pickle.loads(message.team)
             own = self.parts.game.team
             self.team = Team(agents, organization or own.organization, channel or own.channel)
-        elif isinstance(message, CallOff):
+        elif isinstance(message, Cancel):
             self._cancelling = asyncio.create_task(self._cancel())
         elif isinstance(message, Ping):
             self.wire.send(Pong())

@@ -42,7 +42,7 @@ class Hierarchical(OrganizationPart):
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         plan = await agents[self.planner](observation)
-        parts = sub_tasks(plan.text)[: self.most]
+        parts = sub_tasks(plan.message)[: self.most]
         results = await together(
             *(
                 agents[self.workers[number % len(self.workers)]](observation, sees=[Excerpt(plan, part)])

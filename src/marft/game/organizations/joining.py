@@ -23,7 +23,7 @@ async def together(*calls: Awaitable[Action]) -> list[Action]:
 
 def majority(actions: Sequence[Action]) -> Action:
     """The first action that gives the most frequent answer; an answer that was found beats none."""
-    answers = [find_answer(action.text) for action in actions]
+    answers = [find_answer(action.message) for action in actions]
     votes = Counter(answer for answer in answers if answer is not None)
     return actions[answers.index(votes.most_common(1)[0][0])] if votes else actions[0]
 

@@ -1,0 +1,45 @@
+"""The files that users' parts are written in, so that a run that goes on can say which of them have changed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from marft.config.run import RunSettings
+
+IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
+OURS = "marft"
+
+
+def digests_of_code(run: RunSettings) -> dict[str, str]:
+    """The file of each import path in a recipe → its digest. What that file imports is not looked at."""
+    found = {}
+    for text in _texts(run.model_dump(mode="json")):
+        named = IMPORT_PATH.fullmatch(text)
+        module = sys.modules.get(named[1]) if named and named[1].partition(".")[0] != OURS else None
+        if named and module and module.__file__ and Path(module.__file__).is_file():
+            found[named[1]] = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    return found
+
+
+def code_notes(before: Mapping[str, str], run: RunSettings, step: int) -> Iterator[str]:
+    """What a run learned with up to ``step`` and is another file now."""
+    for module, digest in digests_of_code(run).items():
+        if before.get(module, digest) != digest:
+            yield (
+                f"{sys.modules[module].__file__} has changed since step {step}: what the run learns from here on, it "
+                "learns with the new one"
+            )
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)

@@ -1,0 +1,28 @@
+"""``[engine]``: what its keys are to the engine in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marft.engines.kinds import Local
+from tests.helpers import settings
+
+
+@pytest.mark.parametrize(
+    ("admission", "device", "in_order"),
+    [
+        ("auto", "cpu", True), ("auto", "cuda", False), ("in_order", "cuda", True), ("continuous", "cpu", False),
+    ],
+)  # fmt: skip
+def test_admission_is_in_order_where_that_is_asked_for_and_else_on_a_cpu(
+    admission: Any, device: str, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {}
+    monkeypatch.setattr("marft.engines.local.LocalEngine", lambda policies, thread, **keys: made.update(keys))
+    models: Any = SimpleNamespace(device=SimpleNamespace(type=device), policies={})
+    run = settings().model_copy(update={"seed": 7})
+    Local(admission=admission, max_rows=9).open(run, models, [], SimpleNamespace())  # type: ignore[arg-type]
+    assert made == {"seed": 7, "max_rows": 9, "in_order": in_order}

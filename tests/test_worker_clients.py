@@ -1,0 +1,163 @@
+"""A worker's side of its connection: who samples there, and when it says that it is still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from marft.game.game import EpisodeFailedError
+from marft.game.team import Team
+from marft.types import Choice, Option, Sampling, Versions
+from marft.workers.client import Client
+from marft.workers.messages import (
+    Answer,
+    Choose,
+    Failure,
+    Forget,
+    GiveBack,
+    Granted,
+    Lease,
+    Ping,
+    Play,
+    Pong,
+    Sample,
+    Still,
+)
+from marft.workers.wire import Wire
+from marft.workers.worker import Worker
+from tests.test_worker_links import KEY, PROMPT, SAID
+
+
+class TestTheClient:
+    """A worker's side: who samples, as the episodes there see it."""
+
+    def asked(self, test: Callable[[Client, list[Any]], Awaitable[None]], in_messages: Sequence[str] = ()) -> None:
+        async def whole() -> None:
+            sent: list[Any] = []
+            await test(Client(sent.append, in_messages), sent)
+
+        asyncio.run(whole())
+
+    def test_a_request_for_ids_is_sent_without_the_messages_that_they_came_from(self) -> None:
+        async def test(client: Client, sent: list[Any]) -> None:
+            for policy in ("here", "there"):
+                asking = asyncio.create_task(client.sample(policy, PROMPT, Sampling(), KEY))
+                await asyncio.sleep(0)
+                client.hear(Answer(sent[-1].number, SAID))
+                assert await asking is SAID
+            assert [len(request.prompt.chat) for request in sent] == [0, 1]
+            assert [request.prompt.truncated_tokens for request in sent] == [3, 3]
+
+        self.asked(test, ["there"])
+
+    def test_a_choice_comes_back_with_the_options_that_were_asked_for(self) -> None:
+        async def test(client: Client, sent: list[Any]) -> None:
+            options = [Option(np.array([n], np.int32), 1.0) for n in range(2)]
+            asking = asyncio.create_task(client.choose("p", PROMPT, options, Sampling(), KEY))
+            await asyncio.sleep(0)
+            (request,) = sent
+            assert isinstance(request, Choose)
+            versions = Versions(2, 3)
+            client.hear(Answer(request.number, (Choice((), 1, np.zeros(2, np.float32)), versions)))
+            choice, found = await asking
+            assert (choice.options, choice.chosen, found) == (tuple(options), 1, versions)
+
+        self.asked(test)
+
+    def test_a_failure_is_raised_as_what_it_was(self) -> None:
+        async def test(client: Client, sent: list[Any]) -> None:
+            asking = asyncio.create_task(client.sample("p", PROMPT, Sampling(), KEY))
+            await asyncio.sleep(0)
+            client.hear(Answer(sent[0].number, Failure("timed_out", "too slow")))
+            with pytest.raises(EpisodeFailedError, match="too slow") as failure:
+                await asking
+            assert failure.value.status == "timed_out"
+
+        self.asked(test)
+
+    def test_who_asks_stirs_and_who_gives_up_says_so(self) -> None:
+        async def test(client: Client, sent: list[Any]) -> None:
+            stirred = client.stillness._stirred
+            asking = asyncio.create_task(client.sample("p", PROMPT, Sampling(), KEY))
+            await asyncio.sleep(0)
+            assert client.stillness._stirred > stirred
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert [type(message) for message in sent] == [Sample, Forget]
+            assert sent[0].number == sent[1].number
+            client.hear(Answer(sent[0].number, SAID))  # which was under way: nobody minds
+
+        self.asked(test)
+
+    def test_a_slot_is_waited_for_and_given_back_also_where_it_never_came(self) -> None:
+        async def test(client: Client, sent: list[Any]) -> None:
+            async def use() -> None:
+                async with client.slot("sums", 1):
+                    used.append(1)
+
+            used: list[int] = []
+            using, waiting = asyncio.create_task(use()), asyncio.create_task(use())
+            await asyncio.sleep(0)
+            assert ([type(message) for message in sent], used) == ([Lease, Lease], [])
+            client.hear(Granted(sent[0].number))
+            await using
+            assert used == [1]
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert [message.number for message in sent[2:]] == [sent[0].number, sent[1].number]
+            assert {type(message) for message in sent[2:]} == {GiveBack}
+
+        self.asked(test)
+
+
+class TestTheWorkerItself:
+    """It is still when every episode waits for an answer, and says so with how much it has heard by then."""
+
+    def heard(self, *messages: tuple[int, object], passes: Sequence[int] = (0, 0)) -> list[Any]:
+        """What a worker says to messages that come after so many passes of its event loop each.
+
+        Args:
+            passes: that an episode, by number, takes to ask for something.
+        """
+
+        async def whole() -> list[Any]:
+            sent: list[Any] = []
+            worker = Worker.__new__(Worker)
+            worker.client = Client(sent.append, ())
+            worker.wire = cast("Wire", SimpleNamespace(send=sent.append))
+            worker.team = cast("Team", None)
+            worker._playing, worker._received, worker._set_going = set(), 0, asyncio.Event()
+
+            async def play(message: Play, _: Team) -> None:
+                for _pass in range(passes[message.number]):
+                    await asyncio.sleep(0)
+                await worker.client.sample("p", PROMPT, Sampling(), KEY)
+
+            worker._play = play  # type: ignore[method-assign]
+            telling = asyncio.create_task(worker._tell_when_still())
+            for after, message in messages:
+                for _pass in range(after):
+                    await asyncio.sleep(0)
+                worker._heed(message)
+            await asyncio.sleep(0.02)
+            telling.cancel()
+            return list(sent)  # without what is called off in the end
+
+        return asyncio.run(whole())
+
+    def test_what_comes_in_the_meantime_is_waited_for_too(self) -> None:
+        first, second, *still = self.heard((0, Play(0, b"")), (10, Play(1, b"")), passes=(0, 12))
+        assert [type(message) for message in (first, second)] == [Sample, Sample]
+        assert {message.received for message in still} == {2}
+
+    def test_an_answer_counts_as_what_sets_it_going_and_a_ping_does_not(self) -> None:
+        said = self.heard((0, Play(0, b"")), (100, Answer(0, SAID)), (100, Ping()))
+        assert [type(message) for message in said] == [Sample, Still, Still, Pong]
+        assert said[1:3] == [Still(1), Still(2)]

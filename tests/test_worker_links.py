@@ -1,0 +1,330 @@
+"""What a run and a worker owe each other, message by message: one end is real, the other is the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from marft.game.engine import Sampler
+from marft.game.game import Attempt, EpisodeFailedError, Replay
+from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
+from marft.workers.child import Child
+from marft.workers.link import Link
+from marft.workers.messages import (
+    Answer,
+    Begin,
+    Cancel,
+    Cancelled,
+    Change,
+    Failure,
+    Forget,
+    GiveBack,
+    Granted,
+    Lease,
+    Over,
+    Ping,
+    Play,
+    Played,
+    Pong,
+    Ready,
+    Sample,
+    Still,
+)
+from marft.workers.wire import Wire
+
+KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), Begin(b"", b"", 0)
+PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))
+SAID = Completion(np.array([5], np.int32), np.array([-0.5], np.float32), "five", "stop")
+ATTEMPT = Attempt(Task("t/0", "begin"), "train/0", 1)
+
+
+class Engine:
+    """Says what it is told to, and counts who holds its external wait."""
+
+    def __init__(self, outcome: object = SAID) -> None:
+        self.held, self.outcome, self.forgotten = 0, outcome, 0
+
+    async def sample(self, *_: object) -> Completion:
+        if self.outcome is None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.forgotten += 1
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return cast("Completion", self.outcome)
+
+    @contextmanager
+    def external_wait(self) -> Iterator[None]:
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
+
+
+class Stub:
+    """A child that is not there: only its end of the connection is."""
+
+    name = "worker 0"
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.ended = connection, 0
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def outcome(self) -> str:
+        return "ended itself (exit status 3)"
+
+
+class Peer:
+    """The other end of a link: says what a test has it say, and keeps what it heard."""
+
+    def __init__(self, wire: Wire, link: Link, engine: Engine, child: Stub) -> None:
+        self.wire, self.link, self.engine, self.child = wire, link, engine, child
+        self.heard: list[Any] = []
+
+    async def says(self, *messages: object) -> None:
+        for message in messages:
+            self.wire.send(message)
+        await self.passes()
+
+    async def passes(self) -> None:
+        """Until all that was sent in either direction has been heeded."""
+        for _ in range(20):
+            await asyncio.sleep(0.0005)
+
+    async def listen(self) -> None:
+        try:
+            while True:
+                self.heard += await self.wire.receive()
+        except EOFError:
+            return
+
+    async def goes(self) -> None:
+        self.wire.close()
+        await self.link.over
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+Slots = Callable[[str, int], Any]
+
+
+@asynccontextmanager
+async def linked(engine: Engine, slots: Slots | None = None, patience: float = 3.0) -> AsyncIterator[Peer]:
+    mine, theirs = socket.socketpair()
+    child = Stub(mine)
+    link = Link(cast("Child", child), cast("Sampler", engine), slots or (lambda *_: None), patience)
+    starting = asyncio.create_task(link.start(BEGIN))
+    worker = Peer(await Wire.over(theirs), link, engine, child)
+    listening = asyncio.create_task(worker.listen())
+    await worker.says(Ready(7, (), {"x": 1.0}))
+    await starting
+    yield worker
+    if not link.over.done():
+        await worker.goes()
+    listening.cancel()
+
+
+def held_to(test: Callable[[Peer], Awaitable[None]], engine: Engine, **options: Any) -> None:
+    async def whole() -> None:
+        async with linked(engine, **options) as worker:
+            await test(worker)
+
+    asyncio.run(whole())
+
+
+def episode(number: int = 0) -> Episode:
+    return Episode(Task("", ""), "train/0", number, (), "terminated")
+
+
+class TestTheEngineWaits:
+    """In-order admission rests on this: no request may come unexpected."""
+
+    def test_from_whatever_sets_a_worker_going_until_it_has_heard_all_of_it_and_is_still(self) -> None:
+        async def test(worker: Peer) -> None:
+            assert worker.engine.held == 0
+            worker.link.play(ATTEMPT, b"team")
+            worker.link.play(ATTEMPT, b"team")
+            assert worker.engine.held == 1
+            await worker.says(Still(1))  # before it had heard of the second one
+            assert worker.engine.held == 1
+            await worker.says(Sample(0, "p", PROMPT, Sampling(), KEY))
+            assert [answer.number for answer in worker.of(Answer)] == [0]
+            await worker.says(Still(2))  # before it had heard the answer
+            assert worker.engine.held == 1
+            await worker.says(Still(3))
+            assert worker.engine.held == 0
+            worker.link.play(ATTEMPT, b"team")
+            assert worker.engine.held == 1
+
+        held_to(test, Engine())
+
+    def test_not_for_a_worker_that_is_gone(self) -> None:
+        async def test(worker: Peer) -> None:
+            worker.link.play(ATTEMPT, b"team")
+            await worker.goes()
+            assert worker.engine.held == 0
+
+        held_to(test, Engine())
+
+    def test_a_worker_is_sent_a_team_once_and_again_when_it_is_another(self) -> None:
+        async def test(worker: Peer) -> None:
+            for team in (b"one", b"one", b"two", b"one"):
+                worker.link.play(ATTEMPT, team)
+            await worker.passes()
+            kinds = [type(message) for message in worker.heard if not isinstance(message, Begin)]
+            assert kinds == [Change, Play, Play, Change, Play, Change, Play]
+            assert [message.team for message in worker.of(Change)] == [b"one", b"two", b"one"]
+            assert [message.number for message in worker.of(Play)] == [0, 1, 2, 3]
+
+        held_to(test, Engine())
+
+
+class TestEpisodes:
+    def test_one_comes_back_with_its_task_and_what_was_used(self) -> None:
+        async def test(worker: Peer) -> None:
+            playing = worker.link.play(ATTEMPT, b"team")
+            await worker.says(Over(0))
+            assert playing.over.done()
+            assert not playing.episode.done()
+            assert worker.link.live == 1
+            await worker.says(Played(0, episode(), {"x": 2.0}))
+            assert (await playing.episode).task == ATTEMPT.task
+            assert (worker.link.live, worker.link.usage) == (0, {"x": 2.0})
+
+        held_to(test, Engine())
+
+    def test_one_whose_worker_is_lost_has_failed_and_a_fork_says_of_what(self) -> None:
+        async def test(worker: Peer) -> None:
+            fork = Attempt(ATTEMPT.task, "train/0/fork", 1, replay=Replay("origin", "train/0", 1, {}, at="0/a/0"))
+            plain, forked = (worker.link.play(attempt, b"team") for attempt in (ATTEMPT, fork))
+            await worker.goes()
+            assert worker.link.live == 0
+            lost = [await playing.episode for playing in (plain, forked)]
+            assert [one.status for one in lost] == ["failed", "failed"]
+            assert lost[0].error == "the worker process that played it ended itself (exit status 3)"
+            assert (lost[0].fork, lost[0].sample, lost[0].stream) == (None, 1, "train/0")
+            assert lost[1].fork is not None
+            assert (lost[1].fork.origin, lost[1].fork.at) == ("origin", "0/a/0")
+            assert plain.over.done()
+
+        held_to(test, Engine())
+
+    def test_one_that_is_silent_for_too_long_is_ended_and_one_that_answers_is_not(self) -> None:
+        async def test(worker: Peer) -> None:
+            playing = worker.link.play(ATTEMPT, b"team")
+            for _ in range(3):
+                worker.link.tick()
+            await worker.says(Pong())
+            for _ in range(3):
+                worker.link.tick()
+            assert not worker.child.ended
+            worker.link.tick()
+            assert worker.child.ended == 1
+            await worker.passes()
+            assert len(worker.of(Ping)) == 7
+            await worker.goes()
+            assert (await playing.episode).status == "timed_out"
+            assert "did not answer for over 3 s" in (await playing.episode).error
+
+        held_to(test, Engine())
+
+    def test_what_is_called_off_is_waited_for_until_it_is(self) -> None:
+        async def test(worker: Peer) -> None:
+            worker.link.play(ATTEMPT, b"team")
+            cancelling = asyncio.create_task(worker.link.cancel())
+            await worker.passes()
+            assert len(worker.of(Cancel)) == 1
+            assert not cancelling.done()
+            await worker.says(Cancelled({"x": 3.0}))
+            await cancelling
+            assert (worker.link.live, worker.link.usage) == (0, {"x": 3.0})
+            cancelling = asyncio.create_task(worker.link.cancel())
+            await worker.passes()
+            assert not cancelling.done()
+            await worker.goes()  # and nobody waits for one that is gone
+            await cancelling
+
+        held_to(test, Engine())
+
+
+class TestRequests:
+    @pytest.mark.parametrize("status", ["failed", "timed_out"])
+    def test_what_fails_an_episode_is_told_and_what_the_engine_raises_ends_them_all(self, status: Any) -> None:
+        async def test(worker: Peer) -> None:
+            playing = worker.link.play(ATTEMPT, b"team")
+            await worker.says(Sample(4, "p", PROMPT, Sampling(), KEY))
+            (answer,) = worker.of(Answer)
+            assert (answer.number, answer.outcome) == (4, Failure(status, "no"))
+            worker.engine.outcome = RuntimeError("device lost")
+            await worker.says(Sample(5, "p", PROMPT, Sampling(), KEY))
+            assert len(worker.of(Answer)) == 1
+            with pytest.raises(RuntimeError, match="device lost"):
+                await playing.episode
+
+        held_to(test, Engine(EpisodeFailedError(status, "no")))
+
+    def test_what_nobody_waits_for_any_more_is_forgotten(self) -> None:
+        async def test(worker: Peer) -> None:
+            await worker.says(*(Sample(number, "p", PROMPT, Sampling(), KEY) for number in range(3)))
+            await worker.says(Forget(1))
+            assert worker.engine.forgotten == 1
+            await worker.goes()
+            await worker.passes()
+            assert worker.engine.forgotten == 3
+
+        held_to(test, Engine(None))
+
+    def test_a_lease_lasts_until_it_is_given_back_or_the_worker_is_gone(self) -> None:
+        taken: list[str] = []
+
+        @asynccontextmanager
+        async def slots(name: str, count: int) -> AsyncIterator[None]:
+            taken.append(f"{name} of {count}")
+            try:
+                yield
+            finally:
+                taken.pop()
+
+        async def test(worker: Peer) -> None:
+            await worker.says(Lease(0, "sums", 2), Lease(1, "sums", 2))
+            assert taken == ["sums of 2"] * 2
+            assert [granted.number for granted in worker.of(Granted)] == [0, 1]
+            await worker.says(GiveBack(0))
+            assert len(taken) == 1
+            await worker.goes()
+            await worker.passes()
+            assert taken == []
+
+        held_to(test, Engine(), slots=slots)
+
+
+def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
+    async def whole() -> list[Sequence[Any]]:
+        mine, theirs = socket.socketpair()
+        one, other = await Wire.over(mine), await Wire.over(theirs)
+        one.send(Still(1))
+        one.send(Still(2))
+        await asyncio.sleep(0)
+        one.send(Still(3))
+        frames = [await other.receive(), await other.receive()]
+        one.send(Still(4))
+        await one.drained()
+        one.close()
+        frames.append(await other.receive())
+        with pytest.raises(EOFError):
+            await other.receive()
+        other.close()
+        return frames
+
+    assert asyncio.run(whole()) == [[Still(1), Still(2)], [Still(3)], [Still(4)]]
