@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marft.config.models import LoraSettings, ModelSettings
+from marft.models import families
 from marft.models.adapters import save_adapter
 from marft.models.backbone import Backbone
 from marft.models.families import linear_layers
@@ -172,3 +173,15 @@ def test_adapters_on_all_linear_layers_are_pefts(name: str, folders: dict[str, P
             scale = gradient.abs().max() + 1e-6
             torch.testing.assert_close(parameter.grad / scale, gradient / scale, rtol=0, atol=2e-3)
     assert not table
+
+
+@pytest.mark.slow
+def test_the_table_of_families_is_what_the_models_say() -> None:
+    assert families.page() == families.PAGE.read_text(encoding="utf-8"), "run python -m marft.models.families"
+
+
+def test_every_family_that_the_table_says_is_packed_or_its_own_is_one() -> None:
+    lines = [line.split("|") for line in families.PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") == 5]
+    said = {cells[1].strip(): cells[3].strip() for cells in lines}
+    assert all(said[name] in ("packed", "packed, fused") for name in PACKED)
+    assert all(said[name] == "its own" for name in OWN)
