@@ -94,6 +94,22 @@ def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
         torch.testing.assert_close(torch.from_numpy(done.log_probs), scores, rtol=0, atol=1e-3)
 
 
+def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Backbone) -> None:
+    gradients = []
+    for again in (False, True):
+        if again:
+            backbone.recompute_activations()
+        backbone.model.zero_grad()
+        adapters = [adapter for policy in ("one", "two") for adapter in backbone.adapters(policy).values()]
+        if not adapters:
+            pytest.skip("GPT-2 has no linear layers")
+        hidden = backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU))
+        (hidden * torch.linspace(-1, 1, 32)).sum().backward()
+        gradients.append([adapter.b.grad.clone() for adapter in adapters if adapter.b.grad is not None])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)
+
+
 def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> None:
     layer = next(iter(backbone.layers.values()), None)
     if layer is None:

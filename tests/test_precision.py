@@ -17,7 +17,7 @@ from marft.models.packed_rows import PackedRows
 from tests.test_families import CPU, ROWS, decode
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def deep() -> Backbone:
     """24 layers that add little to large embeddings, as those of real models do."""
     attention.register()
@@ -59,6 +59,22 @@ def test_weights_are_multiplied_in_their_own_precision_and_the_stream_is_float32
     for handle in handles:
         handle.remove()
     assert [x.dtype for x in (*seen, hidden)] == [torch.float32, torch.bfloat16, torch.bfloat16]
+
+
+def test_adapters_learn_the_same_when_activations_are_computed_again(deep: Backbone) -> None:
+    deep.fused, deep.wide = False, True
+    deep.add_adapter("one", 4, 8.0, ("q_proj", "up_proj"), seed=0)
+    gradients = []
+    for again in (False, True):
+        if again:
+            deep.recompute_activations()
+        for adapter in deep.adapters("one").values():
+            adapter.b.grad = None
+        hidden = deep.hidden_states(PackedRows.of(ROWS, ["one"] * 3, CPU))
+        (hidden.float() * torch.linspace(-1, 1, 64)).sum().backward()
+        gradients.append([adapter.b.grad.clone() for adapter in deep.adapters("one").values()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(recomputed, plain)
 
 
 def test_a_norm_is_rounded_once() -> None:
