@@ -49,6 +49,7 @@ class Job:
     checkpoints: tuple[str, ...] = ("last",)
     modes: tuple[Mode, ...] = ("sampled",)
     steps_per_point: int = 1  # training steps that a point of the curves is the mean of
+    samples: int = 0  # tasks of which the row keeps what was said, sampled
 
     @property
     def recipe(self) -> str:
@@ -140,6 +141,15 @@ def train_and_evaluate(job: Job) -> Row:
         "after": {e.mode: e.accuracy for e in evaluations if e.checkpoint != BASE},
         "agents": {
             when: {e.mode: e.agents for e in evaluations if (e.checkpoint == BASE) == (when == "before")}
+            for when in ("before", "after")
+        },
+        "samples": {
+            when: [
+                one
+                for e in evaluations
+                if e.mode == "sampled" and (e.checkpoint == BASE) == (when == "before")
+                for one in e.examples[: job.samples]
+            ]
             for when in ("before", "after")
         },
         "curves": {

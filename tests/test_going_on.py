@@ -111,7 +111,7 @@ class TestGoingOn:
         folder.config.unlink()
         assert f"is in {copy}" in command(capsys, "train", str(folder.path), "--resume", status=2)
         folder.config.write_bytes(copy.read_bytes())
-        assert "trained 2 steps" in command(capsys, "train", str(folder.path), "--resume")
+        assert "2 steps were trained" in command(capsys, "train", str(folder.path), "--resume")
 
     @pytest.mark.slow
     def test_a_run_that_begins_with_old_weights_keeps_them_from_the_first_moment(

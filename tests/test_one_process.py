@@ -35,7 +35,7 @@ class TestOneProcess:
                 assert f"is at work: process {os.getpid()} on" in text
             del before["run.lock"]
             assert contents(folder.path).items() >= before.items()
-        assert "trained 2 steps" in command(capsys, "train", str(folder.path), "--resume")
+        assert "2 steps were trained" in command(capsys, "train", str(folder.path), "--resume")
 
     def test_a_lock_dies_with_its_owner_also_where_the_owner_had_children(self, tmp_path: Path) -> None:
         script = f"""

@@ -276,7 +276,7 @@ class TestARun:
         worst = [episode.total_reward for episode in small.episodes(order="worst")]
         assert worst == sorted(worst)
         assert small.episodes(order="failed") == []
-        with pytest.raises(ValueError, match="order 'wrst' is none of '', 'worst', 'best', 'failed'"):
+        with pytest.raises(ValueError, match="order: 'wrst' is none of worst, best, failed"):
             small.episodes(order="wrst")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="nobody called 'actr' acted here; did you mean 'actor'"):
             small.episodes(agent="actr")

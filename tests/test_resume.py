@@ -237,7 +237,7 @@ def test_old_checkpoints_go_and_the_best_and_the_last_stay(tmp_path: Path) -> No
 
 def test_state_is_plain_json(straight: RunFolder) -> None:
     table = json.loads((straight.checkpoints / "step_000010" / "state.json").read_text())
-    about = {"files", "log", "models", "version", "digest"}
+    about = {"files", "log", "models", "code", "version", "digest"}
     assert State(**{key: value for key, value in table.items() if key not in about}).step == STEPS
     assert not list(straight.path.rglob("*.pt"))
     assert not list(straight.path.rglob("*.pkl"))

@@ -130,7 +130,7 @@ class TestOverwriting:
         self, capsys: pytest.CaptureFixture[str], mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(mine[1].path)
-        assert "trained 2 steps" in command(capsys, "train", ".", "--resume")
+        assert "2 steps were trained" in command(capsys, "train", ".", "--resume")
         assert mine[1].settings().name == "test"
 
     def test_a_copy_of_a_checkpoint_beside_it_is_somebody_elses(self, mine: tuple[RunSettings, RunFolder]) -> None:

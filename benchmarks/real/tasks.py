@@ -1,0 +1,146 @@
+"""Three tasks that a small real model sometimes does: sums, instructions, facts that another agent knows."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from marft.config.parts import EnvironmentPart, OrganizationPart
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.game.agents import Agents
+from marft.game.environment import Split
+from marft.types import Action, JointAction, Observation, Task
+
+NUMBER = re.compile(r"\d+")
+WORD = re.compile(r"[A-Za-z']+")
+TOPICS = (
+    "rain", "a bicycle", "the sea", "bread", "a garden", "winter", "a train", "music", "the moon", "coffee",
+    "a library", "a river", "birds", "a bridge", "the market", "a letter", "snow", "a candle", "trees",
+    "a football match", "tea", "the desert", "a school", "the wind", "a lighthouse", "soup", "a clock",
+    "spring", "a dog", "mountains",
+)  # fmt: skip
+WORDS = (
+    "always", "because", "bright", "careful", "early", "friend", "gentle", "home", "little", "morning", "never",
+    "often", "quiet", "slowly", "together", "warm",
+)  # fmt: skip
+THINGS = ("box", "door", "locker", "safe", "shed", "garage", "cellar", "attic")
+
+
+class Sums(EnvironmentPart):
+    """Two numbers to add up; the last number of the answer counts."""
+
+    highest: int = 19
+
+    def tasks(self, split: Split) -> list[Task]:
+        pairs = itertools.product(range(self.highest + 1), repeat=2)
+        made = [Task(f"{a}+{b}", f"What is {a} + {b}?", {"answer": str(a + b)}) for a, b in pairs]
+        return of_split(made, split)
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+        return SingleTurn(task, lambda text: last_number(text, str(task.data["answer"])))
+
+
+class Instructions(EnvironmentPart):
+    """One sentence that keeps to four rules, each worth a quarter; solved where it keeps to all of them."""
+
+    def tasks(self, split: Split) -> list[Task]:
+        made = []
+        for topic, word in itertools.product(TOPICS, WORDS):
+            most = 8 + int(digest(topic + word), 16) % 8
+            made.append(
+                Task(
+                    f"{topic}/{word}",
+                    f"Write one sentence about {topic}. It has at most {most} words, uses the word '{word}', has no "
+                    "comma and ends with an exclamation mark.",
+                    {"word": word, "most": most},
+                )
+            )
+        return of_split(made, split)
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
+        return SingleTurn(task, lambda text: kept(text, str(task.data["word"]), int(task.data["most"])))
+
+
+class Facts(EnvironmentPart):
+    """Codes of several things, and a question after one of them: two halves of an observation for :class:`Apart`."""
+
+    known: int = 3
+    count: int = 600
+
+    def tasks(self, split: Split) -> list[Task]:
+        made = []
+        for number in range(self.count):
+            drawn = random.Random(f"facts/{number}")
+            things = drawn.sample(THINGS, self.known)
+            codes = [str(drawn.randint(100, 999)) for _ in things]
+            facts = " ".join(f"The code of the {thing} is {code}." for thing, code in zip(things, codes, strict=True))
+            asked = drawn.randrange(self.known)
+            question = f"What is the code of the {things[asked]}?"
+            made.append(Task(f"facts/{number}", facts + HALVES + question, {"answer": codes[asked]}))
+        return of_split(made, split)
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
+        return SingleTurn(task, lambda text: last_number(text, str(task.data["answer"])))
+
+
+HALVES = "\n\n"
+
+
+class Apart(OrganizationPart):
+    """The first agent sees the first half of the observation, the second one the other half and the first's message.
+
+    One agent alone sees both.
+    """
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        halves = observation.text.split(HALVES)
+        if len(agents) == 1:
+            halves = [" ".join(halves)]
+        done: list[Action] = []
+        for agent, half in zip(agents, halves, strict=True):
+            done.append(await agent(Observation(half), sees=done))
+        return JointAction()
+
+
+def last_number(text: str, answer: str) -> Grade:
+    """Whether the last number of a text is the right one.
+
+    >>> last_number("7 and 5 make 12.", "12").success, last_number("12, for 7 + 5", "12").success
+    (True, False)
+    """
+    numbers = NUMBER.findall(text)
+    right = bool(numbers) and numbers[-1].lstrip("0") == answer.lstrip("0")
+    return Grade(float(right), right)
+
+
+def kept(text: str, word: str, most: int) -> Grade:
+    """How many of the rules a sentence keeps to.
+
+    >>> kept("Rain is always warm!", "always", 8).reward, kept("Rain, always.", "always", 8).reward
+    (1.0, 0.5)
+    """
+    words = [found.casefold() for found in WORD.findall(text)]
+    rules: Sequence[Callable[[], bool]] = (
+        lambda: 3 <= len(words) <= most,
+        lambda: word in words,
+        lambda: bool(words) and "," not in text,
+        lambda: text.strip().endswith("!") and sum(text.count(sign) for sign in ".!?") == 1,
+    )
+    share = sum(rule() for rule in rules) / len(rules)
+    return Grade(share, share == 1.0)
+
+
+def of_split(tasks: Sequence[Task], split: Split) -> list[Task]:
+    """A fifth of the tasks, by their ids, for each of validation and test; the others, in a fixed random order."""
+    parts: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+    for task in tasks:
+        share = int(digest(task.id), 16) % 5
+        parts["test" if share == 0 else "validation" if share == 1 else "train"].append(task)
+    return sorted(parts[split], key=lambda task: digest(f"order/{task.id}"))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
