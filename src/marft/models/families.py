@@ -109,6 +109,7 @@ FAMILIES = (
         "Granite 4 hybrid", "granite-4.0-h-350m to small", "GraniteMoeHybridConfig",
         {**MAMBA, "num_local_experts": 0, "layer_types": ["mamba", "attention"]},
     ),
+    Family("Bamba", "Bamba-9B", "BambaConfig", {**MAMBA, "attn_layer_indices": [1]}),
     Family("LFM 2", "LFM2-350M to 2.6B", "Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
     Family("Mamba", "mamba-130m to 2.8b", "MambaConfig", {"state_size": 8}, STATES),
     Family(
