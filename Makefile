@@ -2,6 +2,7 @@
 # make test   install, run the tests that are fast
 # make test-slow  those that start processes or take seconds: CI runs both
 # make check  lint, types, fast tests
+# make real   get a real model of 135 million parameters, train a team of two on it, evaluate it: runs/sums/report.html
 # make docs   the docs as a site: build/site/index.html
 # make mutants  plant small faults in the learning code, one at a time, and list those that no test notices: an hour or
 #               two, goes on where it stopped; MUTANTS="--only learning/credit" for some of them
@@ -13,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow docs mutants mutants-sample nightly check lint types format install clean
+.PHONY: demo real test test-slow docs mutants mutants-sample nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -25,6 +26,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/python -m marft.examples.demo
+
+real: install
+	$(BIN)/python tools/smollm2.py $(CURDIR)/runs/models/smollm2
+	$(BIN)/marft train benchmarks/real/sums.toml --overwrite --samples 5 --output runs \
+		--models.base.path $(CURDIR)/runs/models/smollm2
+	$(BIN)/marft eval runs/sums --checkpoint base,last --tasks 80
+	$(BIN)/marft report runs/sums
 
 test: install
 	$(BIN)/pytest --numprocesses auto -m "not slow"
