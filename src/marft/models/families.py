@@ -119,6 +119,11 @@ FAMILIES = (
     Family("Gemma 4", "gemma-4, text", "Gemma4TextConfig", {**HEADS, "vocab_size_per_layer_input": 96}),
     Family("StableLM", "stablelm-2-1_6b", "StableLmConfig"),
     Family("GPT-2", "gpt2", "GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2}, {"vocab_size": 96}),
+    Family(
+        "Nemotron-H", "Nemotron-Nano-9B-v2", "NemotronHConfig",
+        {**HEADS, "layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 16,
+         "ssm_state_size": 8, "n_groups": 1},
+    ),
     Family("RWKV 4", "rwkv-4-pile", "RwkvConfig", {"attention_hidden_size": 32}, STATES),
 )  # fmt: skip
 FORWARDS = {"fused": "packed, fused", "packed": "packed", "own": "its own", "refused": "refused"}
