@@ -3,8 +3,11 @@
 Everything named here is loaded when it is first used, so that ``import marft`` costs nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from marft.pools import wait_briefly
 
 if TYPE_CHECKING:
     from marft.config.parts import CreditPart, EnvironmentPart, ObjectivePart, OrganizationPart, SchedulePart
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from marft.python.commands import evaluate, load_recipe, load_run, train
     from marft.python.run import Run
     from marft.types import Action, Episode, JointAction, Observation, Step, Task
+
+wait_briefly(os.environ)  # before torch is imported
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,0 +1,26 @@
+"""How torch's threads wait for each other is settled before torch is there, and is the user's to say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from marft.pools import THEIRS, wait_briefly
+
+LOOK = "import marft, os, sys; assert 'torch' not in sys.modules; print(os.environ.get('GOMP_SPINCOUNT'))"
+
+
+@pytest.mark.parametrize(("said", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_importing_marft_is_enough(said: dict[str, str], spins: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in THEIRS} | said
+    run = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == spins
+
+
+def test_whoever_has_chosen_a_policy_keeps_it() -> None:
+    environment = {"OMP_WAIT_POLICY": "active"}
+    wait_briefly(environment)
+    assert environment == {"OMP_WAIT_POLICY": "active"}
