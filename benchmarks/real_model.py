@@ -1,4 +1,4 @@
-"""A real model: SmolLM2-135M-Instruct learns three small tasks, as a team of two and as one agent at equal tokens.
+"""A real model: SmolLM2-135M-Instruct on three small tasks, as a team of two and as one agent at equal tokens.
 
     python benchmarks/real_model.py                          # gets the model first; goes on where it stopped
     python benchmarks/real_model.py --studies sums --seeds 1
