@@ -222,7 +222,7 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _unrewarded(run: RunSettings) -> Iterable[str]:
-    if not run.environment.graded and not run.rewards:
+    if not run.environment.graded and not run.team.grades and not run.rewards:
         yield (
             "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
             "that grades (grading), or rewards ([[rewards]])"
