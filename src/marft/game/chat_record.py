@@ -116,11 +116,11 @@ class ChatRecord:
         if any(one.reached(chat.messages)[1] > count for one in others):
             return _reason("tools")
         mine = [message for message, _ in self._said.values()]
-        if any(message in mine for message in rest):
-            return _reason("trimmed")
-        opening = rest[: next(n for n, message in enumerate(rest) if message["role"] == "assistant")]
-        answered = any(child.messages == opening and child.children for child in node.children)
-        return _reason("edited") if node.said or answered else ""
+        first = next(n for n, message in enumerate(rest) if message["role"] == "assistant")
+        answered = any(child.messages == rest[:first] and child.children for child in node.children)
+        if rest[first] not in mine and (node.said or answered):
+            return _reason("edited")
+        return _reason("trimmed") if any(message in mine for message in rest) else ""
 
     def _check(self, chat: Chat, earlier: Sequence[Action]) -> None:
         if chat.constraint:
