@@ -78,7 +78,7 @@ class TestWhatItGoesOnFrom:
             (lambda m: [m[0], *m[3:]], "trimmed", 0),
             (lambda m: [m[0], user("Earlier, we said that it is 3."), *m[3:]], "trimmed", 0),
             (lambda m: [m[0], m[3], m[4], m[1], m[2], *m[5:]], "trimmed", 0),
-            (lambda m: [*m[:3], {"role": "assistant", "content": "Well."}, *m[3:]], "edited", 0),
+            (lambda m: [*m[:3], {"role": "assistant", "content": "Well."}, *m[3:]], "edited", 1),
             (lambda m: [m[0], *m[5:]], "", 0),
         ],
     )
