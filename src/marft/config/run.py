@@ -199,6 +199,12 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
     for part in (run.team, *run.rewards):
         yield from part.problems([agent.role for agent in run.agents])
+    for agent in run.agents if run.team.own_words else ():
+        if agent.tools or agent.skills or agent.guidance or agent.memory != "none":
+            yield (
+                f"agents.{agent.role}: a program has tools, a memory and guidance of its own, and those of the recipe "
+                "would do nothing; remove them"
+            )
 
 
 def _group_problems(run: RunSettings) -> Iterable[str]:

@@ -50,6 +50,7 @@ class Program(OrganizationPart):
         python = "/opt/their_team/bin/python" # of an environment of its own
     """
 
+    own_words: ClassVar[bool] = True
     own_timeout: ClassVar[bool] = True
     call: ImportPath = ""  # import path of a function of the task and of clients by role
     command: Strings = ()  # or a command, which is given them as JSON and in its environment
