@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 
 def ask(role: str, text: str) -> str:
@@ -24,8 +25,7 @@ def main(deed: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if deed in ("hangs", "leaves"):
         left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        with open(sys.argv[2], "a", encoding="utf-8") as file:
-            file.write(f"{left.pid}\n")
+        Path(sys.argv[2]).write_text(str(left.pid), encoding="utf-8")
     if deed == "hangs":
         time.sleep(600)
     if deed == "complains":

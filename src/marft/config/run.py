@@ -199,6 +199,8 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
     for part in (run.team, *run.rewards):
         yield from part.problems([agent.role for agent in run.agents])
+    if run.team.own_words and run.channel.name != "raw":
+        yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
     for agent in run.agents if run.team.own_words else ():
         if agent.tools or agent.skills or agent.guidance or agent.memory != "none":
             yield (

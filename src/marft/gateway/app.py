@@ -17,8 +17,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from marft.game.chat import Reply
+from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Event, Protocol
+from marft.gateway.protocol.responses import Responses
 from marft.gateway.refusals import RequestError, unknown
 from marft.gateway.session import ClientRequest, Exchange, Session
 
@@ -53,6 +55,8 @@ class App:
         self.asgi = Starlette(
             routes=[
                 Route(f"{base}/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
+                Route(f"{base}/responses", self._endpoint(Responses()), methods=["POST"]),
+                Route(f"{base}/messages", self._endpoint(Messages()), methods=["POST"]),
                 Route(f"{base}/models", self._models, methods=["GET"]),
                 Route(f"{base}/models/{{model:path}}", self._models, methods=["GET"]),
                 Route("/e/{secret}/waiting", self._waiting, methods=["POST"]),

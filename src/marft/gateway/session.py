@@ -207,7 +207,8 @@ class Session:
     def _answered(self, exchange: Exchange) -> None:
         self._under_way.discard(exchange)
         failed = exchange.actions.cancelled() or exchange.actions.exception() is not None
-        if failed:  # it may be asked for once more
+        if failed:  # it was no action, and may be asked for once more
+            self._asked -= exchange.request.count
             self._named.pop((exchange.request.role, exchange.request.key), None)
             self._forget(exchange)
         self._settle()
