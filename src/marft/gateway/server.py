@@ -34,11 +34,7 @@ class Gateway:
     """
 
     def __init__(self, host: str, port: int, bounds: Bounds) -> None:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise ValueError(f"team: the gateway cannot listen on {host} port {port}: {error.strerror}") from error
+        self._socket = _listening(host, port)
         name, self.port = self._socket.getsockname()[:2]
         self.address = f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
         self.overdue = 0
@@ -80,6 +76,20 @@ class Gateway:
         if session is None:
             raise closed() if secret in self._closed else unknown()
         return session
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that says which protocol it is of: else asyncio leaves it to the kernel to hold small answers back."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ValueError(f"team: the gateway cannot listen on {host} port {port}: {error.strerror}") from error
+    return listening
 
 
 class _Patient(H11Protocol):
