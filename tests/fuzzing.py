@@ -50,7 +50,7 @@ OURS = {  # in place of what the docs only name
 }
 SHOWN = (  # pages with recipes, or parts of one
     "README.md",
-    *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "tools", "rewards", "algorithms")),
+    *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "gateway", "tools", "rewards", "algorithms")),
 )
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of the recipe in tests
     "graph": {"sees": {"actor": ["reasoner"]}},

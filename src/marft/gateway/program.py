@@ -55,9 +55,8 @@ class Program(OrganizationPart):
     call: ImportPath = ""  # import path of a function of the task and of clients by role
     command: Strings = ()  # or a command, which is given them as JSON and in its environment
     python: str = ""  # the interpreter that "python" in the command means
-    folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = (
-        ""  # that a command works in; "": the recipe's own
-    )
+    # that a command works in; "": the recipe's own
+    folder: Annotated[str, Field(validate_default=True, pattern=r"^[^\x00]*$")] = ""
     graded_by: Literal["environment", "program"] = "environment"  # who says what the answer is worth
     timeout_seconds: Positive = 600.0  # for one run of the program
     # for which others wait for a program that asks for nothing, where requests are admitted in order
