@@ -184,8 +184,13 @@ def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[Event]:
         "thinking": ("thinking", "thinking_delta", block.get("thinking")),
         "tool_use": ("partial_json", "input_json_delta", json.dumps(block.get("input"))),
     }[block["type"]]
-    empty = {"tool_use": {"input": {}}, "text": {"text": ""}, "thinking": {"thinking": ""}}[block["type"]]
-    yield "content_block_start", {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
+    empties: dict[str, dict[str, Any]] = {
+        "tool_use": {"input": {}}, "text": {"text": ""}, "thinking": {"thinking": ""},
+    }  # fmt: skip
+    yield (
+        "content_block_start",
+        {"type": "content_block_start", "index": index, "content_block": {**block, **empties[block["type"]]}},
+    )
     for piece in in_pieces(str(text)):
         delta = {"type": kind, key: piece}
         yield "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}

@@ -223,7 +223,11 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
 def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """An item as it comes about in a stream."""
     where = {"output_index": index, "item_id": item["id"]}
-    empty = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"summary": []}}
+    empty: dict[str, dict[str, Any]] = {
+        "message": {"content": []},
+        "function_call": {"arguments": ""},
+        "reasoning": {"summary": []},
+    }
     added = {**item, **empty[item["type"]], **({} if item["type"] == "reasoning" else {"status": "in_progress"})}
     yield {"type": "response.output_item.added", "output_index": index, "item": added}
     if item["type"] == "message":
