@@ -21,6 +21,7 @@ from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.own_forward import own_hidden_states
 from marft.models.packed_rows import PackedRows
+from marft.models.tree_attention import TreePlan
 from marft.models.wide_stream import widen
 from marft.seeds import derive_seed
 
@@ -77,6 +78,8 @@ class Backbone:
         """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
         if self.plain:
             return own_hidden_states(self.decoder, self.routing, rows)
+        if rows.forest is not None:
+            plan = plan or TreePlan(rows.forest, self.device)
         plan = plan or PackedPlan(rows.lengths, self.device, tokens=len(rows.ids))
         with self.routing.by_stretch(rows.stretches, len(rows.ids), whole=rows.filled):
             return self._forward(rows.ids, rows.positions, plan)
