@@ -3,9 +3,9 @@
     python benchmarks/large_teams.py --ceiling    # what each team could earn at its agents' skill, before training
     python benchmarks/large_teams.py              # the runs, smaller teams first; goes on where it stopped
 
-The recipe is the preset ``marft-team`` at the demo's learning rate, 60 steps of 32 episodes; the control is ``marft`` as
-it is, with 8 and 12 agents. Finished runs are kept in results/large_teams.json, whoever measured them: what is there is
-not run again. Writes also large_teams.md and .svg, and large_teams_ceiling.json.
+The recipe is the preset ``marft-team`` at the demo's learning rate, 60 steps of 32 episodes; the control is ``marft``
+as it is, with 8 and 12 agents. Finished runs are kept in results/large_teams.json, whoever measured them: what is there
+is not run again. Writes also large_teams.md and .svg, and large_teams_ceiling.json.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def job_of(rule: str, size: int, seed: int, tasks: int, output: str) -> Job:
 
 def settings(job: Job) -> str:
     """All that a run's figures depend on, wherever it is written."""
-    return to_toml(job.run.model_copy(update={"output": Path("runs")})) + f"# {job.tasks} held-out tasks\n"
+    return to_toml(job.run.model_copy(update={"output": "runs"})) + f"# {job.tasks} held-out tasks\n"
 
 
 def known(wanted: Sequence[Job], rows: Sequence[Row]) -> dict[str, Row]:
