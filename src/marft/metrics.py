@@ -160,7 +160,10 @@ CATALOGUE: dict[str, list[Metric]] = {
                scopes=("team", "policy")),
         Metric("learning_rate", "rate", "of this step", ".1e", scopes=("policy",)),
         Metric("idle_phases", "idle phases", "share of phases whose policies had no actions"),
-        Metric("accepted_fraction", "accepted", "how much of an update was kept (HATRPO)", better="higher"),
+        Metric("team_kl", "team KL", "from the joint policy that the step began with, after it, k3, an environment "
+               "step", ".4f", "nats"),
+        Metric("accepted_fraction", "accepted", "how much of an update was kept (HATRPO, team_kl)", better="higher",
+               advice="near 0 at every step: a lower learning rate does the same for less"),
         Metric("rollbacks", "rolled back", "share of updates that were undone whole (HATRPO)", better="lower"),
     ],
     "The critic": [
