@@ -14,6 +14,7 @@ from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.local import _pass_of
 from marft.engines.prefilling import Asked, Prefill
+from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.forest import Forest
@@ -29,7 +30,8 @@ ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1,
 
 
 @pytest.fixture
-def tuned(backbone: Backbone) -> Backbone:
+def tuned(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> Backbone:
+    monkeypatch.setattr(backbone_module, "OVERHEAD", 0.0)  # the model is so small that nothing would be shared
     torch.manual_seed(5)
     for policy in ("one", "two"):
         backbone.add_adapter(policy, 4, 8.0, ("q_proj", "k_proj", "v_proj"), seed=0)
@@ -236,7 +238,11 @@ def test_where_a_model_runs_on_its_own_forward_nothing_is_kept(tuned: Backbone) 
 
 
 @pytest.mark.slow
-def test_an_engine_says_how_many_tokens_of_prompts_it_computed(random_model: Path) -> None:
+def test_an_engine_says_how_many_tokens_of_prompts_it_computed(
+    random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backbone_module, "OVERHEAD", 0.0)
+
     async def twice(rollouts: LocalRollouts) -> None:
         for sample in range(2):
             key = ActionKey("train/0", "t", sample, 0, "actor", 0)

@@ -13,7 +13,7 @@ from marft.models.backbone import Backbone
 from marft.models.forest import Forest, Span
 from marft.models.packed_rows import PackedRows
 from marft.models.prefixes import Prefix, Prefixes, joined
-from marft.models.running_rows import WORTH, CachedRows, RunningRows
+from marft.models.running_rows import CachedRows, RunningRows
 from marft.models.tree_attention import KnownKeys
 from marft.types import TokenIds
 
@@ -59,17 +59,16 @@ class Prefill:
         prompts, adapters = [one.prompt for one in asked], [one.adapter for one in asked]
         slots = [one.slots for one in asked]
         self.tokens.asked += sum(len(one.prompt) * len(one.slots) for one in asked)
-        found = self._found(asked)
-        forest, known = _forest(prompts, adapters, found)
-        rest = sum(map(len, prompts)) - sum(map(len, found))
-        if self.cached is not None and (known or rest - len(forest.ids) >= WORTH * rest):
+        forest, known = _forest(prompts, adapters, self._found(asked))
+        whole = sum(map(len, prompts))
+        if self.cached is not None and self.backbone.gains(forest, whole):
             self.tokens.computed += len(forest.ids)
             packed = PackedRows.sharing(forest, self.backbone.device)
             of_known = KnownKeys(*joined(known, self.backbone.depth)) if known else None
             hidden = self.cached.prefill_sharing(packed, slots, of_known)
             last = [int(places[-1]) - forest.known for places in forest.places]
         else:
-            self.tokens.computed += rest
+            self.tokens.computed += whole
             packed = PackedRows.of(prompts, adapters, self.backbone.device)
             hidden = self.running.prefill(packed, slots)
             last = (np.cumsum(packed.lengths) - 1).tolist()

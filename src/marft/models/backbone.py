@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.dropout import switch_off
+from marft.models.forest import Forest
 from marft.models.fused_decoder import fits, fused_forward
 from marft.models.log_probs import scaled_logits
 from marft.models.logit_shape import LogitShape
@@ -24,6 +25,9 @@ from marft.models.packed_rows import PackedRows
 from marft.models.tree_attention import TreePlan
 from marft.models.wide_stream import widen
 from marft.seeds import derive_seed
+
+SAVED = 0.25  # of a forward's tokens, from which on rows share what they begin with
+OVERHEAD = 5e6  # weights of a layer that one more token is multiplied with in the time that a run of shared rows takes
 
 
 class Backbone:
@@ -69,6 +73,18 @@ class Backbone:
         """Whether its products may round differently in batches of different sizes, and so coarsely that it shows:
         scores that are compared are then made in batches of one size."""
         return self.device.type != "cpu" or self.half
+
+    def gains(self, forest: Forest, tokens: int) -> bool:
+        """Whether rows of so many tokens are computed faster as a forest: each of its runs attends by itself."""
+        saved = tokens - len(forest.ids)
+        return not self.plain and saved >= max(1, SAVED * tokens) and saved * self._layer >= OVERHEAD * len(forest.runs)
+
+    @cached_property
+    def _layer(self) -> float:
+        """Weights of a layer, on average."""
+        embeddings = sum(parameter.numel() for parameter in self.model.get_input_embeddings().parameters())
+        weights: int = sum(parameter.numel() for parameter in self.decoder.parameters()) - embeddings
+        return weights / self.depth
 
     @property
     def depth(self) -> int:

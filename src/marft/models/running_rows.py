@@ -16,7 +16,6 @@ from marft.models.packed_rows import PackedRows
 from marft.models.tree_attention import KnownKeys, TreePlan
 from marft.types import TokenIds
 
-WORTH = 0.25  # of a forward's tokens that rows have in common, from which on they are computed once
 FIRST_COLUMNS = 64  # room for new tokens beside the longest prompt, before the cache grows
 
 
@@ -40,11 +39,9 @@ def running_rows(backbone: Backbone) -> RunningRows:
 
 def together(rows: Sequence[TokenIds], policies: Sequence[str | None], backbone: Backbone) -> PackedRows:
     """Rows for one forward, as a forest where they have much in common."""
-    if not backbone.plain:
-        forest = Forest.of(rows, policies)
-        whole = sum(map(len, rows))
-        if whole - len(forest.ids) >= WORTH * whole:
-            return PackedRows.sharing(forest, backbone.device)
+    forest = Forest.of(rows, policies)
+    if backbone.gains(forest, sum(map(len, rows))):
+        return PackedRows.sharing(forest, backbone.device)
     return PackedRows.of(rows, policies, backbone.device)
 
 
