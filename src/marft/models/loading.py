@@ -16,6 +16,7 @@ from marft.models.checking import refuse_gaps, refuse_not_finite
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
 from marft.models.paths import resolve_path
+from marft.models.quantised import to_one_dtype, written_out
 
 OF_TEXT = {
     r"^language_model\.model\.": "model.",
@@ -56,11 +57,11 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     """
     attention.register()
     config, what = load_config(settings), f"models: {settings.path!r}"
-    text = text_config(config)
+    text, packed = text_config(config), written_out(config, what)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_path(settings.path), config=text, revision=settings.revision, dtype=dtype,
-            key_mapping=None if text is config else OF_TEXT,
+            key_mapping=None if text is config else OF_TEXT, quantization_config=packed,
             attn_implementation=attention.implementation_for(text),
             use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
@@ -68,11 +69,13 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
         raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}. {WHAT_TO_GIVE}") from error
     model, found = loaded
     assert isinstance(model, PreTrainedModel)
-    if text is not config:
-        model._weight_conversions = None  # what is saved of it is a model that only reads, named as one
+    if packed is not None:
+        to_one_dtype(model, dtype)
+    if packed is not None or text is not config:
+        model._weight_conversions = None  # what is saved of it is a model that only reads, whole, and named as one
     refuse_gaps(model, found, what)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
-    refuse_not_finite(dict(model.named_parameters()), what)
+    refuse_not_finite(model.state_dict(), what)
     backbone = Backbone(model, context_of(config, settings))
     settle_forward(backbone, what)
     if settings.gradient_checkpointing:
@@ -99,7 +102,7 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
     if any(wrong.values()):
         said = ", ".join(f"{kind} {names}" for kind, names in wrong.items() if names)
         raise ValueError(f"{what} do not fit: they are of another model ({said})")
-    refuse_not_finite(dict(read.named_parameters()), what)
+    refuse_not_finite(read.state_dict(), what)
     model.load_state_dict(read.state_dict())
 
 
@@ -108,7 +111,9 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if not isinstance(getattr(config, "text_config", None), PreTrainedConfig):
         return config
     text: PreTrainedConfig = deepcopy(config.get_text_config())
-    text.tie_word_embeddings = config.tie_word_embeddings  # there it is said of the whole
+    for name in ("tie_word_embeddings", "quantization_config"):  # said of the whole
+        if hasattr(config, name):
+            setattr(text, name, getattr(config, name))
     return text
 
 
