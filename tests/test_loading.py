@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config
+from transformers import DeepseekV32Config, DogeConfig, MiniMaxM3VLTextConfig, Phi3Config
 
 from marft.config.models import ModelSettings
 from marft.models import formats, templates
 from marft.models.checking import refuse_pickled
 from marft.models.formats import context_of, load_tokenizer
-from marft.models.loading import load_backbone
+from marft.models.loading import load_backbone, load_weights
 from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
+from tests.families import FAMILY, random_model
 from tests.helpers import settings
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -59,6 +60,35 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
     assert context_of(config, ModelSettings(path="phi")) == 4096
     with pytest.raises(ValueError, match="context 8192 is more than the 4096 tokens"):
         context_of(config, ModelSettings(path="phi", context=8192))
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (DeepseekV32Config(), 2048),
+        (DogeConfig(max_position_embeddings=16384, keep_window_size=512), 512),
+        (MiniMaxM3VLTextConfig(), 16 * 128),
+    ],
+)
+def test_a_context_ends_where_a_model_begins_to_choose_what_a_token_sees(config: Any, longest: int) -> None:
+    """Rounding would choose otherwise when a row is scored than when it was sampled."""
+    assert context_of(config, ModelSettings(path="it")) == longest
+    with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
+        context_of(config, ModelSettings(path="it", context=longest + 1))
+
+
+@pytest.mark.parametrize("name", ["Qwen 3 with experts", "gpt-oss"])
+def test_a_model_with_experts_that_was_tuned_whole_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    """transformers holds experts in one tensor and saves each by itself."""
+    folder, cpu = random_model(FAMILY[name].small_config(), tmp_path / "base"), torch.device("cpu")
+    tuned, again = (load_backbone(ModelSettings(path=str(folder)), cpu, torch.float32) for _ in range(2))
+    with torch.no_grad():
+        for weight in tuned.model.parameters():
+            weight.add_(0.01)
+    tuned.model.save_pretrained(tmp_path / "tuned")
+    load_weights(again, tmp_path / "tuned")
+    wanted = tuned.base_weights()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in again.base_weights().items())
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], name: str = "model") -> None:

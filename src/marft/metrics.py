@@ -82,6 +82,10 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("truncation_rate", "truncated", "share of actions that ran into max_new_tokens", ".0%", scopes=BOTH,
                better="lower", unless_zero=True, advice="raise sampling.max_new_tokens, or price length"),
         Metric("prompt_tokens", "prompt", "tokens that an action was sampled from, mean", ".1f", "tokens", BOTH),
+        Metric("prefill/asked", "prompts' tokens", "tokens of all prompts that were sampled from", ".0f", "tokens"),
+        Metric("prefill/computed", "of them computed", "tokens of prompts that were computed: what attempts, turns and "
+               "tasks have in common counts once", ".0f", "tokens", better="lower",
+               advice="where it is near what was asked and episodes have turns, raise engine.prefix_cache_mb"),
         Metric("truncated_tokens", "tokens cut", "tokens of prompts that did not fit, in all", ".0f", "tokens", BOTH,
                better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "

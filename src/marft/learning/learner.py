@@ -96,6 +96,7 @@ class Learner:
             tokens_per_batch=run.training.tokens_per_micro_batch,
             constant_length=run.algorithm.constant_length or max(self.longest.values()),
             teammate_text=run.algorithm.teammate_text.coefficient > 0,
+            share=_shares(run, self.schedule, models),
         )
         self.base_packing = replace(
             self.packing,
@@ -200,6 +201,7 @@ class Learner:
         return FixedLogProbs(
             old=score_actions(self.packing, acting, self.ranks) if kl.place == "reward" else {},
             base=score_actions(self.base_packing, acting, self.ranks),
+            exact=self.packing.is_exact(acting),
         )
 
     def _costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
@@ -272,3 +274,12 @@ class Learner:
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples
+
+
+def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:
+    """Whether rows may share what they begin with. A score then depends on what it is packed with, in its last bits; so
+    by themselves they do where all that a score is compared with was packed alike, and where products are exact."""
+    if run.training.share_prefixes != "auto":
+        return run.training.share_prefixes == "always"
+    exact = not any(policy.backbone.wants_full_batches for policy in models.policies.values())
+    return exact and run.algorithm.epochs == 1 and schedule.correction == ""

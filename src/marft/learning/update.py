@@ -19,10 +19,10 @@ from marft.learning.batching import (
     Idle,
     MicroBatch,
     Packing,
-    length,
     minibatches,
     of_all_lengths,
 )
+from marft.learning.cutting import length
 from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
 from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
 from marft.learning.metering import Meter
@@ -125,7 +125,7 @@ class Update:
 
         What was scored before is taken over only where no packing makes a difference.
         """
-        scored = {} if self.packing.sizes else self.old
+        scored = self.old if self.fixed.exact and self.packing.is_exact(samples) else {}
         wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in scored]
         self.old |= score_actions(self.packing, wanted, self.ranks)
 

@@ -189,7 +189,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  the plan's business
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -197,8 +197,14 @@ def attend(
     plan: AttentionPlan | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks."""
+    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks.
+
+    Raises:
+        ValueError: the layer has a mask of its own, beside those that transformers makes for all layers.
+    """
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
+    if attention_mask is not None:
+        raise ValueError(f"{type(module).__name__} chooses itself what a token sees; its rows cannot be packed")
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     layer = module.layer_idx
