@@ -123,7 +123,8 @@ def plot(rows: Sequence[Row], ceilings: Ceilings) -> Figure:
             axes.axhline(ceilings[str(size)]["ceiling"], color="grey", linestyle="--", linewidth=1, label="ceiling")
         axes.set_title(f"{size} agents", fontsize=10, loc="left")
         axes.set_xlabel("training step (32 episodes each)", fontsize=8)
-        axes.legend(frameon=False, fontsize=8)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
         tidy(axes)
     figure.supylabel("accuracy, sampled", fontsize=9)
     return figure
