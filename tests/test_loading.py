@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config
+from transformers import DeepseekV32Config, DogeConfig, MiniMaxM3VLTextConfig, Phi3Config
 
 from marft.config.models import ModelSettings
 from marft.models import formats, templates
@@ -59,6 +59,21 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
     assert context_of(config, ModelSettings(path="phi")) == 4096
     with pytest.raises(ValueError, match="context 8192 is more than the 4096 tokens"):
         context_of(config, ModelSettings(path="phi", context=8192))
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (DeepseekV32Config(), 2048),
+        (DogeConfig(max_position_embeddings=16384, keep_window_size=512), 512),
+        (MiniMaxM3VLTextConfig(), 16 * 128),
+    ],
+)
+def test_a_context_ends_where_a_model_begins_to_choose_what_a_token_sees(config: Any, longest: int) -> None:
+    """Rounding would choose otherwise when a row is scored than when it was sampled."""
+    assert context_of(config, ModelSettings(path="it")) == longest
+    with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
+        context_of(config, ModelSettings(path="it", context=longest + 1))
 
 
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], name: str = "model") -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.models.attention import AttentionPlan, PackedPlan
+from marft.models.dropout import switch_off
 from marft.models.forest import Forest
 from marft.models.fused_decoder import fits, fused_forward
 from marft.models.log_probs import scaled_logits
@@ -38,6 +39,7 @@ class Backbone:
     """
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
+        switch_off(model)
         self.model = model
         self.context = context
         self.routing = Routing()
@@ -164,7 +166,7 @@ class Backbone:
                 layer._gradient_checkpointing_func = partial(  # type: ignore[assignment]
                     checkpoint, use_reentrant=False, context_fn=same_routing
                 )
-                layer.training = True  # what switches it on; dropout stays off in the modules inside
+                layer.training = True  # what switches it on
 
     def base_weights(self) -> dict[str, Tensor]:
         """The base's own weights by their original names, adapters left out."""
