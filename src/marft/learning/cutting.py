@@ -14,6 +14,8 @@ from marft.models.batches import in_batches
 from marft.models.forest import Forest, common
 from marft.types import Sample, TokenIds
 
+LONGER = 1.25  # what a micro-batch may have of its first sample's tokens, where those alone are more than allowed
+
 
 class Cut(NamedTuple):
     """The samples of a micro-batch, and how many tokens it has at most."""
@@ -43,8 +45,8 @@ def cut_evenly(samples: Sequence[Sample], limit: int) -> list[Cut]:
 def cut_sharing(
     backbone: Backbone, samples: Sequence[Sample], adapters: Mapping[str, str | None], limit: int
 ) -> list[Cut]:
-    """Runs of samples that begin alike, each of at most ``limit`` tokens of which none is there twice; a sample that is
-    longer goes alone. Empty where sharing gains nothing.
+    """Runs of samples that begin alike, each of at most ``limit`` tokens of which none is there twice. A sample that is
+    longer takes along those that add no more than a quarter to it. Empty where sharing gains nothing.
 
     Args:
         adapters: of each policy. Rows of different ones share nothing.
@@ -59,14 +61,15 @@ def cut_sharing(
         return []
     order = sorted(range(len(samples)), key=lambda number: (owners[number] or "", rows[number][0].tobytes()))
     cuts: list[Cut] = []
-    before = -1
+    before, most = -1, limit
     for number in order:
         alike = before >= 0 and owners[before] == owners[number]
         added = _added(rows[number], rows[before] if alike else [])
-        if cuts and cuts[-1].tokens + added <= limit:
+        if cuts and cuts[-1].tokens + added <= most:
             cuts[-1] = Cut([*cuts[-1].samples, samples[number]], cuts[-1].tokens + added, shared=True)
         else:
             cuts.append(Cut([samples[number]], _added(rows[number], []), shared=True))
+            most = max(limit, int(LONGER * cuts[-1].tokens))
         before = number
     return cuts
 

@@ -26,7 +26,7 @@ from marft.models.tree_attention import TreePlan
 from marft.models.wide_stream import widen
 from marft.seeds import derive_seed
 
-SAVED = 0.25  # of a forward's tokens, from which on rows share what they begin with
+SAVED = 1 / 3  # of a forward's tokens, from which on rows share what they begin with
 OVERHEAD = 5e6  # weights of a layer that one more token is multiplied with in the time that a run of shared rows takes
 
 
