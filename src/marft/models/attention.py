@@ -161,8 +161,7 @@ class DecodePlan:
             return weigh(q[:, :, None], keys, values, visible, weighing)[:, :, 0]
         q_nKGD = q.view(rows, key_heads, -1, width)  # the query heads of one key head attend together
         mask = self._mask(weighing.window, q.dtype)
-        out = scaled_dot_product_attention(q_nKGD, keys, values, attn_mask=mask, scale=weighing.scale)
-        return out.reshape(rows, -1, out.shape[-1])
+        return _decode(q_nKGD, keys, values, mask, weighing.scale).reshape(rows, -1, values.shape[-1])
 
     def _visible(self, window: int | None) -> Tensor:
         """Which cached tokens each row sees, [n, T]."""
@@ -177,6 +176,14 @@ class DecodePlan:
         visible = self._visible(window)
         mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+
+
+def _decode(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of one new token a row; a CPU does it faster in plain products than in blocks made for many queries."""
+    if q_nKGD.is_cuda or q_nKGD.dtype not in (torch.float32, torch.float64):
+        return scaled_dot_product_attention(q_nKGD, k_nKTD, v_nKTD, attn_mask=mask, scale=scale)
+    scores = (q_nKGD @ k_nKTD.transpose(-1, -2)).mul_(scale)
+    return (scores if mask is None else scores.add_(mask)).softmax(-1) @ v_nKTD
 
 
 class _Regroup(torch.autograd.Function):

@@ -17,7 +17,7 @@ from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.dropout import switch_off
 from marft.models.forest import Forest
 from marft.models.fused_decoder import fits, fused_forward
-from marft.models.log_probs import scaled_logits
+from marft.models.log_probs import next_logits
 from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.own_forward import own_hidden_states
@@ -109,11 +109,11 @@ class Backbone:
 
     def logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         """Hidden states [n, D] → logits over temperature [n, V], in float32 or better."""
-        return scaled_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_shape)
+        return next_logits(hidden, self.head.weight, self.head.bias, temperatures, self.logit_shape)
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         if self.fused:
-            return fused_forward(self.decoder, ids, positions, plan)
+            return fused_forward(self.decoder, ids, positions, plan, self.routing)
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden.to(self.head.weight.dtype)
