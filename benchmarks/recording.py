@@ -51,6 +51,7 @@ class Job:
     steps_per_point: int = 1  # training steps that a point of the curves is the mean of
     samples: int = 0  # tasks of which the row keeps what was said, sampled
     shuffled: bool = False  # the last checkpoint, sampled, is also evaluated with messages of other tasks
+    curves: tuple[str, ...] = CURVES  # metrics of which the row keeps a value a point
 
     @property
     def recipe(self) -> str:
@@ -157,7 +158,7 @@ def train_and_evaluate(job: Job) -> Row:
         },
         "curves": {
             name: points([row.get(name) for row in metrics], job.steps_per_point)
-            for name in (*CURVES, "message_tokens")
+            for name in (*job.curves, "message_tokens")
         },
         "episodes": [sum(part) for part in _parts([row["episodes"] for row in metrics], job.steps_per_point)],
         "actions": [sum(part) for part in _parts([row["sampled_actions"] for row in metrics], job.steps_per_point)],
