@@ -38,7 +38,9 @@ def inverse(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     Looked up in two levels, so that no cumulative sum over the vocabulary is made. A token of weight 0 is never drawn.
     """
     rows, vocabulary = weights_BV.shape
-    blocks = torch.nn.functional.pad(weights_BV, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
+    spare = -vocabulary % BLOCK
+    padded = torch.nn.functional.pad(weights_BV, (0, spare)) if spare else weights_BV
+    blocks = padded.view(rows, -1, BLOCK)
     sums = blocks.sum(-1)
     block, rest = _find(sums, uniforms_B[:, None].to(sums.dtype) * sums.sum(-1, keepdim=True))
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]

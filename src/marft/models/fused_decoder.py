@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 
 from marft.models.attention import AttentionPlan
+from marft.models.linear_layers import feed_forward, project
+from marft.models.lora import Routing
 from marft.models.weighing import Weighing
 
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -40,23 +42,22 @@ def fits(decoder: nn.Module) -> bool:
     )
 
 
-def fused_forward(decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
+def fused_forward(decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan, routing: Routing) -> Tensor:
     """Last hidden states of packed tokens: ``ids`` and ``positions`` [N] → [N, D]."""
-    x = decoder.embed_tokens(ids[None])
-    cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x, positions[None]))  # [N, 1, head]
+    x = decoder.embed_tokens(ids)
+    cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x[None], positions[None]))  # [N, 1, head]
     half = cos.shape[-1] // 2
     turned = torch.cat((-sin[..., :half], sin[..., half:]), -1)
     for layer in decoder.layers:
-        x = x + _attend(layer.self_attn, _norm(layer.input_layernorm, x), cos, turned, plan)
-        x = x + _feed_forward(layer.mlp, _norm(layer.post_attention_layernorm, x))
-    return _norm(decoder.norm, x)[0]
+        x = x + _attend(layer.self_attn, _norm(layer.input_layernorm, x), cos, turned, plan, routing)
+        x = x + feed_forward(_norm(layer.post_attention_layernorm, x), layer.mlp, routing)
+    return _norm(decoder.norm, x)
 
 
-def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: AttentionPlan) -> Tensor:
-    tokens, head = x.shape[1], attention.head_dim
-    q = _project(attention.q_proj, x).view(tokens, -1, head)
-    k = _project(attention.k_proj, x).view(tokens, -1, head)
-    v = _project(attention.v_proj, x).view(tokens, -1, head)
+def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: AttentionPlan, routing: Routing) -> Tensor:
+    tokens, head = len(x), attention.head_dim
+    made = project(x, (attention.q_proj, attention.k_proj, attention.v_proj), routing)
+    q, k, v = (part.reshape(tokens, -1, head) for part in made)
     if hasattr(attention, "q_norm"):
         q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
     both = torch.cat((q, k), 1)
@@ -66,18 +67,7 @@ def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: Attent
     q, k = both.to(v.dtype).split((q.shape[1], k.shape[1]), 1)
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     out = plan.attend(attention.layer_idx, q, k, v, Weighing(attention.scaling, window))
-    return _project(attention.o_proj, out.reshape(1, tokens, -1))
-
-
-def _feed_forward(mlp: Any, x: Tensor) -> Tensor:
-    return _project(mlp.down_proj, mlp.act_fn(_project(mlp.gate_proj, x)) * _project(mlp.up_proj, x))
-
-
-def _project(layer: nn.Module, x: Tensor) -> Tensor:
-    if type(layer) is nn.Linear:
-        return linear(x, layer.weight, layer.bias)
-    out: Tensor = layer(x)
-    return out
+    return project(out.reshape(tokens, -1), (attention.o_proj,), routing)[0]
 
 
 def _norm(norm: Any, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time
+LEAST_CHUNK, LARGE_CHUNK = 256, 2**24  # rows of a chunk, unless so many would be more logits than that
 LEAST_ROWS = 16  # of a chunk: fewer are multiplied by other kernels, with other roundings
 FILLED_ROWS = 1024  # at most, of a chunk that is always full
 BLOCK = 8192  # rows of a half-precision head that are made float32 at a time, where no kernel mixes the two
@@ -51,7 +52,7 @@ def token_scores(
         entropy_gradient: whether the entropies need a gradient; without it they are a metric.
         filled: whether every chunk has the same size, so that no score depends on how many are wanted.
     """
-    count, rows = len(targets_T), max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
+    count, rows = len(targets_T), _chunk_rows(weight_VD.shape[0])
     rows = min(rows, FILLED_ROWS) if filled else rows
     rest = count % rows
     if rest:
@@ -73,6 +74,15 @@ def token_scores(
     return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
 
 
+def _chunk_rows(vocabulary: int) -> int:
+    """Of a large vocabulary enough rows for its weights to be worth reading.
+
+    >>> [_chunk_rows(vocabulary) for vocabulary in (4096, 49_152, 151_936)]
+    [1024, 256, 110]
+    """
+    return max(1, CHUNK_ELEMENTS // vocabulary, min(LEAST_CHUNK, LARGE_CHUNK // vocabulary))
+
+
 def scaled_logits(
     hidden: Tensor,
     weight: Tensor,
@@ -80,13 +90,24 @@ def scaled_logits(
     temperatures: Tensor | None,
     shape: LogitShape = AS_THEY_ARE,
 ) -> Tensor:
-    """Logits over temperature, in float32 or better: only here the sampler and the learner make them."""
+    """Logits over temperature, in float32 or better."""
     if weight.dtype in (torch.float32, torch.float64):
         logits = linear(hidden.to(weight.dtype), weight, bias)
     else:
         logits = _half_product(hidden.to(weight.dtype), weight.t())
         logits = logits if bias is None else logits.add_(bias)
     return _tempered(shape(logits), temperatures)
+
+
+def next_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None, shape: LogitShape = AS_THEY_ARE
+) -> Tensor:
+    """As :func:`scaled_logits`, for few rows whose scores are compared with nobody's to the bit: as ``W hᵀ`` on a CPU,
+    which reads the weights as they lie. They lie in columns then."""
+    if weight.is_cuda or weight.dtype not in (torch.float32, torch.float64):
+        return scaled_logits(hidden, weight, bias, temperatures, shape)
+    logits = (weight @ hidden.to(weight.dtype).t()).t()
+    return _tempered(shape(logits if bias is None else logits + bias), temperatures)
 
 
 def _tempered(logits: Tensor, temperatures: Tensor | None) -> Tensor:

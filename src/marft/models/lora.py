@@ -43,6 +43,7 @@ class Routing:
         self.stretches: Sequence[tuple[str | None, int, int]] = ()
         self.whole = False  # whether each adapter is multiplied with the whole batch
         self.rows: Sequence[str | None] | None = None
+        self.decoding = False  # whether each token is a row's next one
         self.tokens = 0  # of the running forward
 
     @contextmanager
@@ -73,11 +74,11 @@ class Routing:
             self.stretches = [(rows[0], 0, len(rows))]
         else:
             self.rows = rows
-        self.tokens = len(rows)
+        self.tokens, self.decoding = len(rows), True
         try:
             yield
         finally:
-            self.stretches, self.rows, self.tokens = (), None, 0
+            self.stretches, self.rows, self.tokens, self.decoding = (), None, 0, False
 
 
 class MultiLoraLinear(nn.Module):
@@ -125,15 +126,22 @@ class MultiLoraLinear(nn.Module):
         return _add_product(result, linear(x[:, start:stop].to(adapter.a.dtype), adapter.a), adapter.b, adapter.scale)
 
     def _add_by_row(self, x: Tensor, out: Tensor, rows: Sequence[str | None]) -> Tensor:
-        if self._stack_of is not rows:  # a running batch has the same list until a row comes or goes
-            self._stack_of, self._stack = rows, self._stacked(rows, x.device)
-        if self._stack is None:
+        stack = self.stacked(rows)
+        if stack is None:
             return out
-        a, b, mask = self._stack
+        a, b, mask = stack
         return _add_product(out, linear(x.to(a.dtype), a) * mask, b, 1.0)
 
+    def stacked(self, rows: Sequence[str | None]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The adapters of all rows as one: A [Σr, in], B [out, Σr], and the mask [N, Σr]; None where no row has any.
+
+        Weights must not move while ``rows`` is the same list.
+        """
+        if self._stack_of is not rows:  # a running batch has the same list until a row comes or goes
+            self._stack_of, self._stack = rows, self._stacked(rows, self.base.weight.device)
+        return self._stack
+
     def _stacked(self, rows: Sequence[str | None], device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The adapters of all rows as one: A [Σr, in], B [out, Σr], and the mask [N, Σr]; None where no row has any."""
         present = [(policy, found) for policy in dict.fromkeys(rows) if (found := self.adapter(policy)) is not None]
         if not present:
             return None

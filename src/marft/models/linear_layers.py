@@ -1,0 +1,104 @@
+"""What linear layers make of packed rows, adapters included, the fastest way that their place and precision allow.
+
+Where frozen float32 weights meet rows on a CPU, the layers that read the same rows are taken together
+(:mod:`marft.models.adapted`). While decoding there are few rows, and nearly all time goes to bringing weights from
+memory: products are then taken as ``W xᵀ``, which reads them as they lie. Everything else goes layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+from transformers.activations import SiLUActivation
+
+from marft.models.adapted import Frozen, Low, Stretch, adapted, gated
+from marft.models.lora import MultiLoraLinear, Routing
+
+EXACT = (torch.float32, torch.float64)
+
+
+def project(x_ND: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Tensor]:
+    """Several layers' products with the same rows: [N, in] → [N, out] of each."""
+    frozen = _frozen(x_ND, layers, routing)
+    if frozen is None:
+        return [_alone(x_ND, layer) for layer in layers]
+    if _in_columns(x_ND, routing):
+        return [made.t() for made in _columns(x_ND.t(), layers, frozen, routing)]
+    return adapted(x_ND, frozen, list(_stretches(layers, routing, len(x_ND))))
+
+
+def feed_forward(x_ND: Tensor, mlp: Any, routing: Routing) -> Tensor:
+    """``down(act(gate(x)) · up(x))``, [N, D] → [N, D]."""
+    layers = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+    frozen = _frozen(x_ND, layers, routing) if isinstance(mlp.act_fn, SiLUActivation | nn.SiLU) else None
+    if frozen is None:
+        gate, up = project(x_ND, layers[:2], routing)
+        return project(mlp.act_fn(gate) * up, layers[2:], routing)[0]
+    if _in_columns(x_ND, routing):
+        gate, up = _columns(x_ND.t(), layers[:2], frozen[:2], routing)
+        return _columns(silu(gate).mul_(up), layers[2:], frozen[2:], routing)[0].t()
+    return gated(x_ND, frozen, list(_stretches(layers, routing, len(x_ND))))
+
+
+def _frozen(x: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Frozen] | None:
+    """The layers' own weights, where all of them are frozen and as precise as their adapters."""
+    if x.is_cuda or x.dtype not in EXACT or routing.whole:
+        return None
+    found = []
+    for layer in layers:
+        base = layer.base if isinstance(layer, MultiLoraLinear) else layer
+        if type(base) is not nn.Linear or base.weight.requires_grad or base.weight.dtype != x.dtype:
+            return None
+        found.append(Frozen(base.weight, base.bias))
+    return found
+
+
+def _alone(x: Tensor, layer: nn.Module) -> Tensor:
+    if type(layer) is nn.Linear:
+        return linear(x, layer.weight, layer.bias)
+    out: Tensor = layer(x)
+    return out
+
+
+def _in_columns(x: Tensor, routing: Routing) -> bool:
+    return routing.decoding and not (torch.is_grad_enabled() and x.requires_grad)
+
+
+def _stretches(layers: Sequence[nn.Module], routing: Routing, tokens: int) -> Iterator[Stretch]:
+    """The rows' policies, and nobody's rows after them, with the adapters on each layer."""
+    end = 0
+    for policy, start, stop in routing.stretches:
+        yield Stretch(start, stop, tuple(_low(layer, policy) for layer in layers))
+        end = stop
+    if end < tokens:
+        yield Stretch(end, tokens, (None,) * len(layers))
+
+
+def _low(layer: nn.Module, policy: str | None) -> Low | None:
+    adapter = layer.adapter(policy) if isinstance(layer, MultiLoraLinear) else None
+    return None if adapter is None else Low(adapter.a, adapter.b, adapter.scale)
+
+
+def _columns(x_Dn: Tensor, layers: Sequence[nn.Module], frozen: Sequence[Frozen], routing: Routing) -> list[Tensor]:
+    """Several layers' products with rows that lie in columns: [in, n] → [out, n] of each."""
+    made = [_column_product(x_Dn, layer) for layer in frozen]
+    for layer, out in zip(layers, made, strict=True):
+        if routing.rows is None:
+            for policy, start, stop in routing.stretches:
+                low = _low(layer, policy)
+                if low is not None:
+                    out[:, start:stop].addmm_(low.b, low.a @ x_Dn[:, start:stop], alpha=low.scale)
+        elif isinstance(layer, MultiLoraLinear) and (stack := layer.stacked(routing.rows)) is not None:
+            a, b, mask = stack
+            out.addmm_(b, (a @ x_Dn).mul_(mask.t()))
+    return made
+
+
+def _column_product(x_Dn: Tensor, layer: Frozen) -> Tensor:
+    if layer.bias is None:
+        return layer.weight @ x_Dn
+    return torch.addmm(layer.bias[:, None], layer.weight, x_Dn)
