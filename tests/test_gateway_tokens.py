@@ -26,7 +26,7 @@ from tests import chat_families, templates
 from tests.chatting import ADD, SEEK, Parrot, Said, asked, talked
 from tests.test_messages import format_of
 
-NUMBER = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12
+NUMBER = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 8
 FORMATS = ["tiny", "hermes", "list", "drops", "rewrites", "qwen3", "llama3.2", "gemma3", "mistral v0.3"]
 WORDS = ["", " ", "It is 3.", "ümläut – 汉字 🧮", "a\n\nb", "<|im_end|> as text", "12", " 12 "]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %s}}\n</tool_call>'
@@ -169,6 +169,7 @@ def starts(action: Action, other: Action) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.slow
 @settings(max_examples=NUMBER)
 @given(deeds=st.lists(DEEDS, max_size=7), data=st.data())
 def test_the_ids_that_are_trained_are_those_that_were_sampled_once_each(
