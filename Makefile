@@ -57,7 +57,7 @@ mutants-sample: install
 nightly: install
 	HYPOTHESIS_PROFILE=nightly MARFT_FUZZ=10000 $(BIN)/pytest --numprocesses auto
 	$(BIN)/python tools/mutants/run.py --remember
-	for study in throughput concurrency chains algorithms paper organizations tools; do \
+	for study in throughput concurrency chains algorithms paper large_teams team_game organizations tools; do \
 		$(BIN)/python benchmarks/$$study.py || exit 1; \
 	done
 	@echo "Results lie in benchmarks/results and tools/mutants/killers.json: look at what has changed, and commit it"

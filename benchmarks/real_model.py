@@ -2,51 +2,103 @@
 
     python benchmarks/real_model.py                          # gets the model first; goes on where it stopped
     python benchmarks/real_model.py --studies sums --seeds 1
-    python benchmarks/real_model.py --model Qwen/Qwen2.5-0.5B-Instruct
+    python benchmarks/real_model.py --table                  # trains nothing: the table of the rows that there are
+    OMP_NUM_THREADS=1 python benchmarks/real_model.py --workers 2
+    python benchmarks/real_model.py --model Qwen/Qwen2.5-0.5B-Instruct --results elsewhere
 
-Each agent has a LoRA of its own on all linear layers. The number of steps is the recipe's, fixed beforehand. Writes
-results/real_model.json, .md and .svg, with sampled texts before and after, and the hours that the runs took.
+Each agent has a LoRA of its own on all linear layers. The number of steps is the recipe's, fixed beforehand. What a run
+has shown is kept in results/real/<task>-<team|single>-<seed>.json, and not done again, on any machine, while the recipe
+and the tasks are what they were. Writes results/real_model.md and .svg of as many runs as there are.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 from matplotlib.figure import Figure
-from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, tidy
+from recording import Job, Row, band, interval, measure, parser_of, save_plot, tidy
 
 from marft.config import parse_recipe
 from marft.config.run import RunSettings
+from marft.envs.tasks import tasks_of
 
 HERE = Path(__file__).parent
 STUDIES = ("sums", "instructions", "facts")
 TEAMS = ("team", "single")
+SMOLLM2 = "SmolLM2-135M-Instruct"
 SAMPLES = 3  # tasks of which the texts are kept
+TASKS = 64  # held-out ones of each evaluation
+ALONE = {  # what the single agent is told
+    "sums": "Add.",
+    "instructions": "Shout! Use few words!",
+    "facts": "Answer the question.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RealJob(Job):
+    """A run whose row says the same wherever it was trained: paths are no part of what it depends on."""
+
+    rows: Path = Path()
+    stated: str = field(default="", repr=False)  # the recipe as it was written, and the held-out tasks
+
+    @property
+    def recipe(self) -> str:
+        return self.stated + repr((self.tasks, self.checkpoints, self.modes))
+
+    @property
+    def path(self) -> Path:
+        return self.rows / f"{self.about['study']}-{self.about['team']}-{self.about['seed']}.json"
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--studies", default=",".join(STUDIES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--model", default="", help="another one than SmolLM2: a folder, or an id of the hub")
-    parser.set_defaults(tasks=100)
+    parser.add_argument("--model", default="", help="a folder that holds SmolLM2, or the hub's id of any other model")
+    parser.add_argument("--table", action="store_true", help="train nothing: write what the rows that there are say")
+    parser.set_defaults(tasks=TASKS)
     arguments = parser.parse_args()
-    model = arguments.model or smollm2(arguments.output)
+    model = arguments.model or ("" if arguments.table else smollm2(arguments.output))
     jobs = [
-        job_of(study, team, seed, model, arguments.tasks, arguments.output / "real")
+        job_of(study, team, seed, model or SMOLLM2, arguments.tasks, arguments.output / "real", arguments.results)
         for seed in range(arguments.seeds)
         for study in arguments.studies.split(",")
         for team in TEAMS
     ]
-    rows = measure(jobs, arguments.workers, describe)
-    save_rows(arguments.results, "real_model", rows, table(rows) + "\n" + texts(rows))
-    save_plot(arguments.results, "real_model", plot(rows))
+    try:
+        if not arguments.table:
+            measure(jobs, arguments.workers, describe)
+    finally:
+        save(arguments.results, finished(jobs), len(jobs))
+
+
+def finished(jobs: Sequence[Job]) -> list[Row]:
+    """The rows that there are, of these recipes and tasks."""
+    rows = [json.loads(job.path.read_text()) for job in jobs if job.path.is_file()]
+    known = {job.digest for job in jobs}
+    return [row for row in rows if row["digest"] in known]
+
+
+def save(results: Path, rows: Sequence[Row], wanted: int) -> None:
+    """Write ``real_model.md`` and ``.svg`` of the rows that there are."""
+    if not rows:
+        return
+    hours = sum(row["wall_seconds"] for row in rows) / 3600
+    count = f"{len(rows)} of {wanted} runs, {hours:.1f} hours in all, beside other work.\n"
+    results.mkdir(exist_ok=True, parents=True)
+    (results / "real_model.md").write_text(f"{count}\n{table(rows)}\n{texts(rows)}")
+    save_plot(results, "real_model", plot(rows))
+    print(f"{count}\n{table(rows)}")
 
 
 def smollm2(output: Path) -> str:
@@ -56,27 +108,38 @@ def smollm2(output: Path) -> str:
     return str(folder.absolute())
 
 
-def job_of(study: str, team: str, seed: int, model: str, tasks: int, output: Path) -> Job:
-    run = settings_of(study, team, seed, model, output)
-    return Job(run, tasks, {"study": study, "team": team}, ("base", "last"), ("sampled", "greedy"), samples=SAMPLES)
+def job_of(study: str, team: str, seed: int, model: str, tasks: int, output: Path, results: Path) -> RealJob:
+    written = table_of(study, team, seed)
+    run = settings_of(written, model, output)
+    held_out = [(task.id, task.prompt, task.data) for task in tasks_of(run.environment, "test")[:tasks]]
+    about = {"study": study, "team": team, "seed": seed, "model": name_of(model), "machine": machine.describe()}
+    return RealJob(
+        run, tasks, about, ("base", "last"), ("sampled", "greedy"), samples=SAMPLES, shuffled=team == "team",
+        rows=results / "real", stated=json.dumps([name_of(model), written, held_out], sort_keys=True),
+    )  # fmt: skip
 
 
-def settings_of(study: str, team: str, seed: int, model: str, output: Path) -> RunSettings:
-    """A study's recipe; for ``single``, the agent that answers alone, with the tokens of both."""
+def name_of(model: str) -> str:
+    """What a model is called on any machine: a folder that tools/smollm2.py made holds SmolLM2."""
+    return SMOLLM2 if (Path(model) / "made-of.sha256").is_file() else model
+
+
+def table_of(study: str, team: str, seed: int) -> dict[str, Any]:
+    """A study's recipe as written; for ``single``, the agent that answers alone, with the tokens of both."""
     table: dict[str, Any] = tomllib.loads((HERE / "real" / f"{study}.toml").read_text(encoding="utf-8"))
-    table |= {
-        "name": f"{study}-{team}-{seed}",
-        "seed": seed,
-        "output": str(output),
-        "recipe_folder": str(HERE / "real"),
-    }
-    table["models"]["base"]["path"] = model
+    table |= {"name": f"{study}-{team}-{seed}", "seed": seed}
     if team == "single":
         (alone,) = (agent for agent in table["agents"] if agent.get("answers"))
         tokens = sum(agent["sampling"]["max_new_tokens"] for agent in table["agents"])
-        table["agents"] = [{**alone, "instructions": "Do what is asked for.", "sampling": {"max_new_tokens": tokens}}]
+        sampling = {**alone["sampling"], "max_new_tokens": tokens}
+        table["agents"] = [{**alone, "instructions": ALONE[study], "sampling": sampling}]
         table["policies"] = {alone["policy"]: table["policies"][alone["policy"]]}
-    return parse_recipe(table)
+    return table
+
+
+def settings_of(written: Mapping[str, Any], model: str, output: Path) -> RunSettings:
+    models = {"base": {**written["models"]["base"], "path": model}}
+    return parse_recipe({**written, "models": models, "output": str(output), "recipe_folder": str(HERE / "real")})
 
 
 def describe(row: Row) -> str:
@@ -86,9 +149,9 @@ def describe(row: Row) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| task | agents | before, sampled | 95 % over seeds | after | 95 % over seeds | greedy before | after "
-        "| seconds a step |",
-        "| --- | --- | ---: | --- | ---: | --- | ---: | ---: | ---: |",
+        "| task | agents | seeds | before, sampled | 95 % over seeds | after | 95 % over seeds | messages shuffled "
+        "| greedy before | after | seconds a step |",
+        "| --- | --- | ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
     for study, team, mine in _groups(rows):
         steps = sum(len(row["episodes"]) for row in mine)
@@ -97,10 +160,11 @@ def table(rows: Sequence[Row]) -> str:
             for when in ("before", "after")
             for mode in ("sampled", "greedy")
         }
+        without = f"{np.mean([row['shuffled'] for row in mine]):.1%}" if team == "team" else ""
         cells = [
-            study, "one" if team == "single" else "two", means["before", "sampled"], interval(mine, "before"),
-            means["after", "sampled"], interval(mine), means["before", "greedy"], means["after", "greedy"],
-            f"{sum(row['seconds'] for row in mine) / steps:.0f}",
+            study, "one" if team == "single" else "two", str(len(mine)), means["before", "sampled"],
+            interval(mine, "before"), means["after", "sampled"], interval(mine), without, means["before", "greedy"],
+            means["after", "greedy"], f"{sum(row['seconds'] for row in mine) / steps:.0f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -129,7 +193,7 @@ def plot(rows: Sequence[Row]) -> Figure:
             if of_study == study:
                 band(axes, [row["curves"]["reward"] for row in mine], "one agent" if team == "single" else "two agents")
         axes.set_title(f"{study}: reward", fontsize=10, loc="left")
-        axes.set_xlabel("training step (64 episodes each)", fontsize=8)
+        axes.set_xlabel("training step (32 episodes each)", fontsize=8)
         axes.legend(frameon=False, fontsize=8)
         tidy(axes)
     return figure

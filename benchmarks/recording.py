@@ -50,6 +50,8 @@ class Job:
     modes: tuple[Mode, ...] = ("sampled",)
     steps_per_point: int = 1  # training steps that a point of the curves is the mean of
     samples: int = 0  # tasks of which the row keeps what was said, sampled
+    shuffled: bool = False  # the last checkpoint, sampled, is also evaluated with messages of other tasks
+    curves: tuple[str, ...] = CURVES  # metrics of which the row keeps a value a point
 
     @property
     def recipe(self) -> str:
@@ -132,9 +134,11 @@ def train_and_evaluate(job: Job) -> Row:
         raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
     train(run, folder if started else RunFolder.create(run), resume=started)
     evaluations = evaluate_checkpoints(run, folder, job.checkpoints, job.modes, job.tasks, False, lambda _=None: None)
+    without = shuffled_accuracy(run, folder, job.tasks) if job.shuffled else {}
     metrics = folder.read_metrics()
     return {
         **job.about,
+        **without,
         "seed": run.seed,
         "tasks": evaluations[0].tasks,
         "before": {e.mode: e.accuracy for e in evaluations if e.checkpoint == BASE},
@@ -154,7 +158,7 @@ def train_and_evaluate(job: Job) -> Row:
         },
         "curves": {
             name: points([row.get(name) for row in metrics], job.steps_per_point)
-            for name in (*CURVES, "message_tokens")
+            for name in (*job.curves, "message_tokens")
         },
         "episodes": [sum(part) for part in _parts([row["episodes"] for row in metrics], job.steps_per_point)],
         "actions": [sum(part) for part in _parts([row["sampled_actions"] for row in metrics], job.steps_per_point)],
@@ -162,6 +166,12 @@ def train_and_evaluate(job: Job) -> Row:
         "wall_seconds": time.perf_counter() - began,
         "digest": job.digest,
     }
+
+
+def shuffled_accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> Row:
+    """``{"shuffled": accuracy}`` of the last checkpoint, sampled, where agents see messages of another task."""
+    found = evaluate_checkpoints(run, folder, ("last",), ("sampled",), tasks, True, lambda _=None: None)
+    return {"shuffled": next(e.accuracy for e in found if e.shuffled_messages)}
 
 
 def points(curve: Sequence[float | None], steps: int) -> list[float | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -34,6 +35,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "marft"))
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 collect_ignore_glob = ["skill_example/*"]  # scripts of a skill, which run in the sandbox
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -11,10 +11,13 @@ from marft.models.families import FAMILIES, enlarge
 
 FAMILY = {family.name: family for family in FAMILIES}
 PACKED = (
-    "Qwen 2", "Qwen 3", "Qwen 3 with experts", "Llama", "Mistral", "SmolLM 3", "Gemma 2", "Gemma 3", "Phi 3, 4", "OLMo 2",
-    "GLM 4", "Granite 3", "Cohere 2", "gpt-oss", "DeepSeek 3",
+    "Qwen 2", "Qwen 3", "Qwen 3 with experts", "Llama", "Mistral", "Ministral 3", "SmolLM 3", "Gemma 2", "Gemma 3",
+    "Phi 3, 4", "OLMo 2", "GLM 4", "Granite 3", "Cohere 2", "gpt-oss", "DeepSeek 3",
 )  # fmt: skip
-OWN = ("Qwen 3.5", "Qwen 3 Next", "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Gemma 4", "StableLM", "GPT-2")
+OWN = (
+    "Qwen 3.5", "Qwen 3 Next", "Granite 4 hybrid", "Bamba", "LFM 2", "Mamba", "Gemma 4", "StableLM", "Doge",
+    "DeepSeek 3.2", "GPT-2",
+)  # fmt: skip
 
 
 def random_model(config: PreTrainedConfig, folder: Path) -> Path:

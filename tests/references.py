@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.learning.interfaces import Level, Values
-from marft.types import Action, Episode
+from marft.types import Action, ActionKey, Episode
+
+LogProbs = Mapping[ActionKey, Sequence[float]]
 
 
 @dataclass
@@ -165,3 +167,19 @@ def action_ratio(log_probs: Sequence[float], old: Sequence[float], z: float) -> 
     """Eq. 6: exp of the clamped difference of whole-action log-probs over Z."""
     difference = (sum(log_probs) - sum(old)) / z
     return math.exp(max(-20.0, min(20.0, difference)))
+
+
+def joint_kl(episodes: Sequence[Episode], old: LogProbs, new: LogProbs) -> float:
+    """The team's KL, nats an environment step: for every step of every episode the sum of k3 over all tokens of all
+    actions in it, and the mean over steps in which anybody acted."""
+    of_steps: list[float] = []
+    for episode in episodes:
+        for step in sorted({action.step for action in episode.actions}):
+            total = 0.0
+            for action in episode.actions:
+                if action.step == step:
+                    for before, after in zip(old[action.key], new[action.key], strict=True):
+                        d = float(after) - float(before)
+                        total += math.exp(d) - 1.0 - d
+            of_steps.append(total)
+    return sum(of_steps) / len(of_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 from marft.config.models import ModelSettings
-from marft.models import weighing
-from marft.models.attention import padded_length
+from marft.models import attention
+from marft.models import weighing as weighing_module
+from marft.models.attention import PackedPlan, padded_length
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone
 from marft.models.packed_rows import PackedRows
@@ -94,9 +96,9 @@ def test_attention_with_a_cap_and_sinks_is_the_same_in_parts(monkeypatch: pytest
     visible = torch.ones(11, 11, dtype=torch.bool).tril()[None]
     results = []
     for scores in (10**9, 3 * 2 * 4 * 11):
-        monkeypatch.setattr(weighing, "SCORES", scores)
+        monkeypatch.setattr(weighing_module, "SCORES", scores)
         leaves = [x.clone().requires_grad_() for x in (q, k, v, sinks)]
-        out = weighing.weigh(*leaves[:3], visible, Weighing(0.4, cap=5.0, sinks=leaves[3]))
+        out = weighing_module.weigh(*leaves[:3], visible, Weighing(0.4, cap=5.0, sinks=leaves[3]))
         out.square().sum().backward()
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
     for whole, parts in zip(*results, strict=True):
@@ -123,3 +125,36 @@ def _save_random(config: LlamaConfig, folder: Path) -> None:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "weighing",
+    [Weighing(0.4, 700), Weighing(0.4, 5), Weighing(0.4, None, 1.5), Weighing(0.4, 700, 1.5, torch.linspace(-1, 1, 4))],
+    ids=["wide", "narrow", "capped", "sinks"],
+)
+def test_a_long_row_attends_some_queries_at_a_time_and_no_mask_is_as_large_as_its_square(
+    weighing: Weighing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes out, and the gradients, are those of one mask for the whole row."""
+    largest = [0]
+    plain = weighing_module.weigh
+    attend = attention.scaled_dot_product_attention
+
+    def watched(*arguments: Any, **options: Any) -> torch.Tensor:
+        mask = options.get("attn_mask", arguments[3] if len(arguments) > 3 else None)
+        largest[0] = max(largest[0], mask.numel() if mask is not None else 0)
+        return (plain if "attn_mask" not in options else attend)(*arguments, **options)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    rows = [torch.randn(1300, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    found = []
+    monkeypatch.setattr(attention, "weigh", watched)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
+    for whole in (attention.WHOLE, 10**6):
+        monkeypatch.setattr(attention, "WHOLE", whole)
+        out = PackedPlan([1300], torch.device("cpu")).attend(0, *rows, weighing)
+        found.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), rows)])
+        if whole < 10**6:
+            assert 0 < largest[0] <= 512 * 1536
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -75,6 +75,21 @@ def test_a_later_prompt_shows_earlier_turns_as_documented(name: str) -> None:
 
 
 @EACH
+def test_a_system_message_after_the_question_is_shown_before_the_turn_that_it_came_before(name: str) -> None:
+    """Where a template knows no such message, or has turns alternate, it joins the question; and stays there."""
+    format, late = format_of(name), {"role": "system", "content": "Be careful."}
+    asked = render_text(format, [SYSTEM, USER, late])
+    whole = render_text(format, [SYSTEM, USER, late, said(name), SURE])
+    for text, shown in ((asked, ["Be brief.", "1 + 2?", "Be careful."]), (whole, ["Be careful.", "It is 3.", "Sure?"])):
+        places = [text.index(part) for part in shown]
+        assert places == sorted(places)
+        assert text.count("Be careful.") == 1
+    found = continue_ids(format, np.array(sampled(name), np.int32), [SYSTEM, USER, late, said(name)], [SURE])
+    if not FAMILIES[name].rewrites:
+        assert not isinstance(found, NotExact), found.reason
+
+
+@EACH
 def test_a_turn_ends_with_what_its_template_ends_it_with_and_all_that_is_declared_stops(name: str) -> None:
     family, format = FAMILIES[name], format_of(name)
     ends = format.tokenizer.convert_ids_to_tokens(list(format.stop_ids))

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import ModelSettings
-from marft.models import attention, forward_check, fused_decoder, log_probs
+from marft.models import attention, families, forward_check, fused_decoder, log_probs
 from marft.models.backbone import Backbone
 from marft.models.families import SMALL
 from marft.models.loading import load_backbone
@@ -90,6 +91,37 @@ def test_layers_without_rotation_are_not_run_by_the_forward_that_rotates_all() -
     assert not backbone.plain
 
 
+def test_scores_that_are_scaled_far_into_a_row_are_not_left_to_the_forward_that_does_not() -> None:
+    """Ministral 3 scales queries from the 16,384th token on: no row that is tried is as long, the copy's are."""
+    table = {**families.SCALED, "original_max_position_embeddings": 16384}
+    config = transformers.Ministral3Config(**{**SMALL, "head_dim": 16, "rope_parameters": table})
+    assert backbone_of(config).fused
+    assert families.forward_of(settled(config)) == "packed"
+
+
+@pytest.mark.parametrize("name", ["Doge", "DeepSeek 3.2"])
+def test_layers_that_choose_what_a_token_sees_are_not_packed(name: str) -> None:
+    backbone = backbone_of(FAMILY[name].small_config())
+    forward_check.settle_forward(backbone, "it")
+    assert backbone.plain
+
+
+def test_a_mask_of_a_layers_own_is_never_left_out() -> None:
+    rows = torch.zeros(1, 2, 5, 4)
+    with pytest.raises(ValueError, match="Linear chooses itself what a token sees; its rows cannot be packed"):
+        attention.attend(nn.Linear(1, 1), rows, rows, rows, rows[..., 0], plan=attention.PackedPlan([5], CPU))
+
+
+def test_layers_of_unknown_kinds_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their names say of their masks."""
+    config = FAMILY["Qwen 3"].small_config()
+    config.layer_types = ["full_attention", "indexed_attention"]
+    backbone = backbone_of(config)
+    assert not forward_check._packs(backbone.model)
+    backbone.model.config.layer_types = ["full_attention", "sliding_attention"]
+    assert forward_check._packs(backbone.model)
+
+
 def test_a_half_precision_model_is_not_taken_for_another_architecture(tmp_path: Path) -> None:
     """Large weights, where rounding moves log-probs by tenths of a nat: a real model once was refused for it."""
     folder = random_model(transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 12}), tmp_path)
@@ -130,6 +162,28 @@ def test_making_a_small_copy_draws_nothing_from_the_common_generator() -> None:
     torch.manual_seed(5)
     assert small_copy(backbone.model, backbone.decoder) is not None
     assert torch.equal(torch.rand(3), wanted)
+
+
+def test_a_small_copy_is_the_same_whatever_was_drawn_before() -> None:
+    """Also where a fresh model draws something that is no matrix: the sinks of gpt-oss."""
+    backbone = backbone_of(FAMILY["gpt-oss"].small_config())
+    copies = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        copies.append(small_copy(backbone.model, backbone.decoder))
+    one, other = (dict(copy.state_dict()) for copy in copies if copy is not None)
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "DeepSeek 3", "Doge", "Granite 4 hybrid"])
+def test_nothing_of_a_small_copy_is_as_a_fresh_model_has_it(name: str) -> None:
+    """Sinks, biases, gates and corrections of routers begin at 0 or 1, where they would not show."""
+    backbone = backbone_of(FAMILY[name].small_config())
+    copy = small_copy(backbone.model, backbone.decoder)
+    assert copy is not None
+    for weight, tensor in copy.state_dict().items():
+        if tensor.is_floating_point():
+            assert not ((tensor == 0) | (tensor == 1)).any(), weight
 
 
 def test_plain_logits_are_not_even_copied() -> None:

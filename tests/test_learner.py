@@ -218,7 +218,7 @@ class TestALearningStep:
         mine.schedule = Told()
         monkeypatch.setattr(learner_module, "PACKING_CHECKS", 3)
         monkeypatch.setattr(PolicyOptimizer, "begin_step", lambda self, step: begun_at.append(step) or 0.5)
-        monkeypatch.setattr(Update, "run", lambda self, phase, samples, step: checked.append(self.check_packing))
+        monkeypatch.setattr(Update, "run", lambda self, *_: checked.append(self.check_packing))
         for step in range(2, 9):
             metrics = mine.learn(batch, Progress(step, 0))
             assert [metrics[f"policies/{name}/learning_rate"] for name in ("reasoner", "actor")] == [0.5, 0.5]
@@ -259,9 +259,9 @@ class TestALearningStep:
         scored: list[set[str]] = []
         run, score_now = Update.run, Update.score_now
 
-        def running(self: Update, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
+        def running(self: Update, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float) -> None:
             order.append(phase.policies)
-            run(self, phase, samples, step)
+            run(self, phase, samples, step, budget)
 
         def scoring(self: Update, samples: Sequence[Sample]) -> dict[int, Floats]:
             if len(samples) > 4:  # not those that are only checked

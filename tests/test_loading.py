@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Phi3Config
+from transformers import AutoModelForCausalLM, DeepseekV32Config, DogeConfig, MiniMaxM3VLTextConfig, Phi3Config
 
 from marft.config.models import ModelSettings
 from marft.models import formats, templates
 from marft.models.checking import refuse_pickled
 from marft.models.formats import context_of, load_tokenizer
-from marft.models.loading import load_backbone
+from marft.models.loading import load_backbone, load_weights
 from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
+from tests.families import FAMILY, random_model
 from tests.helpers import settings
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -61,6 +62,35 @@ def test_a_context_ends_where_rotations_change_with_the_length_of_a_row() -> Non
         context_of(config, ModelSettings(path="phi", context=8192))
 
 
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (DeepseekV32Config(), 2048),
+        (DogeConfig(max_position_embeddings=16384, keep_window_size=512), 512),
+        (MiniMaxM3VLTextConfig(), 16 * 128),
+    ],
+)
+def test_a_context_ends_where_a_model_begins_to_choose_what_a_token_sees(config: Any, longest: int) -> None:
+    """Rounding would choose otherwise when a row is scored than when it was sampled."""
+    assert context_of(config, ModelSettings(path="it")) == longest
+    with pytest.raises(ValueError, match=f"context {longest + 1} is more than the {longest} tokens"):
+        context_of(config, ModelSettings(path="it", context=longest + 1))
+
+
+@pytest.mark.parametrize("name", ["Qwen 3 with experts", "gpt-oss"])
+def test_a_model_with_experts_that_was_tuned_whole_is_read_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    """transformers holds experts in one tensor and saves each by itself."""
+    folder, cpu = random_model(FAMILY[name].small_config(), tmp_path / "base"), torch.device("cpu")
+    tuned, again = (load_backbone(ModelSettings(path=str(folder)), cpu, torch.float32) for _ in range(2))
+    with torch.no_grad():
+        for weight in tuned.model.parameters():
+            weight.add_(0.01)
+    tuned.model.save_pretrained(tmp_path / "tuned")
+    load_weights(again, tmp_path / "tuned")
+    wanted = tuned.base_weights()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in again.base_weights().items())
+
+
 def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], name: str = "model") -> None:
     weights = load_file(folder / f"{name}.safetensors")
     change(weights)
@@ -95,6 +125,29 @@ def without_a_shard(folder: Path) -> None:
     save_file(half, folder / "model-00001-of-00002.safetensors", metadata={"format": "pt"})
     places = {name: f"model-0000{1 if name in half else 2}-of-00002.safetensors" for name in weights}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("loaded", [torch.float32, torch.bfloat16], ids=["to float32", "to bfloat16"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["from float32", "from bfloat16"])
+def test_what_is_no_number_is_refused_with_the_tensors_name_in_the_last_of_several_files(
+    model: Path, stored: torch.dtype, loaded: torch.dtype, value: float
+) -> None:
+    last = AutoModelForCausalLM.from_pretrained(model, dtype=stored)
+    with torch.no_grad():
+        last.model.norm.weight[5] = value
+    (model / "model.safetensors").unlink()
+    last.save_pretrained(model, max_shard_size="300KB")
+    assert len(list(model.glob("model-*.safetensors"))) > 2
+    with pytest.raises(ValueError, match=r"model\.norm\.weight holds NaN or infinities"):
+        load_backbone(ModelSettings(path=str(model)), torch.device("cpu"), loaded)
+
+
+def test_what_is_no_number_is_refused_also_where_it_is_no_parameter(tmp_path: Path) -> None:
+    """What corrects the routers of DeepSeek 3 is a buffer."""
+    folder, name = random_model(FAMILY["DeepSeek 3"].small_config(), tmp_path), "e_score_correction_bias"
+    change_weights(folder, lambda weights: next(w for n, w in weights.items() if n.endswith(name)).fill_(math.nan))
+    assert f"gate.{name} holds NaN" in refusal(folder)
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -214,7 +267,10 @@ ADAPTERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no r": (adapter_without("r"), "lacks r"),
     "no alpha": (adapter_without("lora_alpha"), "lacks lora_alpha"),
     "no targets": (broken_adapter(target_modules=None), "lacks target_modules"),
-    "targets": (broken_adapter(target_modules="all-linear"), "target_modules = 'all-linear', which is no list"),
+    "targets": (broken_adapter(target_modules=[3]), "target_modules = [3], which names no layers"),
+    "a variant of later": (broken_adapter(use_better_lora=True), "asks for use_better_lora"),
+    "a variant's settings": (broken_adapter(kasa_config={"beta": 1e-4}), "asks for kasa_config"),
+    "lora-ga": (broken_adapter(init_lora_weights="lora_ga"), "changes the base too"),
     "r": (broken_adapter(r="8"), "says r = '8'"),
     "modules_to_save": (broken_adapter(modules_to_save=["lm_head"]), "asks for modules_to_save"),
     "dora": (broken_adapter(use_dora=True), "asks for use_dora"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from transformers import AutoModelForCausalLM
 
@@ -192,6 +193,32 @@ def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tm
     for name, adapter in tuned.adapters("two").items():
         assert torch.equal(adapter.a, before[name][0])
         assert torch.equal(adapter.b, before[name][1])
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"], r".*self_attn\.(q|v)_proj"])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
+    backbone: Backbone, random_model: Path, tmp_path: Path, targets: str | list[str], rslora: bool
+) -> None:
+    """All linear layers, a pattern or names; the change counted alpha / r or alpha / √r times; dropout of no meaning."""
+    base = AutoModelForCausalLM.from_pretrained(random_model, dtype=torch.float32)
+    config = LoraConfig(
+        r=5, lora_alpha=3, target_modules=targets, use_rslora=rslora, lora_dropout=0.3, task_type="CAUSAL_LM"
+    )
+    other = get_peft_model(base, config).eval()
+    for name, parameter in other.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    other.save_pretrained(tmp_path)
+    change = json.loads((tmp_path / "adapter_config.json").read_text()) | {"target_modules": targets}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(change))
+    lora = read_lora_settings(tmp_path)
+    backbone.add_adapter("read", lora.rank, lora.alpha, lora.targets, seed=0)
+    load_adapter(backbone, "read", tmp_path)
+    with torch.no_grad():
+        theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
+        mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(

@@ -73,7 +73,7 @@ class TestLostWorkers:
         lost, pids = rollouts.usage()["workers_lost"], {link.pid for link in rollouts._crew.links}
         for link in rollouts._crew.links:
             link.patience = 6.0  # ticks
-        episodes = rollouts.play(attempts(reason, "fine", "fine", "fine"))
+        episodes = rollouts.play(attempts(reason, "fine", "waits", "fine"))
         with_it, beside = episodes[::2], episodes[1::2]
         assert {(episode.status, episode.error) for episode in with_it} == {(status, said)}
         assert [episode.total_reward for episode in beside] == [1.0, 1.0]
@@ -89,7 +89,7 @@ class TestLostWorkers:
 
     @pytest.mark.slow
     def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
-        episodes = rollouts.play(attempts(*["killed"] * 2, *["fine"] * 2))
+        episodes = rollouts.play(attempts(*["killed"] * 2, *["waits"] * 2))
         assert {episode.status for episode in episodes} == {"failed"}
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,31 @@ def test_gradients_are_the_same_when_activations_are_computed_again(backbone: Ba
         gradients.append([adapter.b.grad.clone() for adapter in adapters if adapter.b.grad is not None])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain)
+
+
+DROPPING = {
+    "Doge": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
+    "StableLM": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
+    "Qwen 2": {"attention_dropout": 0.5},
+    "Granite 4 hybrid": {"attention_dropout": 0.5},
+    "GPT-2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_nothing_is_dropped_also_where_activations_are_computed_again(name: str) -> None:
+    """For that layers are set to train, and those of Doge drop what they add to the stream where they do."""
+    family = FAMILY[name]
+    found = small_backbone(replace(family, settings={**family.settings, **DROPPING[name]}))
+    rows = PackedRows.of(ROWS, [None] * len(ROWS), CPU)
+    with torch.no_grad():
+        wanted = small_backbone(family).hidden_states(rows)
+    for again in (False, True):
+        if again:
+            found.recompute_activations()
+            found.model.train()
+        found.model.requires_grad_(True)
+        torch.testing.assert_close(found.hidden_states(rows).detach(), wanted, rtol=0, atol=1e-5)
 
 
 def test_a_layer_that_sees_some_of_the_tokens_is_refused(backbone: Backbone) -> None:

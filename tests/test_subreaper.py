@@ -73,6 +73,27 @@ def test_all_that_a_launcher_has_started_ends_with_it(how: signal.Signals) -> No
 
 
 @linux
+def test_a_request_to_end_that_comes_while_the_command_is_started_reaches_it() -> None:
+    early = (
+        "import os, runpy, signal, sys\n"
+        "fork = os.fork\n"
+        "def forked():\n"
+        "    child = fork()\n"
+        "    if child:\n"
+        "        print(child, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return child\n"
+        "os.fork = forked\n"
+        "sys.argv = ['subreaper', str(os.getppid()), 'sleep', '300']\n"
+        f"runpy.run_path({str(SUBREAPER)!r}, run_name='__main__')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", early], stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate(timeout=10)
+    assert process.returncode in {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+    assert soon(lambda: gone(int(said)))
+
+
+@linux
 def test_a_command_that_will_not_end_is_killed() -> None:
     process = start("trap '' TERM; echo up; while true; do sleep 0.05; done")
     assert process.stdout is not None

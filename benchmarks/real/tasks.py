@@ -30,17 +30,17 @@ THINGS = ("box", "door", "locker", "safe", "shed", "garage", "cellar", "attic")
 
 
 class Sums(EnvironmentPart):
-    """Two numbers to add up; the last number of the answer counts."""
+    """Two numbers to add up, and a question that does not name them: two halves for :class:`Apart`."""
 
     highest: int = 19
 
     def tasks(self, split: Split) -> list[Task]:
         pairs = itertools.product(range(self.highest + 1), repeat=2)
-        made = [Task(f"{a}+{b}", f"What is {a} + {b}?", {"answer": str(a + b)}) for a, b in pairs]
+        made = [Task(f"{a}+{b}", f"{a} + {b} = ?{HALVES}What is the sum?", {"answer": str(a + b)}) for a, b in pairs]
         return of_split(made, split)
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
-        return SingleTurn(task, lambda text: last_number(text, str(task.data["answer"])))
+        return SingleTurn(task, lambda text: near(text, int(str(task.data["answer"]))))
 
 
 class Instructions(EnvironmentPart):
@@ -53,8 +53,8 @@ class Instructions(EnvironmentPart):
             made.append(
                 Task(
                     f"{topic}/{word}",
-                    f"Write one sentence about {topic}. It has at most {most} words, uses the word '{word}', has no "
-                    "comma and ends with an exclamation mark.",
+                    f"Shout one short sentence about {topic} with the word '{word}'! At most {most} words, no comma, "
+                    "and '!' at the end.",
                     {"word": word, "most": most},
                 )
             )
@@ -75,11 +75,11 @@ class Facts(EnvironmentPart):
         for number in range(self.count):
             drawn = random.Random(f"facts/{number}")
             things = drawn.sample(THINGS, self.known)
-            codes = [str(drawn.randint(100, 999)) for _ in things]
-            facts = " ".join(f"The code of the {thing} is {code}." for thing, code in zip(things, codes, strict=True))
+            codes = [str(drawn.randint(10, 99)) for _ in things]
+            facts = ", ".join(f"the {thing} is {code}" for thing, code in zip(things, codes, strict=True))
             asked = drawn.randrange(self.known)
             question = f"What is the code of the {things[asked]}?"
-            made.append(Task(f"facts/{number}", facts + HALVES + question, {"answer": codes[asked]}))
+            made.append(Task(f"facts/{number}", f"The code of {facts}.{HALVES}{question}", {"answer": codes[asked]}))
         return of_split(made, split)
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
@@ -87,6 +87,7 @@ class Facts(EnvironmentPart):
 
 
 HALVES = "\n\n"
+CLOSE = 10  # a sum that is as far off as this earns nothing
 
 
 class Apart(OrganizationPart):
@@ -103,6 +104,17 @@ class Apart(OrganizationPart):
         for agent, half in zip(agents, halves, strict=True):
             done.append(await agent(Observation(half), sees=done))
         return JointAction()
+
+
+def near(text: str, answer: int) -> Grade:
+    """What the last number of a text is worth: 1 where it is right, up to 0.3 where it is less than 10 off.
+
+    >>> near("The sum is 12.", 12).reward, near("The sum is 14.", 12).reward, near("I cannot tell.", 12).reward
+    (1.0, 0.24, 0.0)
+    """
+    numbers = NUMBER.findall(text)
+    miss = abs(int(numbers[-1]) - answer) if numbers else CLOSE
+    return Grade(1.0 if miss == 0 else round(0.3 * max(0.0, 1 - miss / CLOSE), 3), miss == 0)
 
 
 def last_number(text: str, answer: str) -> Grade:

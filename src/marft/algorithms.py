@@ -52,31 +52,34 @@ _PAPER: Mapping[str, object] = {
     },
 }
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "marft": {
-        "level": "action",
-        "normalisation": "tokens",
-        "epochs": 2,
-        "minibatches": 2,
-        "kl_stop": 0.05,
-        "entropy": 0.0,
-        "denominator": "policy",
-        "credit": {
-            "name": "gae",
-            "successor": "joint",
-            "gamma_token": 1.0,
-            "gamma_agent": 1.0,
-            "gamma_step": 0.99,
-            "lambda_token": 1.0,
-            "lambda_agent": 0.95,
-            "lambda_step": 0.95,
-            "lambda_critic": 1.0,
-        },
-        "objective": {"name": "ppo", "clip": 0.2, "dual_clip": 3.0},
-        "schedule": {"name": "simultaneous"},
-        "optimizer": {"learning_rate": 3e-5, "epsilon": 1e-8, "max_gradient_norm": 1.0, "warmup_steps": 3},
-        "critic": {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1},
+_MARFT: Mapping[str, Any] = {
+    "level": "action",
+    "normalisation": "tokens",
+    "epochs": 2,
+    "minibatches": 2,
+    "kl_stop": 0.05,
+    "entropy": 0.0,
+    "denominator": "policy",
+    "credit": {
+        "name": "gae",
+        "successor": "joint",
+        "gamma_token": 1.0,
+        "gamma_agent": 1.0,
+        "gamma_step": 0.99,
+        "lambda_token": 1.0,
+        "lambda_agent": 0.95,
+        "lambda_step": 0.95,
+        "lambda_critic": 1.0,
     },
+    "objective": {"name": "ppo", "clip": 0.2, "dual_clip": 3.0},
+    "schedule": {"name": "simultaneous"},
+    "optimizer": {"learning_rate": 3e-5, "epsilon": 1e-8, "max_gradient_norm": 1.0, "warmup_steps": 3},
+    "critic": {"learning_rate": 1e-3, "hidden": 64, "loss": "huber", "epochs": 4, "warmup_steps": 1},
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "marft": _MARFT,
+    "marft-team": {**_MARFT, "team_kl": 0.01, "optimizer": {**_MARFT["optimizer"], "schedule": "linear"}},
     "marft-paper-table3": {**_PAPER, "entropy": 0.1},
     "marft-paper-table4": {**_PAPER, "entropy": 0.0},
     "marft-paper-table5": {**_PAPER, "entropy": 0.01},
@@ -273,6 +276,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 ABOUT: Mapping[str, str] = {
     "marft": "Our vetted defaults: no discount inside an episode step, critic targets from whole returns, dual clip.",
+    "marft-team": "As marft, for teams of any size: a budget for how far all policies move together, rates that fall.",
     "marft-paper-table3": "The MARFT paper's Table 3, entropy 0.1: where its single agent collapses after a surge.",
     "marft-paper-table4": "The MARFT paper's Table 4, entropy 0.",
     "marft-paper-table5": "The MARFT paper's Table 5, entropy 0.01.",

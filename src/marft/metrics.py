@@ -82,6 +82,10 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("truncation_rate", "truncated", "share of actions that ran into max_new_tokens", ".0%", scopes=BOTH,
                better="lower", unless_zero=True, advice="raise sampling.max_new_tokens, or price length"),
         Metric("prompt_tokens", "prompt", "tokens that an action was sampled from, mean", ".1f", "tokens", BOTH),
+        Metric("prefill/asked", "prompts' tokens", "tokens of all prompts that were sampled from", ".0f", "tokens"),
+        Metric("prefill/computed", "of them computed", "tokens of prompts that were computed: what attempts, turns and "
+               "tasks have in common counts once", ".0f", "tokens", better="lower",
+               advice="where it is near what was asked and episodes have turns, raise engine.prefix_cache_mb"),
         Metric("truncated_tokens", "tokens cut", "tokens of prompts that did not fit, in all", ".0f", "tokens", BOTH,
                better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
@@ -156,7 +160,10 @@ CATALOGUE: dict[str, list[Metric]] = {
                scopes=("team", "policy")),
         Metric("learning_rate", "rate", "of this step", ".1e", scopes=("policy",)),
         Metric("idle_phases", "idle phases", "share of phases whose policies had no actions"),
-        Metric("accepted_fraction", "accepted", "how much of an update was kept (HATRPO)", better="higher"),
+        Metric("team_kl", "team KL", "from the joint policy that the step began with, after it, k3, an environment "
+               "step", ".4f", "nats"),
+        Metric("accepted_fraction", "accepted", "how much of an update was kept (HATRPO, team_kl)", better="higher",
+               advice="near 0 at every step: a lower learning rate does the same for less"),
         Metric("rollbacks", "rolled back", "share of updates that were undone whole (HATRPO)", better="lower"),
     ],
     "The critic": [

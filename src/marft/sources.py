@@ -53,6 +53,7 @@ def _marft_paper(table: int) -> dict[str, str]:
 
 SOURCES: Mapping[str, Mapping[str, str]] = {
     "marft": {"objective.clip": "MARFT paper, Tables 3–5", "objective.dual_clip": "Ye et al. 2020"},
+    "marft-team": {"objective.clip": "MARFT paper, Tables 3–5", "objective.dual_clip": "Ye et al. 2020"},
     "marft-paper-table3": _marft_paper(3),
     "marft-paper-table4": _marft_paper(4),
     "marft-paper-table5": _marft_paper(5),

@@ -125,7 +125,7 @@ def _step(
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.version)
     metrics |= collection.metrics
     metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
-    used = {name: count - before[name] for name, count in rollouts.usage().items()}
+    used = {name: count - before.get(name, 0.0) for name, count in rollouts.usage().items()}
     sampled = used.pop("sampled_tokens")
     metrics |= used
     sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -253,18 +252,14 @@ def main() -> None:
     Parts that a recipe names by import path may lie in the folder that the command is run from.
     """
     from marft.cli.errors import DEBUG, friendly
+    from marft.cli.interrupts import heeded, terminated
 
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     words = [word for word in sys.argv[1:] if word != DEBUG]
-    with friendly(debug=DEBUG in sys.argv):
+    with heeded(), friendly(debug=DEBUG in sys.argv):
         app(words, prog_name="marft")
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Let go of everything that was started; what was saved is whole."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

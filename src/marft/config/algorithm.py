@@ -159,6 +159,7 @@ class AlgorithmSettings(Settings):
     epochs: Few = 1  # over a step's episodes
     minibatches: Few = 1  # of an epoch
     kl_stop: NotNegative = 0.0  # nats a token from which a phase of updates ends; 0 is off
+    team_kl: NotNegative = 0.0  # nats an environment step that all policies together may move in a step; 0 is no limit
     entropy: NotNegative = 0.0  # weight of the entropy bonus; 0 is off
     nll: NotNegative = 0.0  # weight of the negative log-likelihood of actions of successful episodes (VAPO)
     # times that tasks are drawn again for all-equal groups (DAPO)

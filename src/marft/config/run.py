@@ -41,6 +41,8 @@ class RolloutSettings(Settings):
 class TrainingSettings(Settings):
     steps: Count = 100  # each plays, credits and learns once
     tokens_per_micro_batch: Count = 8192  # memory of an update; changes nothing else
+    # compute once what rows begin with alike; auto: where that is faster and scores are not compared with others'
+    share_prefixes: Literal["auto", "always", "never"] = "auto"
     record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
     show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
 

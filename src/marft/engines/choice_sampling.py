@@ -15,7 +15,7 @@ from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
 from marft.models.choice_distribution import ChoiceSets
 from marft.models.log_probs import token_scores
-from marft.models.packed_rows import PackedRows
+from marft.models.running_rows import together
 from marft.types import Choice, Option, Sampling, TokenIds
 
 
@@ -69,15 +69,15 @@ def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
     """``log π`` of every option of every request, [C, longest request]."""
     pairs = [(request, option) for request in requests for option in request.options]
     sizes = [len(option.tokens) for _, option in pairs]
-    packed = PackedRows.of(
+    packed = together(
         [np.concatenate([request.prompt, option.tokens[:-1]]) for request, option in pairs],
         [request.adapter for request, _ in pairs],
-        backbone.device,
+        backbone,
     )
     positions = np.concatenate(
         [
-            start + len(request.prompt) - 1 + np.arange(size)
-            for start, (request, _), size in zip(packed.starts(), pairs, sizes, strict=True)
+            places[len(request.prompt) - 1 :][:size]
+            for places, (request, _), size in zip(packed.places(), pairs, sizes, strict=True)
         ]
     )
     targets = np.concatenate([option.tokens for _, option in pairs]).astype(np.int64)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.engines.prefilling import Asked, Prefill
 from marft.engines.sampling import allowed_tokens, draw
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
-from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import running_rows
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
@@ -27,6 +27,7 @@ class Row:
     prompt: TokenIds  # [T]
     sampling: Sampling
     uniforms: np.ndarray  # [max_new_tokens], float32 in [0, 1)
+    tasks: str = ""  # the pass over tasks that it belongs to: others' prefixes are not its own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,14 +45,22 @@ class RunningBatch:
     Args:
         stop_ids: tokens that end a turn.
         decode: from token ids to text, for stop strings.
+        prefix_bytes: what keys and values may take that are kept for rows to come; 0 keeps none.
     """
 
-    def __init__(self, backbone: Backbone, stop_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> None:
-        self.backbone, self.decode = backbone, decode
+    def __init__(
+        self,
+        backbone: Backbone,
+        stop_ids: Sequence[int],
+        decode: Callable[[Sequence[int]], str],
+        prefix_bytes: int = 0,
+    ) -> None:
+        self.backbone, self.decode, self.prefix_bytes = backbone, decode, prefix_bytes
         device = backbone.device
         self.is_stop = torch.zeros(backbone.head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_stop[list(stop_ids)] = True
         self.running = running_rows(backbone)
+        self.prefill = Prefill(backbone, self.running, prefix_bytes)
         self.rows: list[Row] = []
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
@@ -71,8 +80,12 @@ class RunningBatch:
     def admit(self, rows: Sequence[Row]) -> list[Finished]:
         """Prefill rows and sample their first token. Rows with the same adapter and prompt share one prefill."""
         finished = []
-        for group in in_batches(rows, lambda row: len(row.prompt), PREFILL_TOKENS):
-            hidden = self._prefill(group)
+        alike: dict[tuple[str, str | None, bytes], list[Row]] = {}
+        for row in rows:
+            alike.setdefault((row.tasks, row.adapter, row.prompt.tobytes()), []).append(row)
+        for some in in_batches(list(alike.values()), lambda same: len(same[0].prompt), PREFILL_TOKENS):
+            hidden = self._prefill(some)
+            group = [row for same in some for row in same]
             self._append(group)
             finished += self._sample(hidden, slice(len(self.rows) - len(group), len(self.rows)))
         return finished
@@ -88,22 +101,19 @@ class RunningBatch:
         """Forget cached keys and values, which belong to weights that are about to change."""
         assert not self.rows, "the weights change while rows are being sampled"
         self.running = running_rows(self.backbone)
+        self.prefill = Prefill(self.backbone, self.running, self.prefix_bytes, self.prefill.tokens)
 
-    def _prefill(self, rows: Sequence[Row]) -> Tensor:
-        rows_of: dict[tuple[str | None, bytes], list[int]] = {}
-        for index, row in enumerate(rows):
-            rows_of.setdefault((row.adapter, row.prompt.tobytes()), []).append(index)
-        distinct = sorted(rows_of.values(), key=lambda indices: rows[indices[0]].adapter or "")
-        packed = PackedRows.of(
-            [rows[i[0]].prompt for i in distinct], [rows[i[0]].adapter for i in distinct], self.backbone.device
-        )
-        base = len(self.rows)
-        hidden = self.running.prefill(packed, [[base + index for index in indices] for indices in distinct])
-        ends = np.cumsum(packed.lengths) - 1
-        last_of = np.empty(len(rows), np.int64)
-        for end, indices in zip(ends, distinct, strict=True):
-            last_of[indices] = end
-        return hidden[torch.from_numpy(last_of).to(hidden.device)]
+    def _prefill(self, groups: Sequence[Sequence[Row]]) -> Tensor:
+        """Read the prompts of rows that are alike, group by group → hidden states of all rows, in their order."""
+        asked, slot = [], len(self.rows)
+        for same in groups:
+            slots = list(range(slot, slot + len(same)))
+            asked.append(Asked(same[0].tasks, same[0].adapter, same[0].prompt, slots))
+            slot += len(same)
+        order = sorted(range(len(groups)), key=lambda number: asked[number].adapter or "")
+        last = self.prefill.read([asked[number] for number in order])
+        back = np.repeat(np.argsort(order), [len(same) for same in groups])
+        return last[torch.from_numpy(back).to(last.device)]
 
     def _append(self, rows: Sequence[Row]) -> None:
         device = self.backbone.device
@@ -162,7 +172,9 @@ class RunningBatch:
         made = int(self.made[index])
         tokens = self.tokens[index, :made].cpu().numpy().astype(np.int32)
         log_probs = self.log_probs[index, :made].cpu().numpy().astype(np.float32)
-        return Finished(self.rows[index], tokens, log_probs, finish)
+        row = self.rows[index]
+        self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
+        return Finished(row, tokens, log_probs, finish)
 
     def _remove(self, leaving: Sequence[int]) -> None:
         """Take rows out: live rows from the end move into their slots."""

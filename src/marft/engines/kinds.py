@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from marft.config.parts import EnginePart
+from marft.config.settings import CountOrNone
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -20,6 +21,7 @@ class Local(EnginePart):
     """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
 
     max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
+    prefix_cache_mb: CountOrNone = 512  # kept keys and values, a base, for prompts that begin alike; 0: none
     admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU
 
     def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
@@ -32,5 +34,6 @@ class Local(EnginePart):
             thread,
             seed=run.seed,
             max_rows=self.max_rows,
+            prefix_bytes=self.prefix_cache_mb * 2**20,
             in_order=self.admission == "in_order" or (self.admission == "auto" and models.device.type == "cpu"),
         )

@@ -58,6 +58,7 @@ class LocalEngine:
         policies: by policy name.
         worker: where the tensor work is done, one call at a time.
         seed: of the run; each row's random stream is named by its action's key.
+        prefix_bytes: of keys and values on each backbone that are kept for rows which begin alike.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class LocalEngine:
         seed: int,
         max_rows: int = 256,
         in_order: bool = True,
+        prefix_bytes: int = 0,
     ) -> None:
         self.policies, self.seed, self.max_rows, self.in_order = policies, seed, max_rows, in_order
         self._versions: dict[str, int] = {}
@@ -76,7 +78,7 @@ class LocalEngine:
         for local in policies.values():
             if id(local.backbone) not in self._batches:
                 self._batches[id(local.backbone)] = RunningBatch(
-                    local.backbone, local.stop_ids, _decoder(local.tokenizer)
+                    local.backbone, local.stop_ids, _decoder(local.tokenizer), prefix_bytes
                 )
         self._worker = worker
         self._waiting: list[_Request] = []
@@ -89,7 +91,7 @@ class LocalEngine:
         """Sample one action: its random stream is named by the run's seed and the key, whatever else is computed."""
         local = self.policies[policy]
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
-        row = Row(local.adapter, prompt.ids, sampling, uniforms)
+        row = Row(local.adapter, prompt.ids, sampling, uniforms, _pass_of(key))
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._stir()
@@ -132,8 +134,13 @@ class LocalEngine:
         return self._versions.get(policy, 0)
 
     def usage(self) -> Mapping[str, float]:
-        """``sampled_tokens`` so far."""
-        return {"sampled_tokens": float(self._sampled_tokens)}
+        """``sampled_tokens`` so far, the prompts' tokens, and how many of those were computed."""
+        of_prompts = [batch.prefill.tokens for batch in self._batches.values()]
+        return {
+            "sampled_tokens": float(self._sampled_tokens),
+            "prefill/asked": float(sum(tokens.asked for tokens in of_prompts)),
+            "prefill/computed": float(sum(tokens.computed for tokens in of_prompts)),
+        }
 
     async def close(self) -> None:
         """Nothing was started here: the worker is the caller's."""
@@ -222,6 +229,11 @@ class LocalEngine:
         ids = done.tokens.tolist()
         text = _decoder(local.tokenizer)(ids[:-1] if ids[-1] in local.stop_ids else ids)
         return until(text, request.row.sampling.stop)
+
+
+def _pass_of(key: ActionKey) -> str:
+    """``"train/12"`` of ``"train/12/1/fork/a/2+1"``: the step, or the evaluation, that a stream is of."""
+    return "/".join(key.stream.partition("+")[0].split("/")[:2])
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:

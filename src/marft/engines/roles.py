@@ -30,11 +30,13 @@ class Roles:
 
     Args:
         system: it shows a system message, once, and whatever follows.
+        late: also one that is not the first message.
         repeated: it shows two messages of a user, one after the other.
         marks: what it begins and ends messages with that is plain text, and no token.
     """
 
     system: bool = True
+    late: bool = True
     repeated: bool = True
     marks: tuple[str, ...] = ()
 
@@ -46,7 +48,11 @@ def roles_of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> 
     """What a tokenizer's chat template takes: found by rendering probes, once."""
     known, key = _known.setdefault(tokenizer, {}), repr((tokenizer.chat_template, sorted(options.items())))
     if key not in known:
-        found = Roles(_shows_once(tokenizer, options, "system"), _shows_once(tokenizer, options, "user"))
+        found = Roles(
+            system=_shows_once(tokenizer, options, "system", "user"),
+            late=_shows_once(tokenizer, options, "user", "system"),
+            repeated=_shows_once(tokenizer, options, "user", "user"),
+        )
         known[key] = replace(found, marks=_plain_marks(tokenizer, options, found))
     return known[key]
 
@@ -59,13 +65,12 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], ch
         return ""
 
 
-def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], first: str) -> bool:
-    """Whether a message of that role and one of a user after it are both shown, once and in their order; and a system
-    message still where a turn has followed. (Some show it beside the last question alone, if that is the last message.)
-    """
-    chat = [_message(first, ONE), _message("user", OTHER)]
+def _shows_once(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], first: str, then: str) -> bool:
+    """Whether messages of these roles are both shown, once and in their order; and where one is a system message, still
+    when a turn has followed. (Some show it beside the last question alone, if that is the last message.)"""
+    chat = [_message(first, ONE), _message(then, OTHER)]
     texts = [_rendered(tokenizer, options, chat)]
-    if first == "system":
+    if "system" in (first, then):
         texts.append(_rendered(tokenizer, options, [*chat, _message("assistant", ANSWER)]))
     return all(text.count(ONE) == text.count(OTHER) == 1 and text.index(ONE) < text.index(OTHER) for text in texts)
 
@@ -82,24 +87,35 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 def taken(messages: Sequence[ChatMessage], roles: Roles) -> list[dict[str, Any]]:
-    """A chat as a template takes it: where it has no system message, that begins the user's message which follows;
-    where turns must alternate, messages of one role that follow on each other become one. Marks that are plain text are
-    broken by a space where anybody but the agent itself wrote them, so that nobody speaks in another's role.
+    """A chat as a template takes it: a system message that it does not show begins the user's message which follows, or
+    is one, before the turn that it came before; where turns must alternate, messages of one role that follow on each
+    other become one. Marks that are plain text are broken by a space where anybody but the agent itself wrote them, so
+    that nobody speaks in another's role.
 
     >>> taken([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}], Roles(system=False))
     [{'role': 'user', 'content': 'Be brief.\\n\\nHi.'}]
     """
     chat, before = list[dict[str, Any]](), ""
-    for message in (_unmarked(one, roles.marks) for one in messages):
-        if message["role"] == "system" and not roles.system:
+    for index, message in enumerate(_unmarked(one, roles.marks) for one in messages):
+        if message["role"] == "system" and not (roles.late if index else roles.system):
             before = _joined(before, message["content"])
             continue
         if before and message["role"] == "user":
-            message, before = {**message, "content": _joined(before, message["content"])}, ""
-        if chat and not roles.repeated and _continues(chat[-1], message):
-            message = {**message, "content": _joined(chat.pop()["content"], message["content"])}
-        chat.append(message)
-    return [*chat, {"role": "user", "content": before}] if before else chat
+            message = {**message, "content": _joined(before, message["content"])}
+        elif before:
+            _add(chat, _message("user", before), roles)
+        _add(chat, message, roles)
+        before = ""
+    if before:
+        _add(chat, _message("user", before), roles)
+    return chat
+
+
+def _add(chat: list[dict[str, Any]], message: dict[str, Any], roles: Roles) -> None:
+    """Put a message at the end of a chat, or into the one there."""
+    if chat and not roles.repeated and _continues(chat[-1], message):
+        message = {**message, "content": _joined(chat.pop()["content"], message["content"])}
+    chat.append(message)
 
 
 def _unmarked(message: ChatMessage, marks: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ functions return sums, so the gradient is the same for every split.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,14 @@ import torch
 from torch import Tensor
 
 from marft import seeds
-from marft.learning.choice_scoring import Chosen, scored_tokens, tokens_read
+from marft.learning.choice_scoring import Chosen, scored_tokens
+from marft.learning.cutting import Cut, cut_by_tokens, cut_evenly, cut_sharing, length
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
 from marft.learning.ranks import Ranks
 from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone
-from marft.models.batches import in_batches
+from marft.models.forest import Forest
 from marft.models.packed_rows import PackedRows
 from marft.types import Action, ActionKey, Episode, Normalisation, Sample
 
@@ -215,11 +215,13 @@ class Idle:
 class FixedLogProbs:
     """Log-probs of sampled tokens that were scored before anything moved, by the action's key.
 
-    ``old`` are the learner's own; ``base`` those of the untuned base.
+    ``old`` are the learner's own; ``base`` those of the untuned base. They are ``exact`` where another packing would
+    have scored them alike, to the bit.
     """
 
     old: Mapping[ActionKey, Floats] = field(default_factory=dict)
     base: Mapping[ActionKey, Floats] = field(default_factory=dict)
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,7 +230,8 @@ class Packing:
 
     Args:
         temperatures: each agent's sampling temperature: log-probs are taken where they were sampled.
-        tokens_per_batch: of a micro-batch; one action is never cut.
+        tokens_per_batch: of a micro-batch; one action is never cut, and one that is longer goes alone.
+        share: whether what rows begin with alike is computed once, where that is faster.
         teammate_text: whether text that teammates wrote in an agent's turn is scored too.
         sizes: of all micro-batches on a backbone, by its ``id``, where they must have one: see :meth:`in_one_size`.
     """
@@ -241,6 +244,7 @@ class Packing:
     tokens_per_batch: int
     constant_length: int
     teammate_text: bool
+    share: bool = False
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
@@ -254,7 +258,7 @@ class Packing:
         for part in parts:
             for backbone, mine in self._by_backbone(part):
                 if backbone.wants_full_batches:
-                    largest = max(sum(map(length, some)) for some in _by_tokens(mine, self.tokens_per_batch))
+                    largest = max(cut.tokens for cut in self._cut(backbone, mine))
                     sizes[id(backbone)] = max(sizes.get(id(backbone), 0), -(-largest // SIZE_STEP) * SIZE_STEP)
         return replace(self, sizes=sizes)
 
@@ -274,11 +278,21 @@ class Packing:
         """
         batches = []
         for backbone, mine in self._by_backbone(samples):
-            size = self.sizes.get(id(backbone), 0)
-            for part in in_batches(mine, length, size) if size else _by_tokens(mine, self.tokens_per_batch):
-                ordered = sorted(part, key=lambda sample: sample.action.policy)
-                batches.append(_pack(ordered, self, denominators, fixed or FixedLogProbs()))
+            for cut in self._cut(backbone, mine):
+                ordered = sorted(cut.samples, key=lambda sample: sample.action.policy)
+                batches.append(_pack(ordered, self, denominators, fixed or FixedLogProbs(), cut.shared))
         return batches
+
+    def is_exact(self, samples: Sequence[Sample]) -> bool:
+        """Whether samples are scored to the bit as in any other packing of this kind."""
+        parts = self._by_backbone(samples) if self.share else []
+        return not self.sizes and not any(cut.shared for part in parts for cut in self._cut(*part))
+
+    def _cut(self, backbone: Backbone, samples: Sequence[Sample]) -> list[Cut]:
+        size = self.sizes.get(id(backbone), 0)
+        if self.share and (cuts := cut_sharing(backbone, samples, self.adapters, size or self.tokens_per_batch)):
+            return cuts
+        return cut_by_tokens(samples, size) if size else cut_evenly(samples, self.tokens_per_batch)
 
     def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
         """A rank's micro-batches, with idle ones where other ranks have more on a backbone.
@@ -297,22 +311,27 @@ class Packing:
         return in_step
 
 
-def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominators, fixed: FixedLogProbs) -> MicroBatch:
+def _pack(
+    samples: Sequence[Sample], packing: Packing, denominators: Denominators, fixed: FixedLogProbs, shared: bool
+) -> MicroBatch:
     actions = [sample.action for sample in samples]
     backbone = packing.backbones[actions[0].policy]
     device = backbone.device
     written = [(action, said) for action in actions for said in scored_tokens(action)]
-    rows = PackedRows.of(
-        [np.concatenate([said.context, said.tokens[:-1]]) for _, said in written],
-        [packing.adapters[action.policy] for action, _ in written],
-        device,
-        packing.sizes.get(id(backbone), 0),
+    size = packing.sizes.get(id(backbone), 0)
+    texts = [np.concatenate([said.context, said.tokens[:-1]]) for _, said in written]
+    adapters = [packing.adapters[action.policy] for action, _ in written]
+    rows = (
+        PackedRows.sharing(Forest.of(texts, adapters), device, size)
+        if shared
+        else PackedRows.of(texts, adapters, device, size)
     )
+    places = rows.places()
     counts = np.array([action.decisions for action in actions])
     assert all(n == len(action.log_probs) for n, action in zip(counts, actions, strict=True)), "scored == sampled"
     positions = [
-        start + len(said.context) - 1 + np.flatnonzero(said.scored)
-        for start, (_, said) in zip(rows.starts(), written, strict=True)
+        of_row[len(said.context) - 1 :][np.flatnonzero(said.scored)]
+        for of_row, (_, said) in zip(places, written, strict=True)
     ]
     targets = [said.tokens[said.scored] for _, said in written]
     scored = np.array([sum(int(said.scored.sum()) for said in scored_tokens(action)) for action in actions])
@@ -351,7 +370,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
         token_weights=tensor(np.repeat(token_weights, counts)),
         nll_weights=tensor(np.repeat([denominators.nll_weight(sample) for sample in samples], counts)),
         teammate_text=(
-            TeammateText.of(samples, _first_rows(actions, rows), temperatures, denominators.teammate_tokens, device)
+            TeammateText.of(samples, _first_rows(actions, places), temperatures, denominators.teammate_tokens, device)
             if packing.teammate_text
             else None
         ),
@@ -361,20 +380,7 @@ def _pack(samples: Sequence[Sample], packing: Packing, denominators: Denominator
     )
 
 
-def _first_rows(actions: Sequence[Action], rows: PackedRows) -> list[int]:
-    """Where each action's first row begins."""
+def _first_rows(actions: Sequence[Action], places: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Where the tokens of each action's first row are."""
     firsts = np.cumsum([0, *(len(scored_tokens(action)) for action in actions)])[:-1]
-    starts = rows.starts()
-    return [starts[first] for first in firsts]
-
-
-def length(sample: Sample) -> int:
-    """Tokens that are read to score a sample."""
-    return tokens_read(sample.action)
-
-
-def _by_tokens(samples: Sequence[Sample], limit: int) -> list[list[Sample]]:
-    """Runs of at most ``limit`` tokens, about equally large."""
-    total = sum(length(sample) for sample in samples)
-    even = math.ceil(total / math.ceil(total / limit)) + max(map(length, samples)) // 2
-    return in_batches(samples, length, min(limit, even))
+    return [places[first] for first in firsts]

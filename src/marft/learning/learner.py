@@ -40,6 +40,7 @@ from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restor
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
+from marft.learning.team_kl import shares
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.pool import Models
@@ -95,6 +96,7 @@ class Learner:
             tokens_per_batch=run.training.tokens_per_micro_batch,
             constant_length=run.algorithm.constant_length or max(self.longest.values()),
             teammate_text=run.algorithm.teammate_text.coefficient > 0,
+            share=_shares(run, self.schedule, models),
         )
         self.base_packing = replace(
             self.packing,
@@ -199,6 +201,7 @@ class Learner:
         return FixedLogProbs(
             old=score_actions(self.packing, acting, self.ranks) if kl.place == "reward" else {},
             base=score_actions(self.base_packing, acting, self.ranks),
+            exact=self.packing.is_exact(acting),
         )
 
     def _costs(self, episodes: Sequence[Episode], fixed: FixedLogProbs) -> list[Floats]:
@@ -239,15 +242,18 @@ class Learner:
         ratios = TeamRatios(self.schedule.ratio_limit)
         progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
         phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
-        for number, phase in enumerate(phases):
-            update.run(phase, self._corrected(credited, phase, ratios), progress.step)
+        budgets = shares(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
+        for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
+            update.run(phase, self._corrected(credited, phase, ratios), progress.step, budget)
             if self.schedule.correction and number + 1 < len(phases):
                 moved = [sample for sample in samples if sample.action.policy in phase.policies]
                 ratios.add([sample.action for sample in moved], update.old, update.score_now(moved))
         self._measure_base_kl(meter, samples, fixed, update)
-        stops = {"kl_stops": meter.total("kl_stops")}  # the same on every rank
+        sums = {"kl_stops": meter.total("kl_stops")}  # the same on every rank
+        if self.settings.team_kl:
+            sums["team_kl"] = meter.total("team_kl")
         meter = meter.of_all(self.ranks)
-        return rates | meter.means() | gradient_shares(meter, self.roles) | stops
+        return rates | meter.means() | gradient_shares(meter, self.roles) | sums
 
     def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:
         """KL to the base before the step: over all actions where the base has scored them, else over a few of each
@@ -268,3 +274,12 @@ class Learner:
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples
+
+
+def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:
+    """Whether rows may share what they begin with. A score then depends on what it is packed with, in its last bits; so
+    by themselves they do where all that a score is compared with was packed alike, and where products are exact."""
+    if run.training.share_prefixes != "auto":
+        return run.training.share_prefixes == "always"
+    exact = not any(policy.backbone.wants_full_batches for policy in models.policies.values())
+    return exact and run.algorithm.epochs == 1 and schedule.correction == ""

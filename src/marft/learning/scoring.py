@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marft.learning.batching import Denominators, Idle, MicroBatch, Packing, length
+from marft.learning.batching import Denominators, Idle, MicroBatch, Packing
+from marft.learning.cutting import length
 from marft.learning.interfaces import LOG_RATIO_LIMIT, Floats
 from marft.learning.ranks import ALONE, Ranks, merged, share
 from marft.models.log_probs import TokenScores, token_scores

@@ -30,12 +30,12 @@ class TeamRatios:
         """Take in policies that have just been updated, by their actions' log-probs before and after (by key)."""
         for action in actions:
             moved = float(np.mean(new[action.key] - old[action.key]))
-            key = _step(action)
+            key = step_of(action)
             self._sums[key] = self._sums.get(key, 0.0) + moved
 
     def log_ratio(self, action: Action) -> float:
         """log M at the action's step, 0 where nobody has moved yet."""
-        return max(-self.bound, min(self.bound, self._sums.get(_step(action), 0.0)))
+        return max(-self.bound, min(self.bound, self._sums.get(step_of(action), 0.0)))
 
     def weigh(self, samples: Sequence[Sample]) -> list[Sample]:
         """HAPPO: advantages times M, which is the same as M · min(r A, clip(r) A) for M > 0."""
@@ -54,6 +54,7 @@ class TeamRatios:
         return np.exp([self.log_ratio(action) for action in actions])
 
 
-def _step(action: Action) -> StepKey:
+def step_of(action: Action) -> StepKey:
+    """The environment step, of which episode, that an action was taken in."""
     key = action.key
     return key.stream, key.task, key.sample, key.step

@@ -26,7 +26,7 @@ class TeammateText:
     @staticmethod
     def of(
         samples: Sequence[Sample],
-        starts: Sequence[int],
+        places: Sequence[np.ndarray],
         temperatures: Sequence[float],
         tokens_of_policy: Mapping[str, int],
         device: torch.device,
@@ -34,19 +34,19 @@ class TeammateText:
         """Collect them; None where there are none.
 
         Args:
-            starts: where each sample's row begins in the packed batch.
+            places: where the tokens of each sample's first row are in the packed batch.
             temperatures: of each sample's agent.
             tokens_of_policy: such tokens of each policy in the whole global minibatch.
         """
         found: dict[str, list[np.ndarray]] = {name: [] for name in TeammateText.__slots__}
-        for sample, start, temperature in zip(samples, starts, temperatures, strict=True):
+        for sample, of_row, temperature in zip(samples, places, temperatures, strict=True):
             action = sample.action
             positions = np.flatnonzero(action.by_teammate)
             if not len(positions):
                 continue
             assert action.teammate_log_probs is not None, "a teammate's tokens have its log-probs"
             decisions = np.cumsum(action.sampled)[positions].clip(max=len(sample.advantages) - 1)
-            found["predict_from"].append(start + len(action.prompt) - 1 + positions)
+            found["predict_from"].append(of_row[len(action.prompt) - 1 + positions])
             found["targets"].append(action.tokens[positions])
             found["temperatures"].append(np.full(len(positions), temperature))
             found["author_log_probs"].append(action.teammate_log_probs)

@@ -1,4 +1,4 @@
-"""Policy updates of one training step: phases, epochs, global minibatches, the KL stop."""
+"""Policy updates of one training step: phases, epochs, global minibatches, the KL stop, the team's trust region."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from marft.config.algorithm import AlgorithmSettings
-from marft.learning.acceptance import accept
+from marft.learning.acceptance import accept, hold
 from marft.learning.batching import (
     Denominators,
     FixedLogProbs,
     Idle,
     MicroBatch,
     Packing,
-    length,
     minibatches,
     of_all_lengths,
 )
+from marft.learning.cutting import length
 from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
 from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
 from marft.learning.metering import Meter
@@ -30,6 +30,7 @@ from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.ranks import ALONE, Ranks, merged, share, total
 from marft.learning.scoring import k3, score_actions, score_all
+from marft.learning.team_kl import environment_steps, joint_kl
 from marft.learning.teammate_text import TeammateText
 from marft.models.log_probs import TokenScores
 from marft.types import ActionKey, Sample
@@ -78,8 +79,12 @@ class Update:
         self.old: dict[ActionKey, Floats] = dict(fixed.old)  # π_old's log-probs so far, by the action's key
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
-    def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int) -> None:
-        """Epochs of minibatches over the phase's policies, until the KL stop ends the phase."""
+    def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float = 0.0) -> None:
+        """Epochs of minibatches over the phase's policies, until the KL stop ends the phase.
+
+        Args:
+            budget: nats an environment step that the phase may move its policies by, all together; 0 is no limit.
+        """
         mine = [sample for sample in samples if sample.action.policy in phase.policies]
         self.meter.add("idle_phases", float(not mine))
         if not mine:
@@ -90,7 +95,11 @@ class Update:
         for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
             self._score_old(part)
         mine_optimizers = {name: self.optimizers[name] for name in phase.policies}
-        before = {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()} if phase.kl_limit else {}
+        before = (
+            {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()}
+            if phase.kl_limit or budget
+            else {}
+        )
         self._epochs(plan, objective, self._to_check(phase, mine))
         if phase.kl_limit and any(sample.advantages.any() for sample in mine):
             fraction = accept(mine_optimizers, before, lambda: self._is_good(mine, objective, phase.kl_limit))
@@ -99,6 +108,13 @@ class Update:
         elif phase.kl_limit:  # no surrogate to improve: what momentum and regularisers did is no update
             for name, optimizer in mine_optimizers.items():
                 optimizer.restore(before[name])
+        if budget:
+            steps = environment_steps(samples)
+            fraction, kl = hold(
+                mine_optimizers, before, lambda: joint_kl(mine, self.old, self.score_now(mine), steps), budget
+            )
+            self.meter.add("team_kl", kl)
+            self.meter.add("accepted_fraction", fraction)
 
     def score_now(self, samples: Sequence[Sample]) -> dict[ActionKey, Floats]:
         """Log-probs under the policies as they are, packed so that they can be compared with :attr:`old`."""
@@ -109,7 +125,7 @@ class Update:
 
         What was scored before is taken over only where no packing makes a difference.
         """
-        scored = {} if self.packing.sizes else self.old
+        scored = self.old if self.fixed.exact and self.packing.is_exact(samples) else {}
         wanted = [s for s in samples if s.action.policy not in self.moved and s.action.key not in scored]
         self.old |= score_actions(self.packing, wanted, self.ranks)
 
@@ -118,7 +134,9 @@ class Update:
         later epochs, in what later policies are told of this one, and where an update has to be accepted. The first
         epoch meets what was scored as it was scored."""
         schedule = cast("UpdateSchedule", self.settings.schedule)
-        compared = self.settings.epochs > 1 or phase.kl_limit > 0 or schedule.correction != ""
+        compared = (
+            self.settings.epochs > 1 or phase.kl_limit > 0 or self.settings.team_kl > 0 or schedule.correction != ""
+        )
         if not (self.check_packing and compared):
             return []
         return of_all_lengths([s for s in samples if s.action.policy not in self.moved], PACKING_CHECKED)

@@ -19,12 +19,13 @@ from marft.models.checking import refuse_not_finite, refuse_pickled
 from marft.models.lora import Adapter
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-UNSUPPORTED = (
-    "modules_to_save", "use_dora", "use_rslora", "use_qalora", "rank_pattern", "alpha_pattern", "bias", "lora_bias",
-    "layers_to_transform", "layer_replication", "exclude_modules", "trainable_token_indices", "target_parameters",
-    "fan_in_fan_out", "alora_invocation_tokens",
-)  # fmt: skip
-CHANGES_THE_BASE = ("pissa", "olora", "loftq", "corda")
+READ = ("peft_type", "r", "lora_alpha", "target_modules", "use_rslora", "init_lora_weights")
+MEANINGLESS = (
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "lora_dropout", "layers_pattern", "megatron_config", "megatron_core", "loftq_config", "corda_config", "eva_config",
+    "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying",
+)  # to what an adapter computes once it is there; whatever else is set asks for another computation  # fmt: skip
+CHANGES_THE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 
 
 def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str, folder: Path) -> None:
@@ -53,6 +54,9 @@ def save_adapter(adapters: Mapping[str, Adapter], lora: LoraSettings, base: str,
 def read_lora_settings(folder: Path) -> LoraSettings:
     """Rank, alpha and targets of an adapter folder.
 
+    An adapter whose change counts alpha / √rank times (rsLoRA: Kalajdzievski 2023) is one of a larger alpha. Targets
+    that are a pattern, or ``all-linear``, are the layers that the adapter has weights for.
+
     Raises:
         ValueError: the folder holds no LoRA adapter, or one of a kind that MARFT does not compute.
     """
@@ -72,8 +76,11 @@ def read_lora_settings(folder: Path) -> LoraSettings:
             f"the adapter at {folder} is not plain LoRA: its {CONFIG} {'; '.join(problems)}. Give one with r, "
             "lora_alpha and a list of target_modules, and nothing else that changes what is computed"
         )
+    rank, alpha, targets = config["r"], float(config["lora_alpha"]), config["target_modules"]
+    if isinstance(targets, str):
+        targets = _layers_of(folder)
     return LoraSettings(
-        rank=config["r"], alpha=float(config["lora_alpha"]), targets=tuple(sorted(config["target_modules"]))
+        rank=rank, alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha, targets=tuple(sorted(targets))
     )
 
 
@@ -83,11 +90,7 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     Raises:
         ValueError: the file is missing or damaged, or does not fit.
     """
-    refuse_pickled(folder, f"the adapter at {folder}")
-    try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read the adapter at {folder}: {error}") from error
+    tensors = _tensors(folder)
     adapters = backbone.adapters(policy)
     expected = {f"base_model.model.{layer}.lora_{half}.weight" for layer in adapters for half in "AB"}
     if set(tensors) != expected:
@@ -100,6 +103,20 @@ def load_adapter(backbone: Backbone, policy: str, folder: Path) -> None:
     for layer, adapter in adapters.items():
         _copy(adapter.a, tensors[f"base_model.model.{layer}.lora_A.weight"], folder)
         _copy(adapter.b, tensors[f"base_model.model.{layer}.lora_B.weight"], folder)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    refuse_pickled(folder, f"the adapter at {folder}")
+    try:
+        return load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read the adapter at {folder}: {error}") from error
+
+
+def _layers_of(folder: Path) -> set[str]:
+    """The last names of the layers that an adapter has weights for."""
+    layers = {name.rpartition(".lora_")[0] for name in _tensors(folder) if ".lora_" in name}
+    return {layer.rpartition(".")[2] for layer in layers}
 
 
 @torch.no_grad()
@@ -124,10 +141,11 @@ def _problems(config: object) -> Iterator[str]:
         yield "lacks r" if rank is None else f"says r = {rank!r}"
     if not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
         yield "lacks lora_alpha" if alpha is None else f"says lora_alpha = {alpha!r}"
-    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) for target in targets):
-        yield "lacks target_modules" if targets is None else f"says target_modules = {targets!r}, which is no list"
-    for key in UNSUPPORTED:
-        if _used(config, key):
+    named = isinstance(targets, list) and all(isinstance(target, str) for target in targets)
+    if not targets or not (named or isinstance(targets, str)):
+        yield "lacks target_modules" if targets is None else f"says target_modules = {targets!r}, which names no layers"
+    for key in config:
+        if key not in (*READ, *MEANINGLESS) and _used(config, key):
             yield f"asks for {key}"
     if str(config.get("init_lora_weights")).lower().startswith(CHANGES_THE_BASE):
         yield f"was begun with {config['init_lora_weights']}, which changes the base too"

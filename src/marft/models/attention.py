@@ -20,6 +20,8 @@ from marft.models.cache import KVCache
 from marft.models.weighing import Weighing, weigh
 
 IMPLEMENTATION = "marft"
+WHOLE = 1024  # tokens of a row whose masks are made at once
+QUERIES = 512  # of longer ones, at a time
 
 
 class AttentionPlan(Protocol):
@@ -110,16 +112,31 @@ def _ranges(widths: Tensor) -> Tensor:
 
 def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, weighing: Weighing) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
-    grouped = q.shape[1] != k.shape[1]
-    length, window, scale = q.shape[2], weighing.window, weighing.scale
-    if not weighing.plain:
-        out = weigh(q, k, v, _window_mask(length, window or length, q.device)[None], weighing)
-    elif window is not None and window < length:
-        mask = _window_mask(length, window, q.device)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    length, window = q.shape[2], weighing.window
+    if weighing.plain and (window is None or window >= length):
+        grouped = q.shape[1] != k.shape[1]
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=weighing.scale, enable_gqa=grouped)
     else:
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        step = length if length <= WHOLE else QUERIES
+        parts = [_masked(q, k, v, weighing, slice(start, start + step)) for start in range(0, length, step)]
+        out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
     return out.transpose(1, 2).flatten(0, 1)  # [B·T, H, D]
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, weighing: Weighing, queries: slice) -> Tensor:
+    """Some queries of each row and the keys that they may see, so that no mask grows with the square of a row."""
+    length = q.shape[2]
+    stop = min(queries.stop, length)
+    window = weighing.window or length
+    first = max(0, queries.start - window + 1)
+    q, k, v = q[:, :, queries.start : stop], k[:, :, first:stop], v[:, :, first:stop]
+    rows = torch.arange(queries.start, stop, device=q.device)
+    distance = rows[:, None] - torch.arange(first, stop, device=q.device)
+    seen = (distance >= 0) & (distance < window)
+    if not weighing.plain:
+        return weigh(q, k, v, seen[None], weighing, again=length > WHOLE)
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=weighing.scale, enable_gqa=grouped)
 
 
 class DecodePlan:
@@ -196,7 +213,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  the plan's business
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -204,19 +221,19 @@ def attend(
     plan: AttentionPlan | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks."""
+    """Hugging Face's attention interface: ``query`` [1, H, N, D] → [1, N, H, D]; ``s_aux`` [H] are sinks.
+
+    Raises:
+        ValueError: the layer has a mask of its own, beside those that transformers makes for all layers.
+    """
     assert plan is not None, "a MARFT backbone is called through Backbone.hidden_states"
+    if attention_mask is not None:
+        raise ValueError(f"{type(module).__name__} chooses itself what a token sees; its rows cannot be packed")
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     layer = module.layer_idx
     assert isinstance(layer, int)
     return plan.attend(layer, q, k, v, Weighing(scale, sliding_window, softcap, s_aux))[None], None
-
-
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    columns = torch.arange(length, device=device)
-    distance = columns[:, None] - columns[None, :]
-    return (distance >= 0) & (distance < window)
 
 
 def register() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,14 +14,20 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.models.attention import AttentionPlan, PackedPlan
+from marft.models.dropout import switch_off
+from marft.models.forest import Forest
 from marft.models.fused_decoder import fits, fused_forward
 from marft.models.log_probs import next_logits
 from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.own_forward import own_hidden_states
 from marft.models.packed_rows import PackedRows
+from marft.models.tree_attention import TreePlan
 from marft.models.wide_stream import widen
 from marft.seeds import derive_seed
+
+SAVED = 1 / 3  # of a forward's tokens, from which on rows share what they begin with
+OVERHEAD = 5e6  # weights of a layer that one more token is multiplied with in the time that a run of shared rows takes
 
 
 class Backbone:
@@ -33,6 +39,7 @@ class Backbone:
     """
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
+        switch_off(model)
         self.model = model
         self.context = context
         self.routing = Routing()
@@ -67,6 +74,18 @@ class Backbone:
         scores that are compared are then made in batches of one size."""
         return self.device.type != "cpu" or self.half
 
+    def gains(self, forest: Forest, tokens: int) -> bool:
+        """Whether rows of so many tokens are computed faster as a forest: each of its runs attends by itself."""
+        saved = tokens - len(forest.ids)
+        return not self.plain and saved >= max(1, SAVED * tokens) and saved * self._layer >= OVERHEAD * len(forest.runs)
+
+    @cached_property
+    def _layer(self) -> float:
+        """Weights of a layer, on average."""
+        embeddings = sum(parameter.numel() for parameter in self.model.get_input_embeddings().parameters())
+        weights: int = sum(parameter.numel() for parameter in self.decoder.parameters()) - embeddings
+        return weights / self.depth
+
     @property
     def depth(self) -> int:
         return int(self.model.config.get_text_config().num_hidden_layers)
@@ -75,6 +94,8 @@ class Backbone:
         """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
         if self.plain:
             return own_hidden_states(self.decoder, self.routing, rows)
+        if rows.forest is not None:
+            plan = plan or TreePlan(rows.forest, self.device)
         plan = plan or PackedPlan(rows.lengths, self.device, tokens=len(rows.ids))
         with self.routing.by_stretch(rows.stretches, len(rows.ids), whole=rows.filled):
             return self._forward(rows.ids, rows.positions, plan)
@@ -145,7 +166,7 @@ class Backbone:
                 layer._gradient_checkpointing_func = partial(  # type: ignore[assignment]
                     checkpoint, use_reentrant=False, context_fn=same_routing
                 )
-                layer.training = True  # what switches it on; dropout stays off in the modules inside
+                layer.training = True  # what switches it on
 
     def base_weights(self) -> dict[str, Tensor]:
         """The base's own weights by their original names, adapters left out."""

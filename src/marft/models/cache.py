@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MOST_COLUMNS = 1024  # that are added at a time
+
 
 class KVCache:
-    """One tensor a layer for keys and one for values, ``[slots, K, capacity, D]``, grown by doubling.
+    """One tensor a layer for keys and one for values, ``[slots, K, capacity, D]``, grown by doubling; of long rows by
+    ``MOST_COLUMNS`` at a time.
 
     Rows are left-aligned: token t of a row lies in column t of its slot.
     """
@@ -23,7 +26,9 @@ class KVCache:
         if slots <= self.slots and capacity <= self.capacity:
             return
         self.slots = max(slots, self.slots if slots <= self.slots else 2 * self.slots)
-        self.capacity = max(capacity, self.capacity if capacity <= self.capacity else 2 * self.capacity)
+        self.capacity = max(
+            capacity, self.capacity if capacity <= self.capacity else self.capacity + min(self.capacity, MOST_COLUMNS)
+        )
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 if old is not None:
@@ -64,6 +69,10 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             if tensor is not None:
                 tensor[target, :, :length] = tensor[source, :, :length]
+
+    def of_slot(self, slot: int, start: int, stop: int) -> list[Tensor]:
+        """A copy of some tokens of a slot: of each layer keys [K, T, D], then of each layer values."""
+        return [tensor[slot, :, start:stop].clone() for tensor in (*self.keys, *self.values) if tensor is not None]
 
     def _allocate(self, old: Tensor) -> Tensor:
         new = old.new_zeros((self.slots, old.shape[1], self.capacity, old.shape[3]))

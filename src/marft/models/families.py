@@ -46,6 +46,10 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 15e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+SCALED = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 6,
+}  # fmt: skip
 GRANITE = {
     "logits_scaling": 4.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "embedding_multiplier": 3.0,
 }  # fmt: skip
@@ -75,7 +79,7 @@ FAMILIES = (
     Family("Qwen 3 with experts", "Qwen3-30B-A3B", "Qwen3MoeConfig", {**HEADS, **EXPERTS}),
     Family("Llama", "Llama-3.1, 3.2, SmolLM2, TinyLlama", "LlamaConfig", {"rope_parameters": LLAMA3}),
     Family("Mistral", "Mistral-7B", "MistralConfig", LOCAL),
-    Family("Ministral 3", "Ministral-3", "Ministral3Config", HEADS),
+    Family("Ministral 3", "Ministral-3-3B to 14B", "Ministral3Config", {**HEADS, "rope_parameters": SCALED}),
     Family("Mixtral", "Mixtral-8x7B", "MixtralConfig", LOCAL_EXPERTS),
     Family("SmolLM 3", "SmolLM3-3B", "SmolLM3Config", {"num_hidden_layers": 4}),
     Family("Gemma 2", "gemma-2-2b, 9b, 27b", "Gemma2Config", {**HEADS, **LOCAL, **CAPS, "query_pre_attn_scalar": 16}),
@@ -117,6 +121,11 @@ FAMILIES = (
         {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1}, STATES,
     ),
     Family("Gemma 4", "gemma-4, text", "Gemma4TextConfig", {**HEADS, "vocab_size_per_layer_input": 96}),
+    Family(
+        "DeepSeek 3.2", "DeepSeek-V3.2", "DeepseekV32Config",
+        {**LATENT, "head_dim": 8, "index_topk": 64, "index_head_dim": 16, "index_n_heads": 4},
+    ),
+    Family("Doge", "Doge-20M to 320M", "DogeConfig", {"keep_window_size": 64}),
     Family("StableLM", "stablelm-2-1_6b", "StableLmConfig"),
     Family("GPT-2", "gpt2", "GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2}, {"vocab_size": 96}),
     Family(

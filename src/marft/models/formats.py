@@ -19,6 +19,9 @@ from marft.models.templates import check_template
 from marft.models.turn_ends import stop_ids
 
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
+CHOSEN = {
+    "index_topk": "", "keep_window_size": "", "indexer_budget": "", "index_topk_blocks": "index_block_size",
+}  # settings that say how many keys a token sees, and of how many tokens each is made  # fmt: skip
 WHAT_TO_GIVE = (
     "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
     "Face hub"
@@ -120,13 +123,15 @@ def context_of(config: PretrainedConfig, settings: ModelSettings) -> int:
     """Tokens of prompt and action together: what the recipe says, or else all that the model was made for.
 
     A model whose rotations change for rows above some length was made for no longer ones here: keys that are cached
-    would be of one kind, and those that are scored of the other.
+    would be of one kind, and those that are scored of the other. Nor for more tokens than all see, where a model
+    chooses the keys that a token sees: what scores alike to rounding would be chosen when sampled, and not when scored.
 
     Raises:
         ValueError: the recipe asks for more than that.
     """
-    longest = int(getattr(config.get_text_config(), "max_position_embeddings", 2048))
-    longest = min([longest, *_lengths_of_rotations(config.get_text_config())])
+    text = config.get_text_config()
+    longest = int(getattr(text, "max_position_embeddings", 2048))
+    longest = min([longest, *_lengths_of_rotations(text), *_lengths_of_choices(text)])
     if settings.context > longest:
         raise ValueError(
             f"models: context {settings.context} is more than the {longest} tokens {settings.path!r} was made for"
@@ -141,6 +146,14 @@ def _lengths_of_rotations(config: Any) -> Iterator[int]:
         if rotation.get("rope_type") == "longrope":
             inside = rotation.get("original_max_position_embeddings")
             yield int(inside or getattr(config, "original_max_position_embeddings", config.max_position_embeddings))
+
+
+def _lengths_of_choices(config: Any) -> Iterator[int]:
+    """How many keys a token sees at most, where a model chooses them: up to as many tokens it chooses all."""
+    for name, in_blocks_of in CHOSEN.items():
+        count, size = getattr(config, name, None), getattr(config, in_blocks_of, 1) if in_blocks_of else 1
+        if count:
+            yield int(count) * int(size)
 
 
 def policy_context(run: RunSettings, model: str, base: str, contexts: Mapping[str, int]) -> int:

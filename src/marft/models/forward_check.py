@@ -28,6 +28,7 @@ ROUNDING = 0.02  # nats a token: what half precision always may, on average
 NOISE = 4.0  # or this many times what the model differs from itself by
 ANOTHER = "use a model of another architecture (docs/models.md lists them)"
 CALLED_WRONGLY = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+LAYERS = {"full_attention", "sliding_attention"}  # kinds that can be packed
 LIKELY = 8  # tokens compared at each position: nobody samples the others
 COPIED, REAL = (5, 40, 17), (7, 36)  # lengths of rows
 
@@ -77,7 +78,7 @@ def _own_or_none(copy: PreTrainedModel) -> Tensor | None:
 
 def _computes_alike(copy: PreTrainedModel, own: Tensor, fused: bool, plain: bool) -> bool:
     """Whether a small model's rows come out of a forward, and their last tokens of decoding, as they should."""
-    if not plain and not getattr(copy, "_supports_attention_backend", False):
+    if not plain and not _packs(copy):
         return False
     rows = _rows(COPIED, VOCABULARY)
     try:
@@ -90,6 +91,12 @@ def _computes_alike(copy: PreTrainedModel, own: Tensor, fused: bool, plain: bool
         return False
     last = own[torch.tensor(COPIED).cumsum(0) - 1]
     return bool(_differences(packed, own).max() < SAME and _differences(decoded, last).max() < SAME)
+
+
+def _packs(model: PreTrainedModel) -> bool:
+    """Whether a model lets its attention be plugged, in layers of kinds that see all before them or a window."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    return bool(getattr(model, "_supports_attention_backend", False)) and set(kinds) <= LAYERS
 
 
 def _same_results(backbone: Backbone, own: Tensor) -> bool:

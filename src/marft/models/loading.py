@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from marft.config.models import ModelSettings
 from marft.models import attention
@@ -14,6 +16,13 @@ from marft.models.checking import refuse_gaps, refuse_not_finite
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
 from marft.models.paths import resolve_path
+from marft.models.quantised import to_one_dtype, written_out
+
+OF_TEXT = {
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^model\.language_model\.": "model.",
+}  # where checkpoints that see and hear have what reads and writes, and where it is in a model that only does that
 
 
 def pick_device(name: str) -> torch.device:
@@ -48,24 +57,65 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     """
     attention.register()
     config, what = load_config(settings), f"models: {settings.path!r}"
+    text, packed = text_config(config), written_out(config, what)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            resolve_path(settings.path), revision=settings.revision, dtype=dtype,
-            attn_implementation=attention.implementation_for(config),
+            resolve_path(settings.path), config=text, revision=settings.revision, dtype=dtype,
+            key_mapping=None if text is config else OF_TEXT, quantization_config=packed,
+            attn_implementation=attention.implementation_for(text),
             use_safetensors=True, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:
         raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}. {WHAT_TO_GIVE}") from error
     model, found = loaded
     assert isinstance(model, PreTrainedModel)
+    if packed is not None:
+        to_one_dtype(model, dtype)
+    if packed is not None or text is not config:
+        # what is saved of it is a model that only reads, whole, and named as one
+        model._weight_conversions = None  # type: ignore[assignment]
     refuse_gaps(model, found, what)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
-    refuse_not_finite(dict(model.named_parameters()), what)
+    refuse_not_finite(model.state_dict(), what)
     backbone = Backbone(model, context_of(config, settings))
     settle_forward(backbone, what)
     if settings.gradient_checkpointing:
         backbone.recompute_activations()
     return backbone
+
+
+def load_weights(backbone: Backbone, folder: Path) -> None:
+    """Read all weights of a model from a folder that ``save_pretrained`` wrote, which may name and cut them otherwise.
+
+    Raises:
+        ValueError: it is damaged, or of another model.
+    """
+    model, what = backbone.model, f"the weights at {folder}"
+    try:
+        loaded: Any = type(model).from_pretrained(
+            folder, config=deepcopy(model.config), dtype=backbone.head.weight.dtype, use_safetensors=True,
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:
+        raise ValueError(f"cannot read {what}: {cause_of(error)}") from error
+    read, found = loaded
+    wrong = {kind: sorted(map(str, found[f"{kind}_keys"]))[:2] for kind in ("missing", "unexpected", "mismatched")}
+    if any(wrong.values()):
+        said = ", ".join(f"{kind} {names}" for kind, names in wrong.items() if names)
+        raise ValueError(f"{what} do not fit: they are of another model ({said})")
+    refuse_not_finite(read.state_dict(), what)
+    model.load_state_dict(read.state_dict())
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """What a model that also sees or hears says of its language model: that alone is loaded. Of others all."""
+    if not isinstance(getattr(config, "text_config", None), PreTrainedConfig):
+        return config
+    text: PreTrainedConfig = deepcopy(config.get_text_config())
+    for name in ("tie_word_embeddings", "quantization_config"):  # said of the whole
+        if hasattr(config, name):
+            setattr(text, name, getattr(config, name))
+    return text
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, backbone: Backbone, name: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.models.forest import Forest
 from marft.types import TokenIds
 
 
@@ -26,6 +27,7 @@ class PackedRows:
     lengths: list[int]  # [B], sums to N, or to less where the batch has been filled up
     stretches: list[tuple[str | None, int, int]]
     filled: bool = False  # to a size that its rows have not decided
+    forest: Forest | None = None  # where what rows begin with alike is there once; B then counts its runs
 
     @staticmethod
     def of(rows: Sequence[TokenIds], policies: Sequence[str | None], device: torch.device, size: int = 0) -> PackedRows:
@@ -48,6 +50,21 @@ class PackedRows:
         ids = torch.from_numpy(np.concatenate([*rows, spare]).astype(np.int64)).to(device)
         positions = torch.from_numpy(np.concatenate([*(np.arange(length) for length in lengths), spare])).to(device)
         return PackedRows(ids, positions, lengths, stretches, size > 0)
+
+    @staticmethod
+    def sharing(forest: Forest, device: torch.device, size: int = 0) -> PackedRows:
+        """Lay out rows that share what they begin with; ``forest.places`` says where their tokens are."""
+        spare = np.zeros(max(0, size - len(forest.ids)), np.int64)
+        ids = torch.from_numpy(np.concatenate([forest.ids, spare]).astype(np.int64)).to(device)
+        positions = torch.from_numpy(np.concatenate([forest.positions, spare])).to(device)
+        lengths = [run.stop - run.start for run in forest.runs]
+        return PackedRows(ids, positions, lengths, forest.stretches(), size > 0, forest)
+
+    def places(self) -> Sequence[np.ndarray]:
+        """Where each row's tokens are in the packed batch: [length] a row."""
+        if self.forest is not None:
+            return self.forest.places
+        return [start + np.arange(length) for start, length in zip(self.starts(), self.lengths, strict=True)]
 
     def starts(self) -> list[int]:
         """Where each row begins in the packed batch, [B]."""

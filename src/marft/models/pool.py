@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from marft.config.models import LoraSettings, PolicySettings, local_model
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
-from marft.models.checking import refuse_not_finite
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
-from marft.models.loading import check_vocabulary, load_backbone, pick_device, pick_dtype
+from marft.models.loading import check_vocabulary, load_backbone, load_weights, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 from marft.models.paths import resolve_path
 
@@ -142,7 +141,7 @@ class Models:
         """
         policy = self.policies[name]
         if policy.adapter is None:
-            _load_full(policy.backbone, folder)
+            load_weights(policy.backbone, folder)
         else:
             load_adapter(policy.backbone, policy.adapter, folder)
 
@@ -175,23 +174,3 @@ class Models:
                     adapter.b.zero_()
             elif policy.trained:
                 policy.backbone.model.load_state_dict(policy.reference.base_weights())
-
-
-def _load_full(backbone: Backbone, folder: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    tensors: dict[str, Tensor] = {}
-    try:
-        for file in sorted(folder.glob("*.safetensors")):
-            tensors.update(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"cannot read the weights at {folder}: {error}") from error
-    refuse_not_finite(tensors, f"the weights at {folder}")
-    try:
-        missing, unexpected = backbone.model.load_state_dict(tensors, strict=False)
-    except RuntimeError as error:
-        raise ValueError(f"the weights at {folder} do not fit: they are of another model ({error})") from error
-    tied = set(getattr(backbone.model, "_tied_weights_keys", None) or {})
-    if unexpected or set(missing) - tied:
-        raise ValueError(f"the weights at {folder} do not fit: missing {missing[:2]}, unexpected {unexpected[:2]}")

@@ -10,8 +10,11 @@ from torch import Tensor
 from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
+from marft.models.forest import Forest
 from marft.models.own_forward import OwnRows
 from marft.models.packed_rows import PackedRows
+from marft.models.tree_attention import KnownKeys, TreePlan
+from marft.types import TokenIds
 
 FIRST_COLUMNS = 64  # room for new tokens beside the longest prompt, before the cache grows
 
@@ -34,6 +37,14 @@ def running_rows(backbone: Backbone) -> RunningRows:
     return OwnRows(backbone.decoder, backbone.routing) if backbone.plain else CachedRows(backbone)
 
 
+def together(rows: Sequence[TokenIds], policies: Sequence[str | None], backbone: Backbone) -> PackedRows:
+    """Rows for one forward, as a forest where they have much in common."""
+    forest = Forest.of(rows, policies)
+    if backbone.gains(forest, sum(map(len, rows))):
+        return PackedRows.sharing(forest, backbone.device)
+    return PackedRows.of(rows, policies, backbone.device)
+
+
 class CachedRows:
     """Keys and values in one cache, all rows in one forward."""
 
@@ -44,6 +55,13 @@ class CachedRows:
         self.cache.reserve(1 + max(slot for of_row in slots for slot in of_row), max(rows.lengths) + FIRST_COLUMNS)
         plan = PackedPlan(rows.lengths, self.backbone.device, self.cache, slots)
         return self.backbone.hidden_states(rows, plan)
+
+    def prefill_sharing(self, rows: PackedRows, slots: list[list[int]], known: KnownKeys | None) -> Tensor:
+        """Read the rows of a forest, of which ``known`` was computed before, into slots → hidden states [N, D]."""
+        assert rows.forest is not None
+        longest = max(len(places) for places in rows.forest.places)
+        self.cache.reserve(1 + max(slot for of_row in slots for slot in of_row), longest + FIRST_COLUMNS)
+        return self.backbone.hidden_states(rows, TreePlan(rows.forest, self.backbone.device, known, self.cache, slots))
 
     def step(self, ids: Tensor, lengths: Tensor, policies: Sequence[str | None]) -> Tensor:
         self.cache.reserve(len(ids), int(lengths.max()) + 1)

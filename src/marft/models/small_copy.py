@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -11,16 +12,22 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 VOCABULARY, WIDTH, INNER, EXPERTS, WINDOW, SEED = 96, 64, 48, 4, 7, 20
 NAMED = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+LENGTHS = re.compile(
+    r"\w*window|attention_chunk_size|floor_scale|\w+_n_floor|original_max_position_embeddings|compress_rate\w*"
+)  # settings in tokens, beyond which something else is computed
+GROWING = ("longrope", "dynamic")  # rotations that change with the row; ``context`` ends before they do
 
 
 def small_copy(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel | None:
     """A float32 copy of each kind of layer, or None where the configuration does not let itself be shrunk.
 
-    Windows are short, and weights so large that caps, sinks and scales change what comes out.
+    Windows are short, and weights so large that caps, sinks and scales change what comes out; what a fresh model has at
+    0 or 1 is neither. It is the same whatever the common random generator has drawn, and draws nothing from it.
     """
     try:
         config = small_config(model, decoder)
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
             copy = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except Exception:  # noqa: BLE001  configurations check themselves, each in its own way
         return None
@@ -28,14 +35,14 @@ def small_copy(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel | 
         return None
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.copy_(_drawn(parameter, generator))
+        for weight in [*copy.parameters(), *_unmade(copy)]:
+            weight.copy_(_drawn(weight, generator))
     ready: PreTrainedModel = copy.eval().requires_grad_(False)
     return ready
 
 
 def small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedConfig:
-    """A model's configuration with few, narrow layers, one at least of each kind, and short windows.
+    """A model's configuration with few, narrow layers, one at least of each kind, and lengths that short rows exceed.
 
     Raises:
         Exception: of any kind, where it is not made of the parts that are known here.
@@ -50,8 +57,7 @@ def small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedConfig
     for name, value in NAMED.items():
         setattr(config, name, value)
     _narrow(config)
-    if getattr(config, "sliding_window", None):
-        config.sliding_window = WINDOW
+    _shorten(vars(config))
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
         if (getattr(config, name, None) or 0) > EXPERTS:
             setattr(config, name, EXPERTS)
@@ -59,6 +65,15 @@ def small_config(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedConfig
         config.num_experts_per_tok = 2
     small: PreTrainedConfig = config
     return small
+
+
+def _shorten(table: dict[str, Any], within: str = "") -> None:
+    """Have windows and lengths from which scores are scaled be no longer than ``WINDOW``, also in tables inside."""
+    for name, value in table.items():
+        if isinstance(value, dict) and value.get("rope_type") not in GROWING:
+            _shorten(value, name)
+        elif type(value) is int and (LENGTHS.fullmatch(name) or LENGTHS.fullmatch(within)):
+            table[name] = min(value, WINDOW)
 
 
 def _narrow(config: Any) -> None:
@@ -100,6 +115,13 @@ def _settings(module: nn.Module) -> list[tuple[str, object]]:
         for name, value in vars(module).items()
         if isinstance(value, bool | int | float | str | None) and "layer_idx" not in name and "layer_index" not in name
     )
+
+
+def _unmade(model: nn.Module) -> list[Tensor]:
+    """Buffers that a checkpoint has and a fresh model has at one number, as what corrects a router."""
+    saved = model.state_dict()
+    buffers = [buffer for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point()]
+    return [buffer for buffer in buffers if bool((buffer == buffer.flatten()[0]).all())]
 
 
 def _drawn(parameter: Tensor, generator: torch.Generator) -> Tensor:

@@ -32,11 +32,14 @@ class Weighing:
         return self.cap is None and self.sinks is None
 
 
-def weigh(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible_BTS: Tensor, weighing: Weighing) -> Tensor:
+def weigh(
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible_BTS: Tensor, weighing: Weighing, again: bool = False
+) -> Tensor:
     """Attention with explicit scores, in float32, some queries at a time → [B, H, T, D].
 
     Args:
         visible_BTS: whether a query sees a key; B may be 1. A query sees one key at least.
+        again: make scores once more for the gradient in place of keeping them; so it is where there are many.
     """
     rows, heads, length, _ = q_BHTD.shape
     step = max(1, SCORES // (rows * heads * k_BKSD.shape[2]))
@@ -44,8 +47,8 @@ def weigh(q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visible_BTS: Tensor, w
     for start in range(0, length, step):
         part = slice(start, start + step)
         inputs = q_BHTD[:, :, part], k_BKSD, v_BKSD, visible_BTS[:, part], weighing
-        again = torch.is_grad_enabled() and length > step  # scores are then made once more instead of kept
-        parts.append(checkpoint(_weigh, *inputs, use_reentrant=False) if again else _weigh(*inputs))
+        twice = torch.is_grad_enabled() and (again or length > step)
+        parts.append(checkpoint(_weigh, *inputs, use_reentrant=False) if twice else _weigh(*inputs))
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 

@@ -10,7 +10,7 @@ from marft.config.run import RunSettings
 FREE = (
     "name", "output", "recipe_folder", "device", "threads",
     "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
-    "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch",
+    "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.record_episodes_every", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
     "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
     "*.endpoint.api_key_variable",

@@ -35,12 +35,14 @@ def main() -> None:
     if os.getppid() != parent:  # it had gone before we asked
         return
     status = NOT_FOUND
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a command to pass it on to
     try:
         child = os.fork()
         if child == 0:
             prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
             become(command)
         signal.signal(signal.SIGTERM, lambda *_: ask_to_end(child))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for stream in (0, 1):
             os.close(stream)  # they are the command's
         status = wait_for(child)
@@ -54,6 +56,7 @@ def main() -> None:
 def become(command: list[str]) -> None:
     for number in (signal.SIGPIPE, *ENDING):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,0 +1,180 @@
+"""One recipe for teams of 1, 2, 4, 6, 8 and 12: does each end near its ceiling, in every one of five seeds?
+
+    python benchmarks/large_teams.py --ceiling    # what each team could earn at its agents' skill, before training
+    python benchmarks/large_teams.py              # the runs, smaller teams first; goes on where it stopped
+
+The recipe is the preset ``marft-team`` at the demo's learning rate, 60 steps of 32 episodes; the control is ``marft``
+as it is, with 8 and 12 agents. Finished runs are kept in results/large_teams.json, whoever measured them: what is there
+is not run again. Writes also large_teams.md and .svg, and large_teams_ceiling.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+from matplotlib.figure import Figure
+from recording import Job, Row, band, interval, measure, parser_of, save_plot, save_rows, smooth, stored_rows, tidy
+from studies.ceiling import measure_ceiling
+from studies.populations import SIZES, team_of
+
+from marft.config import to_toml
+
+NAME = "large_teams"
+SEEDS, STEPS, STEPS_PER_POINT = 5, 60, 2
+RULES: Mapping[str, Sequence[int]] = {"marft-team": SIZES, "marft": (8, 12)}  # preset → sizes
+WANTED = 0.95  # of the ceiling
+FALL = 0.2  # below the best so far, over six steps (192 episodes)
+Ceilings = Mapping[str, Any]
+
+
+def jobs(tasks: int, output: str) -> list[Job]:
+    """Every run, those of a seed together: what is done first says most."""
+    return [
+        job_of(rule, size, seed, tasks, output)
+        for seed in range(SEEDS)
+        for rule, sizes in RULES.items()
+        for size in sizes
+    ]
+
+
+def job_of(rule: str, size: int, seed: int, tasks: int, output: str) -> Job:
+    overrides = ["--algorithm.name", rule, "--training.steps", str(STEPS), "--seed", str(seed)]
+    overrides += ["--output", output, "--name", f"{rule}-{size}-{seed}"]
+    about = {"rule": rule, "size": size}
+    return Job(team_of(size, overrides), tasks, about, ("base", "last"), ("sampled",), STEPS_PER_POINT)
+
+
+def settings(job: Job) -> str:
+    """All that a run's figures depend on, wherever it is written."""
+    return to_toml(job.run.model_copy(update={"output": "runs"})) + f"# {job.tasks} held-out tasks\n"
+
+
+def known(wanted: Sequence[Job], rows: Sequence[Row]) -> dict[str, Row]:
+    """The rows of the jobs that have one, by name; of other settings none counts."""
+    stored = {row["settings"]: row for row in rows}
+    return {job.run.name: stored[settings(job)] for job in wanted if settings(job) in stored}
+
+
+def describe(row: Row) -> str:
+    gain = f"{row['before']['sampled']:.1%} → {row['after']['sampled']:.1%}"
+    return f"{row['rule']:10s} {row['size']:2d} agents, seed {row['seed']}: {gain}{', fell' if fell(row) else ''}"
+
+
+def fell(row: Row) -> bool:
+    """Whether training accuracy, over six steps, ended far below the best six in a row."""
+    curve = smooth(row["curves"]["accuracy"])
+    return bool(curve[-1] < curve.max() - FALL)
+
+
+def table(rows: Sequence[Row], ceilings: Ceilings) -> str:
+    titles = ["agents", "preset", "runs", "untuned", "ceiling", "after: mean", "95 % interval over seeds", "worst seed"]
+    titles += ["mean, of the ceiling", f"seeds at ≥ {WANTED:.0%} of it", "fell back"]
+    lines = [f"| {' | '.join(titles)} |", "| ---: | --- |" + " ---: |" * 9]
+    for size in SIZES:
+        for rule in RULES:
+            mine = [row for row in rows if (row["size"], row["rule"]) == (size, rule)]
+            if mine:
+                lines.append(_line(size, rule, mine, ceilings.get(str(size))))
+    count = len([row for row in rows if row["rule"] == "marft-team"])
+    lines += ["", f"{count} of {SEEDS * len(SIZES)} runs of `marft-team` and {len(rows) - count} of {2 * SEEDS} of the "
+              f"control have been made."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _line(size: int, rule: str, rows: Sequence[Row], ceiling: Mapping[str, float] | None) -> str:
+    after = [row["after"]["sampled"] for row in rows]
+    top = ceiling["ceiling"] if ceiling else float("nan")
+    cells = [f"{size}", f"`{rule}`", f"{len(rows)}", f"{np.mean([row['before']['sampled'] for row in rows]):.1%}"]
+    cells += [f"{top:.1%} ± {ceiling['error']:.1%}" if ceiling else "", f"{np.mean(after):.1%}", interval(rows)]
+    cells += [f"{min(after):.1%}", f"{np.mean(after) / top:.1%}"]
+    cells += [
+        f"{sum(value >= WANTED * top for value in after)} of {len(rows)}",
+        f"{sum(map(fell, rows))} of {len(rows)}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def ceiling_table(ceilings: Ceilings) -> str:
+    lines = [
+        "| agents | right steps, of those tried: lowest agent | slips: mean | ceiling |",
+        "| ---: | ---: | ---: | --- |",
+    ]
+    for size, found in ceilings.items():
+        slips = np.mean([count.get("slip", 0) / sum(count.values()) for count in found["agents"].values()])
+        figures = f"{min(found['skill'].values()):.1%} | {slips:.1%} | {found['ceiling']:.1%} ± {found['error']:.1%}"
+        lines.append(f"| {size} | {figures} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Row], ceilings: Ceilings) -> Figure:
+    """Training accuracy, a panel a size, with the ceiling."""
+    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    for axes, size in zip(figure.subplots(2, 3, sharey=True).flat, SIZES, strict=True):
+        for rule in RULES:
+            curves = [row["curves"]["accuracy"] for row in rows if (row["size"], row["rule"]) == (size, rule)]
+            if curves:
+                band(axes, curves, f"{rule}, {len(curves)} seeds", STEPS_PER_POINT)
+        if str(size) in ceilings:
+            axes.axhline(ceilings[str(size)]["ceiling"], color="grey", linestyle="--", linewidth=1, label="ceiling")
+        axes.set_title(f"{size} agents", fontsize=10, loc="left")
+        axes.set_xlabel("training step (32 episodes each)", fontsize=8)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
+        tidy(axes)
+    figure.supylabel("accuracy, sampled", fontsize=9)
+    return figure
+
+
+def stored_ceilings(results: Path) -> Ceilings:
+    path = results / f"{NAME}_ceiling.json"
+    return dict(json.loads(path.read_text())["sizes"]) if path.is_file() else {}
+
+
+def save_ceilings(results: Path, attempts: int) -> None:
+    found = {}
+    for size in SIZES:
+        found[str(size)] = measure_ceiling(team_of(size, []), attempts)
+        print(f"{size} agents: {found[str(size)]['ceiling']:.1%} ± {found[str(size)]['error']:.1%}", flush=True)
+    results.mkdir(exist_ok=True, parents=True)
+    content = {"machine": machine.describe(), "sizes": found}
+    (results / f"{NAME}_ceiling.json").write_text(json.dumps(content, indent=2) + "\n")
+    (results / f"{NAME}_ceiling.md").write_text(ceiling_table(found))
+    print(ceiling_table(found))
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--ceiling", action="store_true", help="measure the ceilings, and train nothing")
+    parser.add_argument("--attempts", type=int, default=300, help="episodes that a ceiling is measured on")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="teams to run")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of each team, from 0 on")
+    parser.set_defaults(tasks=200)
+    arguments = parser.parse_args()
+    if arguments.ceiling:
+        save_ceilings(arguments.results, arguments.attempts)
+        return
+    everything = jobs(arguments.tasks, str(arguments.output / NAME))
+    sizes = {int(size) for size in arguments.sizes.split(",")}
+    wanted = [job for job in everything if job.about["size"] in sizes and job.run.seed < arguments.seeds]
+    for first in range(0, max(1, len(wanted)), arguments.workers):
+        found = known(everything, stored_rows(arguments.results, NAME))
+        part = [job for job in wanted[first : first + arguments.workers] if job.run.name not in found]
+        for job, row in zip(part, measure(part, arguments.workers, describe) if part else [], strict=True):
+            found[job.run.name] = {**row, "settings": settings(job)}
+        if found:
+            _save(arguments.results, [found[job.run.name] for job in everything if job.run.name in found])
+
+
+def _save(results: Path, rows: Sequence[Row]) -> None:
+    ceilings = stored_ceilings(results)
+    save_rows(results, NAME, rows, table(rows, ceilings))
+    save_plot(results, NAME, plot(rows, ceilings))
+
+
+if __name__ == "__main__":
+    main()

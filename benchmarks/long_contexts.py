@@ -1,0 +1,215 @@
+"""Time and memory by the length of a prompt: what is played, and what is learned, with and without shared prefixes.
+
+    python benchmarks/long_contexts.py                # each case in a process of its own; it goes on where it stopped
+    python benchmarks/long_contexts.py --minutes 2.5  # begins no further case after so long
+    python benchmarks/long_contexts.py --smollm2 DIR  # on SmolLM2, as tools/smollm2.py makes it; up to 4,096 tokens
+
+Four attempts at one task, under one LoRA of rank 8 on a random Llama (4 layers, hidden 128, intermediate 384, 4 heads,
+2 key heads; context 32,768). *Playing*: all four read the prompt, write an action of 1,024 tokens each, and read the
+prompt of their next turn: what was said, and 64 tokens more. *Learning*: log-probs of the four actions and the gradient
+of their sum, in micro-batches of 8,192 tokens. Memory is what the process had at most, less what it had with the model
+loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
+
+from marft.config.models import ModelSettings
+from marft.engines.decoding import Row, RunningBatch
+from marft.learning.batching import Denominators, Packing
+from marft.learning.scoring import score
+from marft.models.backbone import Backbone
+from marft.models.loading import load_backbone
+from marft.models.memory import keep_freed_memory
+from marft.types import Action, ActionKey, Mark, Sample, Sampling
+
+ATTEMPTS, ACTION, NEXT = 4, 1024, 64
+PROMPTS = (512, 4096, 16_384)
+VOCABULARY = 4096
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WORDS = {
+    "learning": "plain",
+    "learning, shared": "prefixes shared",
+    "learning, recomputed": "gradient checkpointing",
+    "learning, both": "both",
+}
+KINDS = ("playing", "playing, shared", *WORDS)
+
+
+def save_model(folder: Path) -> None:
+    """A random model."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32_768, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def load(folder: Path, recompute: bool) -> Backbone:
+    settings = ModelSettings(path=str(folder), gradient_checkpointing=recompute)
+    backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
+    backbone.add_adapter("policy", 8, 16.0, TARGETS, seed=0)
+    return backbone
+
+
+def texts(prompt: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A prompt and the actions of its attempts."""
+    random = np.random.default_rng(0)
+    return random.integers(3, VOCABULARY, prompt).astype(np.int32), [
+        random.integers(3, VOCABULARY, ACTION).astype(np.int32) for _ in range(ATTEMPTS)
+    ]
+
+
+def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
+    """Two turns of every attempt."""
+    ids, _ = texts(prompt)
+    random = np.random.default_rng(1)
+    batch = RunningBatch(backbone, (), lambda _: "", 2**30 if shared else 0)
+    seconds = {}
+
+    def read(name: str, prompts: list[np.ndarray], tokens: int) -> list[np.ndarray]:
+        uniforms = random.random((ATTEMPTS, tokens), np.float32)
+        rows = [Row("policy", p, Sampling(max_new_tokens=tokens), u) for p, u in zip(prompts, uniforms, strict=True)]
+        began = time.perf_counter()
+        done = batch.admit(rows)
+        seconds[name] = time.perf_counter() - began
+        while len(batch):
+            done += batch.step()
+        seconds[f"{name}, written"] = time.perf_counter() - began - seconds[name]
+        return [np.concatenate([one.row.prompt, one.tokens]) for one in done]
+
+    said = read("first turn", [ids] * ATTEMPTS, ACTION)
+    read("next turn", [np.concatenate([one, random.integers(3, VOCABULARY, NEXT).astype(np.int32)]) for one in said], 1)
+    tokens = batch.prefill.tokens
+    return {**seconds, "asked": tokens.asked, "computed": tokens.computed}
+
+
+def learn(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
+    """Scores of all actions, and their gradient."""
+    ids, actions = texts(prompt)
+    samples = [
+        Sample(
+            Action(
+                key=ActionKey("train/0", "t", number, 0, "agent", 0), policy="policy", index=0, sees=(), prompt=ids,
+                tokens=tokens, marks=np.full(ACTION, Mark.SAMPLED, np.uint8),
+                log_probs=np.zeros(ACTION, np.float32), text="", finish="length", message_tokens=(),
+            ),
+            1.0, np.ones(1),
+        )
+        for number, tokens in enumerate(actions)
+    ]  # fmt: skip
+    packing = Packing(
+        {"policy": backbone}, {"policy": "policy"}, {"agent": 1.0}, "token-mean", "action", 8192,
+        constant_length=1, teammate_text=False, share=shared,
+    )  # fmt: skip
+    began, computed = time.perf_counter(), 0
+    for batch in packing.micro_batches(samples, Denominators.of(samples, pooled=False)):
+        computed += len(batch.rows.ids)
+        score(batch).log_probs.sum().backward()
+    return {
+        "seconds": time.perf_counter() - began,
+        "asked": ATTEMPTS * (prompt + ACTION - 1),
+        "computed": computed,
+    }
+
+
+def measure(kind: str, prompt: int, folder: Path) -> dict[str, float]:
+    """One case in this process."""
+    keep_freed_memory()
+    backbone = load(folder, "recomputed" in kind or "both" in kind)
+    what = play if kind.startswith("playing") else learn
+    shared = "shared" in kind or "both" in kind
+    before = machine.footprint()["memory_mb"]
+    result = what(backbone, prompt, shared)
+    return {**result, "memory_mb": most_memory_mb() - before}
+
+
+def most_memory_mb() -> int:
+    """What this process has had resident at most (Linux)."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) // 1024
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| prompt | | tokens asked for | computed | first prompt | 1,024 tokens written | next prompt | memory |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, row in results.items():
+        kind, prompt = name.split(" @ ")
+        if kind.startswith("playing"):
+            lines.append(
+                f"| {int(prompt):,} | {'kept' if 'shared' in kind else 'plain'} | {row['asked']:,} | "
+                f"{row['computed']:,} | {row['first turn']:.2f} s | {row['first turn, written']:.1f} s | "
+                f"{row['next turn']:.2f} s | {row['memory_mb']:,} MB |"
+            )
+    lines += [
+        "",
+        "| prompt | learning | tokens asked for | computed | time | memory |",
+        "| ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, row in results.items():
+        kind, prompt = name.split(" @ ")
+        if kind.startswith("learning"):
+            lines.append(
+                f"| {int(prompt):,} | {WORDS[kind]} | {row['asked']:,} | {row['computed']:,} | "
+                f"{row['seconds']:.1f} s | {row['memory_mb']:,} MB |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", help="KIND @ PROMPT: measure it in this process and print JSON")
+    parser.add_argument("--folder", type=Path, help="the model of --case")
+    parser.add_argument("--smollm2", type=Path, help="a folder with SmolLM2 in the place of a random model")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further case after so long")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if arguments.case:
+        kind, prompt = arguments.case.split(" @ ")
+        print(json.dumps(measure(kind, int(prompt), arguments.folder)))
+        return
+    name = "long_contexts_smollm2" if arguments.smollm2 else "long_contexts"
+    path = machine.RESULTS / f"{name}.json"
+    found = json.loads(path.read_text()) if path.exists() else {"machine": machine.describe(), "cases": {}}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as random_model:
+        save_model(Path(random_model))
+        prompts = [prompt for prompt in PROMPTS if prompt <= 4096 or not arguments.smollm2]
+        for case in [f"{kind} @ {prompt}" for prompt in prompts for kind in KINDS]:
+            if case in found["cases"] or time.monotonic() - began > 60 * arguments.minutes:
+                continue
+            folder = str(arguments.smollm2 or random_model)
+            command = [sys.executable, __file__, "--case", case, "--folder", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            found["cases"][case] = json.loads(done.stdout.splitlines()[-1])
+            print(case, found["cases"][case], flush=True)
+            machine.save(name, found)
+    order = [f"{kind} @ {prompt}" for prompt in PROMPTS for kind in KINDS]
+    found["cases"] = {case: found["cases"][case] for case in order if case in found["cases"]}
+    machine.save(name, found)
+    (machine.RESULTS / f"{name}.md").write_text(table(found["cases"]))
+
+
+if __name__ == "__main__":
+    main()

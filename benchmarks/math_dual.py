@@ -1,0 +1,188 @@
+"""The paper's own setting, bundled as ``math_dual``, for a few steps on a real model: seconds and memory.
+
+    python benchmarks/math_dual.py math_train.jsonl --model runs/models/smollm2
+    python benchmarks/math_dual.py math_train.jsonl --model Qwen/Qwen2.5-Coder-3B-Instruct --device cuda
+
+The file has a problem and its ``answer`` in a line. Two agents of 512 new tokens, four episodes a step, MARFT at action
+level with the paper's hyper-parameters. Nothing is learned in two steps: what is shown is that it runs, and what it
+takes. It goes on where it stopped. Writes results/math_dual.json and .md, with an estimate of the memory for this model
+and for the recipe's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from marft.cli.commands import quieten
+from marft.config import RunSettings, load_recipe
+from marft.models.paths import resolve_path
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What of a model its memory depends on."""
+
+    hidden: int
+    layers: int
+    feed_forward: int
+    heads: int
+    key_heads: int
+    head: int  # features of an attention head
+    vocabulary: int
+    bytes: int  # of a number: 4 in float32, 2 in bfloat16
+
+    @property
+    def parameters(self) -> int:
+        """Weights of a Llama or Qwen2 with tied embeddings, without norms and biases.
+
+        >>> round(QWEN_3B.parameters / 1e9, 2)
+        3.09
+        """
+        attention = self.hidden * self.head * (2 * self.heads + 2 * self.key_heads)
+        return self.vocabulary * self.hidden + self.layers * (attention + 3 * self.hidden * self.feed_forward)
+
+    @property
+    def adapter(self) -> int:
+        """Parameters of a LoRA of rank 8 on queries and values."""
+        return 8 * self.layers * (2 * self.hidden + self.head * (self.heads + self.key_heads))
+
+    @property
+    def cache(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return 2 * self.layers * self.key_heads * self.head * self.bytes
+
+    @property
+    def activations(self) -> int:
+        """Bytes that one token's forward keeps for its backward: of a layer, the inputs and outputs of its norms,
+        projections, attention and feed-forward part, each once."""
+        kept = 6 * self.hidden + (2 * self.heads + 2 * self.key_heads) * self.head + 3 * self.feed_forward
+        return self.layers * kept * self.bytes
+
+
+QWEN_3B = Sizes(2048, 36, 11008, 16, 2, 128, 151936, bytes=2)  # Qwen2.5-Coder-3B-Instruct, as its config.json has it
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="problems, one a line, with an answer each")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--output", type=Path, default=Path("runs"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    words = {
+        "models.base.path": arguments.model, "environment.path": str(arguments.path.absolute()),
+        "environment.answer": "answer", "environment.test_path": "", "training.steps": str(arguments.steps),
+        "device": arguments.device, "output": str(arguments.output), "evaluation.every": "0",
+        "checkpoints.every": "1",
+    }  # fmt: skip
+    run = load_recipe("math_dual", [word for key, value in words.items() for word in (f"--{key}", value)])
+    result = measured(run)
+    arguments.results.mkdir(exist_ok=True, parents=True)
+    (arguments.results / "math_dual.json").write_text(json.dumps(result, indent=2) + "\n")
+    (arguments.results / "math_dual.md").write_text(table(result))
+    print(table(result))
+
+
+def measured(run: RunSettings) -> dict[str, Any]:
+    """Train the run, from wherever it stands → what each step took, and the most memory."""
+    quieten()
+    folder = RunFolder(Path(run.output) / run.name)
+    train(run, folder, resume=folder.has_progress())
+    on_gpu = torch.cuda.is_available() and run.device != "cpu"
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    steps = [step_of(row) for row in folder.read_metrics()]
+    config = AutoConfig.from_pretrained(resolve_path(run.models["base"].path))
+    return {
+        "machine": machine.describe(), "model": config.name_or_path or run.models["base"].path, "steps": steps,
+        "peak_bytes": peak,
+        "estimates": estimates(sizes_of(config, 2 if on_gpu else 4), steps),
+    }  # fmt: skip
+
+
+def estimates(sizes: Sizes, steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """This model with the tokens that a step read, and the recipe's own with micro-batches of two sizes."""
+    return {
+        "this model": estimate(sizes, int(max(step["read_tokens"] for step in steps))),
+        "Qwen2.5-Coder-3B, bfloat16, micro-batches of 8,192 tokens": estimate(QWEN_3B, 8192),
+        "Qwen2.5-Coder-3B, bfloat16, micro-batches of 2,048 tokens": estimate(QWEN_3B, 2048),
+    }
+
+
+def step_of(row: dict[str, Any]) -> dict[str, float]:
+    agents = ("reasoner", "actor")
+    return {
+        "sampling": row["seconds/sampling"], "learning": row["seconds/learning"], "reward": row["reward"],
+        "sampled_tokens": row["seconds/sampling"] * row["tokens_per_second/sampling"],
+        "read_tokens": row["seconds/learning"] * row["tokens_per_second/learning"],
+        "length": sum(row[f"agents/{agent}/action_length"] for agent in agents) / len(agents),
+    }  # fmt: skip
+
+
+def sizes_of(config: PretrainedConfig, bytes: int) -> Sizes:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Sizes(
+        config.hidden_size, config.num_hidden_layers, config.intermediate_size, config.num_attention_heads,
+        config.num_key_value_heads, head, config.vocab_size, bytes,
+    )  # fmt: skip
+
+
+def estimate(sizes: Sizes, tokens: int) -> dict[str, float]:
+    """GiB of what is known of a model's sizes, for eight actions of a step with at most 1,024 tokens each.
+
+    Args:
+        tokens: of a micro-batch, whose activations are kept until its gradient is there.
+    """
+    parts = {
+        "weights": sizes.parameters * sizes.bytes,
+        "adapters": 2 * 16 * sizes.adapter,  # two policies; weights, gradient and Adam in float32
+        "cache": 4 * 1024 * sizes.cache,  # of four episodes, whose agents act one after the other
+        "activations": tokens * sizes.activations,
+    }
+    sampling, learning = parts["cache"], parts["activations"]  # not at the same time
+    total = parts["weights"] + parts["adapters"] + max(sampling, learning)
+    return {name: value / GIB for name, value in {**parts, "total": total}.items()}
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "| step | sampling | learning | sampled tokens | tokens read | tokens an action |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for number, step in enumerate(result["steps"], 1):
+        lines.append(
+            f"| {number} | {step['sampling']:.0f} s | {step['learning']:.0f} s | {step['sampled_tokens']:.0f} "
+            f"| {step['read_tokens']:.0f} | {step['length']:.0f} |"
+        )
+    lines += [
+        "",
+        f"{result['peak_bytes'] / GIB:.1f} GiB at most "
+        f"({result['machine']['processor']}, {result['machine']['threads']} thread(s), {result['machine']['device']}).",
+        "",
+        "Estimated from sizes (GiB), without what libraries take and what computing needs for a moment:",
+        "",
+        "| model | weights | adapters | cache | activations | at most |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, parts in result["estimates"].items():
+        cells = [f"{parts[part]:.2f}" for part in ("weights", "adapters", "cache", "activations", "total")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

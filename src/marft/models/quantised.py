@@ -1,0 +1,52 @@
+"""Checkpoints with fewer bits: those that transformers can write out are read whole, others are refused by name.
+
+What learns, and what an adapter is added to, are numbers: kernels that multiply packed bits have no gradient here, and
+not every device has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
+
+REMEDY = (
+    "take the checkpoint that it was made from (the card of the model names it), or write it out where it can be read: "
+    "load it with transformers, model.dequantize(), and save_pretrained(folder)"
+)
+
+
+def written_out(config: PreTrainedConfig, what: str) -> FineGrainedFP8Config | Mxfp4Config | None:
+    """How a quantised checkpoint is to be read; None where it is not quantised.
+
+    Args:
+        what: the model's name in errors.
+
+    Raises:
+        ValueError: it is quantised in a way that is not written out.
+    """
+    said: Any = getattr(config, "quantization_config", None)
+    if said is None:
+        return None
+    table: Mapping[str, Any] = said if isinstance(said, Mapping) else said.to_dict()
+    method = str(getattr(table.get("quant_method"), "value", table.get("quant_method")) or "")
+    if not method and (table.get("load_in_4bit") or table.get("load_in_8bit")):
+        method = "bitsandbytes"
+    kept = table.get("modules_to_not_convert")
+    if method == "mxfp4":
+        return Mxfp4Config(modules_to_not_convert=kept, dequantize=True)
+    if method == "fp8":
+        known = {key: table[key] for key in ("activation_scheme", "weight_block_size") if key in table}
+        return FineGrainedFP8Config(modules_to_not_convert=kept, dequantize=True, **known)
+    raise ValueError(f"{what} is quantised ({method or 'in an unknown way'}), which is not read here: {REMEDY}")
+
+
+def to_one_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Have weights that were written out be of the type that was asked for; a model keeps some in float32."""
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, weight in model.named_parameters():
+        if not any(part in name for part in kept):
+            weight.data = weight.data.to(dtype)

@@ -1,0 +1,204 @@
+"""Attention over rows that share what they begin with: each query sees its row's keys, wherever in the batch they lie.
+
+A query's keys are in several places: in its own run, and in the runs before it in its row. Its softmax is put together
+from theirs, with the logarithm of each one's sum: ``o = Σ_i exp(l_i − l) o_i``, ``l = log Σ_i exp(l_i)``; backward, the
+weights of every place follow from ``l`` alone (Dao et al. 2022, "FlashAttention"). Scores are made some queries at a
+time, and again for the gradient, so that nothing grows with the square of a row's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from marft.models.cache import KVCache
+from marft.models.forest import Forest, Span
+from marft.models.weighing import Weighing, weigh
+
+SCORES = 2**21  # at most, of a block, where that leaves it LEAST queries
+LEAST, MOST = 64, 512  # queries of a block
+
+
+class Piece(NamedTuple):
+    """Queries of the batch that see a span of keys: all of it, or, of their own run, each as far as itself."""
+
+    start: int
+    stop: int
+    keys: Span
+    own: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownKeys:
+    """Keys and values that were computed before, by layer: [S, K, D] each."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+
+class TreePlan:
+    """Attention of a forest; see :class:`~marft.models.attention.AttentionPlan`.
+
+    Args:
+        known: keys and values that the forest's rows begin with.
+        cache: where a prefill keeps the keys and values of whole rows.
+        slots: of each row.
+    """
+
+    def __init__(
+        self,
+        forest: Forest,
+        device: torch.device,
+        known: KnownKeys | None = None,
+        cache: KVCache | None = None,
+        slots: list[list[int]] | None = None,
+    ) -> None:
+        self.forest, self.known, self.cache, self.slots = forest, known, cache, slots
+        self.pieces = pieces(forest)
+        self.of_queries = torch.from_numpy(forest.positions).to(device)
+        of_keys = torch.zeros(forest.known + len(forest.ids), dtype=torch.long)
+        for places in forest.places:
+            of_keys[torch.from_numpy(places)] = torch.arange(len(places))
+        self.of_keys = of_keys.to(device)
+        self.whole = torch.cat([torch.from_numpy(places) for places in forest.places]).to(device) if cache else None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        if self.known is not None:
+            k, v = torch.cat([self.known.keys[layer], k]), torch.cat([self.known.values[layer], v])
+        if self.cache is not None and self.slots is not None and self.whole is not None:
+            lengths = [len(places) for places in self.forest.places]
+            self.cache.write_rows(layer, k[self.whole], v[self.whole], lengths, self.slots)
+        if not weighing.plain:
+            return self._weighed(q, k, v, weighing)
+        out: Tensor = _Attention.apply(q, k, v, self, weighing)  # type: ignore[no-untyped-call]
+        return out
+
+    def blocks(self, heads: int, window: int | None) -> Iterator[tuple[slice, slice, bool, Tensor | None]]:
+        """Queries, keys, whether the last keys are the queries themselves, and what is seen, where not all of it is.
+
+        Own runs come first: each query is in one of their blocks, and later ones add to what it has found there.
+        """
+        for piece in self.pieces:
+            first, last = piece.keys
+            start = piece.start
+            while start < piece.stop:
+                step = min(MOST, max(LEAST, SCORES // (heads * (last - first))))
+                stop = min(start + step, piece.stop)
+                end = first + stop - piece.start if piece.own else last
+                queries, keys = slice(start, stop), slice(first, end)
+                seen = None
+                if window is not None:
+                    keys = slice(self._first_in_window(queries, keys, window), end)
+                    distance = self.of_queries[queries, None] - self.of_keys[None, keys]
+                    seen = (distance < window) & (distance >= 0)
+                if keys.start < keys.stop:
+                    yield queries, keys, piece.own and seen is None, seen
+                start = stop
+
+    def _first_in_window(self, queries: slice, keys: slice, window: int) -> int:
+        """Keys of a span have consecutive positions."""
+        outside = int(self.of_queries[queries].min() - self.of_keys[keys.start]) - window + 1
+        return int(min(keys.stop, keys.start + max(0, outside)))
+
+    def _weighed(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        """With caps or sinks: each run with the keys of its row beside each other."""
+        parts = []
+        for run in self.forest.runs:
+            own = (self.forest.known + run.start, self.forest.known + run.stop)
+            keys, values = (torch.cat([x[a:b] for a, b in (*run.seen, own)])[None].transpose(1, 2) for x in (k, v))
+            distance = self.of_queries[run.start : run.stop, None] - torch.arange(keys.shape[2], device=q.device)
+            seen = distance >= 0 if weighing.window is None else (distance >= 0) & (distance < weighing.window)
+            out = weigh(q[None, run.start : run.stop].transpose(1, 2), keys, values, seen[None], weighing)
+            parts.append(out[0].transpose(0, 1))
+        spare = len(q) - len(self.forest.ids)
+        return torch.cat([*parts, q.new_zeros(spare, *q.shape[1:])] if spare else parts)
+
+
+def pieces(forest: Forest) -> list[Piece]:
+    """Own runs first; then what runs see of others, those that see the same together.
+
+    >>> import numpy as np
+    >>> rows = [np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 2, 1])]
+    >>> pieces(Forest.of(rows, [None] * 3))[3:]
+    [Piece(start=2, stop=3, keys=(0, 2), own=False)]
+    """
+    own = [Piece(run.start, run.stop, (forest.known + run.start, forest.known + run.stop), True) for run in forest.runs]
+    seen: list[Piece] = []
+    latest: dict[Span, int] = {}
+    for run in forest.runs:
+        for span in run.seen:
+            at = latest.get(span)
+            if at is not None and seen[at].stop == run.start:
+                seen[at] = seen[at]._replace(stop=run.stop)
+            else:
+                latest[span] = len(seen)
+                seen.append(Piece(run.start, run.stop, span, False))
+    return own + seen
+
+
+class _Attention(torch.autograd.Function):
+    """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] → [N, H, D]; in float32 or better."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: TreePlan, weighing: Weighing) -> Tensor:
+        queries, keys, values = _by_head(q, k.shape[1], weighing.scale), _by_head(k), _by_head(v)
+        out = queries.new_zeros(*queries.shape[:-1], values.shape[-1])  # [K, G, N, D]
+        logs = queries.new_full(queries.shape[:-1], -torch.inf)  # [K, G, N]
+        for rows, columns, own, seen in plan.blocks(q.shape[1], weighing.window):
+            scores = _scores(queries[:, :, rows], keys[:, columns], own, seen)
+            top = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
+            weights = scores.sub_(top).exp_()
+            sums = weights.sum(-1)
+            found = (weights.flatten(1, 2) @ values[:, columns]).view_as(out[:, :, rows])
+            log = sums.log() + top[..., 0]
+            before = logs[:, :, rows]
+            now = torch.logaddexp(before, log)
+            share = (top[..., 0] - now).exp()[..., None]
+            out[:, :, rows] = out[:, :, rows] * (before - now).exp_()[..., None] + found * share
+            logs[:, :, rows] = now
+        packed = out.permute(2, 0, 1, 3).flatten(1, 2).to(v.dtype)
+        ctx.save_for_backward(q, k, v, packed, logs)
+        ctx.plan, ctx.weighing = plan, weighing
+        return packed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, packed, logs = ctx.saved_tensors
+        heads = k.shape[1]
+        queries, keys, values = _by_head(q, heads, ctx.weighing.scale), _by_head(k), _by_head(v)
+        slopes = _by_head(gradient, heads)
+        deltas = (slopes * _by_head(packed, heads)).sum(-1, keepdim=True)
+        of_q, of_k, of_v = torch.zeros_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
+        for rows, columns, own, seen in ctx.plan.blocks(q.shape[1], ctx.weighing.window):
+            weights = _scores(queries[:, :, rows], keys[:, columns], own, seen).sub_(logs[:, :, rows, None]).exp_()
+            slope = slopes[:, :, rows].flatten(1, 2)
+            of_v[:, columns].baddbmm_(weights.flatten(1, 2).transpose(1, 2), slope)
+            of_scores = (slope @ values[:, columns].transpose(1, 2)).view_as(weights)
+            of_scores = of_scores.sub_(deltas[:, :, rows]).mul_(weights).flatten(1, 2)
+            of_q[:, :, rows] += (of_scores @ keys[:, columns]).view_as(of_q[:, :, rows])
+            of_k[:, columns].baddbmm_(of_scores.transpose(1, 2), queries[:, :, rows].flatten(1, 2))
+        of_q = of_q.mul_(ctx.weighing.scale).permute(2, 0, 1, 3).flatten(1, 2)
+        return of_q.to(q.dtype), of_k.transpose(0, 1).to(k.dtype), of_v.transpose(0, 1).to(v.dtype), None, None
+
+
+def _by_head(x_NHD: Tensor, key_heads: int = 0, scale: float = 1.0) -> Tensor:
+    """[N, H, D] → [H, N, D], or [K, H/K, N, D] where the query heads of a key head lie together."""
+    exact = x_NHD.to(torch.promote_types(x_NHD.dtype, torch.float32)).transpose(0, 1)
+    exact = exact.contiguous() if scale == 1.0 else exact * scale
+    return exact.contiguous().view(key_heads, -1, *exact.shape[1:]) if key_heads else exact
+
+
+def _scores(q_KGND: Tensor, k_KSD: Tensor, own: bool, seen: Tensor | None) -> Tensor:
+    """[K, G, N, S]; -inf where a query does not see a key."""
+    heads, groups, count, _ = q_KGND.shape
+    scores = (q_KGND.flatten(1, 2) @ k_KSD.transpose(1, 2)).view(heads, groups, count, -1)
+    if seen is not None:
+        scores.masked_fill_(~seen, -torch.inf)
+    elif own and count > 1:
+        later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1)
+        scores[..., -count:].masked_fill_(later, -torch.inf)
+    return scores
