@@ -72,7 +72,8 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     if packed is not None:
         to_one_dtype(model, dtype)
     if packed is not None or text is not config:
-        model._weight_conversions = None  # what is saved of it is a model that only reads, whole, and named as one
+        # what is saved of it is a model that only reads, whole, and named as one
+        model._weight_conversions = None  # type: ignore[assignment]
     refuse_gaps(model, found, what)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     refuse_not_finite(model.state_dict(), what)

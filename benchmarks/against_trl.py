@@ -1,0 +1,176 @@
+"""A training step beside TRL's: the same model, prompts, completions, tokens, threads and LoRA; GRPO with one update.
+
+    python benchmarks/against_trl.py --smollm2 FOLDER     # tools/smollm2.py makes it; that model and a small random one
+    python benchmarks/against_trl.py --models random      # the small random model of throughput.py alone
+
+TRL has an environment of its own, ``--trl``, which is made at the first call. Each measurement is a process of its
+own; the sides take turns, and what has been measured is kept in ``--output`` and not measured again. Completions are of
+equal length: nothing ends them. Threads of both sides wait for each other as torch has them by default
+(``GOMP_SPINCOUNT=300000``), for the machine is theirs alone. Writes results/against_trl.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+from throughput import save_model, word_tokenizer
+from versus.setting import Setting
+
+HERE = Path(__file__).parent
+TRL = ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0")
+SIDES = {"marft": "MARFT", "trl": "TRL 1.16"}
+VOCABULARY = 4096  # of the small random model
+PHASES = ("generating", "learning")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--smollm2", default="", help="the folder that tools/smollm2.py makes")
+    parser.add_argument("--models", default="smollm2,random")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of each side, in turns")
+    parser.add_argument("--steps", type=int, default=1, help="measured in each process, after two to warm up")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--trl", type=Path, default=Path("runs/trl"), help="TRL's environment")
+    parser.add_argument("--output", type=Path, default=Path("runs/against_trl"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    parser.add_argument("--at-most", type=int, default=10**6, help="measurements in this call; the next goes on")
+    arguments = parser.parse_args()
+    python = trl_python(arguments.trl)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    settings = [setting_of(name, arguments) for name in arguments.models.split(",")]
+    left = arguments.at_most
+    for setting in settings:
+        setting.write(arguments.output / f"{setting.name}.json")
+        for repeat in range(arguments.repeats):
+            for side in SIDES:
+                path = arguments.output / f"{setting.name}-{side}-{repeat}.json"
+                if path.is_file() or not left:
+                    continue
+                row = measured(side, setting, arguments.output, python, arguments.steps)
+                path.write_text(json.dumps({**row, "setting": asdict(setting)}) + "\n")
+                left -= 1
+                print(f"{setting.name:8s} {side:5s} {_said(row)}", flush=True)
+    save(arguments.results, [summary(setting, rows_of(setting, arguments.output)) for setting in settings])
+
+
+def setting_of(name: str, arguments: argparse.Namespace) -> Setting:
+    """What is measured on a model; the random one is made."""
+    if name == "smollm2":
+        if not arguments.smollm2:
+            raise SystemExit("--smollm2 FOLDER is missing: python tools/smollm2.py FOLDER makes it")
+        return Setting(name, str(Path(arguments.smollm2).absolute()), threads=arguments.threads)
+    folder = (arguments.output / "random").absolute()
+    save_model(folder, VOCABULARY)
+    word_tokenizer(VOCABULARY).save_pretrained(folder)
+    return Setting(name, str(folder), threads=arguments.threads, words=True)
+
+
+def trl_python(folder: Path) -> Path:
+    """The Python of TRL's environment, which is made where it is not there."""
+    python = folder / "bin" / "python"
+    mark = folder / "made-of.txt"
+    if not mark.is_file() or mark.read_text().split() != list(TRL):
+        print(f"installing {' '.join(TRL)} to {folder}", flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *TRL], check=True)
+        mark.write_text("\n".join(TRL) + "\n")
+    return python
+
+
+def measured(side: str, setting: Setting, output: Path, python: Path, steps: int) -> dict[str, Any]:
+    """One process of a side → its figures."""
+    described = output / f"{setting.name}.json"
+    if side == "marft":
+        command: list[Any] = [sys.executable, "-m", "versus.ours", described.absolute(), str(steps)]
+    else:
+        prompts = (output / f"{setting.name}-prompts.json").absolute()
+        command = [python.absolute(), "-m", "versus.theirs", described.absolute(), prompts, str(steps)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "GOMP_"))}
+    environment |= {"GOMP_SPINCOUNT": "300000", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if side == "marft":
+        (output / f"{setting.name}-prompts.json").write_text(json.dumps(row.pop("prompts")))
+    return row
+
+
+def rows_of(setting: Setting, output: Path) -> dict[str, list[dict[str, Any]]]:
+    """What has been measured so far, by side."""
+    found = {side: sorted(output.glob(f"{setting.name}-{side}-*.json")) for side in SIDES}
+    rows = {side: [json.loads(path.read_text()) for path in paths] for side, paths in found.items()}
+    for row in (row for of_side in rows.values() for row in of_side):
+        if row.pop("setting") != asdict(setting):
+            raise SystemExit(f"{output} was measured with other settings; delete it, or use another --output")
+    return rows
+
+
+def summary(setting: Setting, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Medians over all steps of all processes of each side, and how many times as long TRL takes."""
+    sides = {}
+    for side, mine in rows.items():
+        steps = [step for row in mine for step in row["steps"]]
+        if not steps:
+            continue
+        seconds = [sum(step[phase] for phase in PHASES) for step in steps]
+        sides[side] = {
+            "steps": len(steps),
+            "seconds": float(np.median(seconds)),
+            "fastest": min(seconds),
+            "slowest": max(seconds),
+            **{phase: float(np.median([step[phase] for step in steps])) for phase in PHASES},
+            "peak_memory_mb": max(row["peak_memory_mb"] for row in mine),
+        }
+    ratio = sides["trl"]["seconds"] / sides["marft"]["seconds"] if len(sides) == len(SIDES) else None
+    return {"setting": asdict(setting) | {"model": setting.name}, "sides": sides, "ratio": ratio}
+
+
+def table(summaries: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| model | | seconds a step | generating | learning | s a completion | ms a token | peak memory | × MARFT |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in summaries:
+        setting = one["setting"]
+        completions = setting["tasks"] * setting["samples"]
+        tokens = completions * setting["tokens"]
+        for side, row in one["sides"].items():
+            cells = [
+                setting["name"], SIDES[side],
+                f"{row['seconds']:.3g} ({row['fastest']:.3g} to {row['slowest']:.3g})",
+                *(f"{row[phase]:.3g}" for phase in PHASES), f"{row['seconds'] / completions:.3g}",
+                f"{1000 * row['seconds'] / tokens:.3g}", f"{row['peak_memory_mb'] / 1000:.1f} GB",
+                f"{row['seconds'] / one['sides']['marft']['seconds']:.2f}" if "marft" in one["sides"] else "",
+            ]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def save(results: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
+    results.mkdir(parents=True, exist_ok=True)
+    whole = {"machine": machine.describe(), "trl": TRL, "models": list(summaries)}
+    (results / "against_trl.json").write_text(json.dumps(whole, indent=2) + "\n")
+    (results / "against_trl.md").write_text(table(summaries))
+    print(table(summaries))
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    return "; ".join(" + ".join(f"{step[phase]:.2f} s {phase}" for phase in PHASES) for step in row["steps"])
+
+
+if __name__ == "__main__":
+    main()

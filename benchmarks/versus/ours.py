@@ -1,0 +1,135 @@
+"""A step of MARFT, timed: ``python -m versus.ours SETTING.json STEPS`` prints its figures as JSON."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from marft.collection import attempts_at
+from marft.config import parse_recipe
+from marft.config.parts import EnvironmentPart
+from marft.config.run import RunSettings
+from marft.envs.single_turn import Grade, SingleTurn
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.models import formats
+from marft.models.formats import Format
+from marft.rollouts import LocalRollouts
+from marft.types import Episode, Task
+from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions
+
+
+class Coins(EnvironmentPart):
+    """The questions of both sides; the reward is a coin."""
+
+    words: bool
+
+    def tasks(self, split: str) -> list[Task]:  # noqa: ARG002
+        return [Task(str(number), question) for number, question in enumerate(questions(self.words))]
+
+    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
+        return SingleTurn(task, lambda text: Grade(coin(text), None))
+
+
+def recipe(setting: Setting) -> RunSettings:
+    """GRPO with one update of all completions, without KL to the base, as TRL has it."""
+    lora = {"rank": setting.rank, "alpha": 16.0, "targets": TARGETS}
+    return parse_recipe(
+        {
+            "name": "versus",
+            "threads": setting.threads,
+            "device": "cpu",
+            "models": {"base": {"path": setting.model}},
+            "policies": {"solver": {"model": "base", "lora": lora}},
+            "agents": [
+                {
+                    "role": "solver",
+                    "policy": "solver",
+                    "instructions": "" if setting.words else INSTRUCTIONS,
+                    "answers": True,
+                    "sampling": {"max_new_tokens": setting.tokens},
+                }
+            ],
+            "environment": {"name": "versus.ours:Coins", "words": setting.words},
+            "rollout": {"tasks_per_step": setting.tasks, "samples_per_task": setting.samples},
+            "algorithm": {
+                "name": "grpo",
+                "minibatches": 1,
+                "epochs": 1,
+                "kl": {"coefficient": 0.0},
+                "optimizer": {"learning_rate": setting.learning_rate},
+            },
+        }
+    )
+
+
+class Steps:
+    """Training steps of a setting, one after the other."""
+
+    def __init__(self, setting: Setting, rollouts: LocalRollouts) -> None:
+        self.setting, self.rollouts, self.number = setting, rollouts, 0
+        self.learner = Learner(rollouts.run, rollouts.models)
+        self.tasks: list[Task] = rollouts.run.environment.tasks("train")  # type: ignore[attr-defined]
+
+    def play(self) -> list[Episode]:
+        wanted = self.setting.tasks
+        return self.rollouts.play(attempts_at(self.rollouts.run, self.tasks, self.number, self.number * wanted, wanted))
+
+    def learn(self, episodes: list[Episode]) -> None:
+        self.learner.learn(episodes, Progress(self.number, 0))
+        self.number += 1
+        self.rollouts.publish(self.number)
+
+
+@contextmanager
+def opened(setting: Setting) -> Iterator[Steps]:
+    """The model, the engine and the learner, with no token that ends a turn."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with ExitStack() as stack:
+        if setting.words:  # a Qwen2 folder would get Qwen2's own splitting
+            words = PreTrainedTokenizerFast.from_pretrained(setting.model)
+            stack.enter_context(patch("marft.models.formats.load_tokenizer", lambda _: words))
+        stack.enter_context(patch("marft.models.pool.load_formats", endless_formats))
+        yield Steps(setting, stack.enter_context(LocalRollouts(recipe(setting))))
+
+
+def endless_formats(run: RunSettings) -> dict[str, Format]:
+    """As a run has them, but nothing ends a turn."""
+    return {name: replace(one, stop_ids=()) for name, one in formats.load_formats(run).items()}
+
+
+def measure(setting: Setting, count: int) -> dict[str, Any]:
+    """Seconds of ``count`` steps after two to warm up, the prompts of all, and the most memory that the process had."""
+    prompts: dict[str, list[int]] = {}
+    with opened(setting) as steps:
+        rows = [_step(steps, prompts) for _ in range(count + 2)][2:]
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"steps": rows, "prompts": list(prompts.values()), "peak_memory_mb": memory}
+
+
+def _step(steps: Steps, prompts: dict[str, list[int]]) -> dict[str, float]:
+    began = time.perf_counter()
+    episodes = steps.play()
+    played = time.perf_counter()
+    steps.learn(episodes)
+    learned = time.perf_counter()
+    actions = [action for episode in episodes for action in episode.actions]
+    assert [len(action.tokens) for action in actions] == [steps.setting.tokens] * steps.setting.completions
+    prompts |= {action.key.task: action.prompt.tolist() for action in actions}
+    return {"generating": played - began, "learning": learned - played}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Setting.read(Path(sys.argv[1])), int(sys.argv[2]))))

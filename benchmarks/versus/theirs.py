@@ -1,0 +1,111 @@
+"""A step of TRL, timed: ``python -m versus.theirs SETTING.json PROMPTS.json STEPS`` prints its figures as JSON.
+
+It runs in an environment of its own, which has TRL and not MARFT. What is off costs time and is not asked for: KL to a
+reference (no second model), gradient checkpointing (the memory is there), dropout, logging, checkpoints. Completions
+are of equal length, since nothing ends them.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
+
+from versus.setting import TARGETS, Setting, coin
+
+
+def measure(setting: Setting, prompts: list[list[int]], count: int) -> dict[str, Any]:
+    """Seconds of ``count`` steps after two to warm up, and the most memory that the process had."""
+    torch.set_num_threads(setting.threads)
+    trainer = _trainer(setting, prompts, count + 2)
+    clock = _Clock(trainer)
+    trainer.add_callback(clock)
+    trainer.train()
+    return {
+        "steps": clock.rows[2:],
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _trainer(setting: Setting, prompts: list[list[int]], steps: int) -> Any:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import GRPOConfig, GRPOTrainer
+
+    kind = PreTrainedTokenizerFast if setting.words else AutoTokenizer
+    tokenizer = kind.from_pretrained(setting.model)
+    if setting.words:
+        tokenizer.pad_token = tokenizer.eos_token = "0"
+    wanted = setting.tasks * steps
+    asked = [prompts[number % len(prompts)] for number in range(wanted)]
+    arguments = GRPOConfig(
+        output_dir=str(Path(sys.argv[1]).parent / "trl"), use_cpu=True, bf16=False, seed=0, max_steps=steps,
+        per_device_train_batch_size=setting.completions, gradient_accumulation_steps=1, num_iterations=1,
+        num_generations=setting.samples, max_completion_length=setting.tokens, temperature=1.0, top_p=1.0, top_k=0,
+        beta=0.0, learning_rate=setting.learning_rate, lr_scheduler_type="constant", gradient_checkpointing=False,
+        steps_per_generation=1, shuffle_dataset=False, disable_dropout=True, logging_strategy="no", save_strategy="no",
+        report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float32),
+        reward_funcs=lambda completions, **_: [coin(text) for text in completions],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": [tokenizer.decode(ids) for ids in asked]}),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            r=setting.rank, lora_alpha=16, target_modules=list(TARGETS), lora_dropout=0.0, task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.eos_token_ids = []
+    trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = None
+    _check_prompts(trainer, setting, asked)
+    return trainer
+
+
+def _check_prompts(trainer: Any, setting: Setting, asked: list[list[int]]) -> None:
+    """See that both sides read the same ids, and that completions are as long as they should be."""
+    generate = trainer._generate_single_turn
+
+    def checked(prompt_ids: list[list[int]], *rest: Any, **named: Any) -> Any:
+        known = {tuple(ids) for ids in asked}
+        assert all(tuple(ids) in known for ids in prompt_ids), "TRL reads other prompts"
+        made = generate(prompt_ids, *rest, **named)
+        assert [len(ids) for ids in made[0]] == [setting.tokens] * setting.completions
+        return made
+
+    trainer._generate_single_turn = checked
+
+
+class _Clock(TrainerCallback):
+    """Seconds of each step, and of the part of it that generates."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.generating = 0.0
+        generate = trainer._generate_and_score_completions
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            made = generate(*given, **named)
+            self.generating += time.perf_counter() - began
+            return made
+
+        trainer._generate_and_score_completions = timed
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.began, self.generating = time.perf_counter(), 0.0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        whole = time.perf_counter() - self.began
+        self.rows.append({"generating": self.generating, "learning": whole - self.generating})
+
+
+if __name__ == "__main__":
+    given = json.loads(Path(sys.argv[2]).read_text())
+    print(json.dumps(measure(Setting.read(Path(sys.argv[1])), given, int(sys.argv[3]))))
