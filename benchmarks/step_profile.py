@@ -34,7 +34,7 @@ KINDS = (
     "head: softmax and draws",
     "norms, rotations, gates, sums",
     "optimizer",
-    "Python and the rest",
+    "Python, and the profiler itself",
 )
 
 
@@ -75,7 +75,7 @@ def measure(setting: Setting) -> dict[str, Any]:
                     steps.learn(made)
             seconds = time.perf_counter() - began
             by_kind = kinds_of(profiler.key_averages(group_by_input_shape=True), sizes)
-            by_kind["Python and the rest"] += seconds - sum(by_kind.values())
+            by_kind["Python, and the profiler itself"] += seconds - sum(by_kind.values())
             prompt = len(made[0].actions[0].prompt)
             phases[name] = {"seconds": plain[name], "profiled": seconds, "kinds": by_kind}
     weights = _frozen_weights(config)

@@ -92,6 +92,9 @@ class FakeRenderer:
         text = "".join(f"[{call.output}]" for call in calls)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
+    def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
+        return tuple(map(chr, tokens))
+
     def option(self, policy: str, text: str) -> TokenIds:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 

@@ -44,16 +44,19 @@ OURS = {  # in place of what the docs only name
     "my_package.weather:look_up": "tests.fuzzing:look_up",
     "my_package.notes:Notebook": "tests.fuzzing:Notebook",
     "my_package.rewards:brevity": "tests.fuzzing:brevity",
+    "my_package.team:solve": "tests.fuzzing:solve",
+    "/opt/theirs/bin/python": sys.executable,
     "problems.jsonl": "problems",
 }
 SHOWN = (  # pages with recipes, or parts of one
     "README.md",
-    *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "tools", "rewards", "algorithms")),
+    *(f"docs/{page}.md" for page in ("recipes", "environments", "teams", "gateway", "tools", "rewards", "algorithms")),
 )
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of the recipe in tests
     "graph": {"sees": {"actor": ["reasoner"]}},
     "hierarchical": {"planner": "reasoner", "workers": ["actor"]},
     "orchestrated": {"router": "reasoner"},
+    "program": {"call": "tests.fuzzing:solve", "wait_seconds": 5.0},
     "reflective": {"actor": "actor", "critic": "reasoner", "reviser": "actor"},
     "record": {"fields": {"state": "leaving (.+)"}},
     "format": {"pattern": "a+", "agents": ["actor"], "clip": [0.0, 1.0]},
@@ -65,6 +68,11 @@ NEEDED: dict[str, dict[str, Any]] = {  # keys without a default, and roles of th
 def look_up(city: str, days: int = 1) -> str:
     """A tool."""
     return f"{city}: {days}"
+
+
+def solve(task: Any, clients: Any) -> str:
+    """A team."""
+    return f"{task.id}: {len(clients)}"
 
 
 def brevity(episode: Any) -> float:

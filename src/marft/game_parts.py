@@ -58,7 +58,7 @@ class GameParts:
         """What scoring has taken so far, and threads and sessions that hang, by the name of a metric."""
         threads = self.game.threads
         lost = {"threads_given_up": float(threads.given_up), "sessions_not_closed": float(threads.not_closed)}
-        return added(lost, *(term.counts() for term in self._terms))
+        return added(lost, threads.counts(), *(term.counts() for term in self._terms))
 
     def close(self) -> None:
         """Let go of tools and threads."""

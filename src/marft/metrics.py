@@ -94,6 +94,13 @@ CATALOGUE: dict[str, list[Metric]] = {
                "agents with a memory, and turns after tools have answered", ".0f",
                scopes=BOTH, better="lower", unless_zero=True,
                advice="`marft show` says why: a full context, or a chat template that changes earlier turns"),
+        Metric("gateway/segments/*", "new segments", "actions of a program's agents that do not go on by the ids of "
+               "all that they said before: its history was edited or trimmed, other tools are offered, or the chat "
+               "template rewrites it", ".0f", scopes=BOTH, better="lower", unless_zero=True,
+               advice="`marft show` says why; what is sent back as it came is gone on from by its ids"),
+        Metric("gateway/overdue", "overdue", "how often others were sampled without a program that asked for nothing "
+               "in team.wait_seconds", ".0f", better="lower", unless_zero=True,
+               advice="raise it, or let the program say that it waits: a run is then the same again"),
         Metric("tool_rate", "uses tools", "share of actions that call a tool", ".0%", scopes=BOTH),
         Metric("tool_calls", "calls", "calls of tools", ".0f", scopes=BOTH),
         Metric("tool_errors", "failed calls", "calls that could not be read, or failed", ".0f", scopes=BOTH,

@@ -212,13 +212,13 @@ class Choice:
 class Action:
     """One whole generation of one agent (a_t^i), the macro-action of the game.
 
-    ``sees`` holds the ids of the actions it was conditioned on: the realised dependency function D. ``state`` is
-    what the critic reads when that is more than the prompt: the same rollout observation with the step's earlier
-    actions that the agent did not see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that
-    are marked as its own. An agent that calls tools goes on after their answers, whose tokens are marked as theirs;
-    ``text`` is then what it says last, and ``intermediate_texts`` what it said before. With a memory, its prompt holds
-    actions of its own (``continues``) and all that they saw: ``restarted`` is why not by the very ids of the last.
-    ``restarts`` are the places from which on its tokens were sampled after another context than what came before.
+    ``sees`` holds the ids of the actions it was conditioned on: the realised dependency function D. ``state`` is what
+    the critic reads when that is more than the prompt: the same with the step's earlier actions that the agent did not
+    see. ``teammate_log_probs`` are those with which a teammate wrote the tokens that are marked as its own. An agent
+    that calls tools goes on after their answers, whose tokens are marked as theirs; ``text`` is then what it says last,
+    ``intermediate_texts`` what it said before. With a memory, its prompt holds actions of its own (``continues``) and
+    all that they saw: ``restarted`` is why not by the very ids of the last. ``restarts`` are the places from which on
+    its tokens were sampled after another context than what came before.
 
     >>> plan = Action(key=ActionKey("train/0", "t1", 0, 0, "reasoner", 0), policy="reasoner", index=0, sees=(),
     ...     prompt=np.array([7, 8, 9], np.int32), tokens=np.array([4, 5, 2], np.int32),
@@ -254,6 +254,7 @@ class Action:
     continues: tuple[str, ...] = ()  # ids of the agent's own actions that its prompt holds, oldest first
     restarted: str = ""
     restarts: tuple[Restart, ...] = ()
+    wishes: str = ""  # what a client asked for that is only recorded, such as a seed: JSON
 
     @property
     def id(self) -> str:
@@ -310,10 +311,8 @@ class JointAction:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the environment returns for a joint action (Gymnasium's habits).
-
-    ``success`` says whether the task was solved, where the environment can tell: it is what accuracy counts.
-    """
+    """What the environment returns for a joint action (Gymnasium's habits). ``success`` says whether the task was
+    solved, where the environment can tell: it is what accuracy counts."""
 
     observation: Observation
     reward: float

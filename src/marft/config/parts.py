@@ -34,6 +34,13 @@ class OrganizationPart(Plugin):
     """Base of organizations."""
 
     each_once: ClassVar[bool] = False  # every agent acts once a step
+    own_words: ClassVar[bool] = False  # agents are asked in messages of its own: not in those that a recipe makes
+    own_timeout: ClassVar[bool] = False  # it sees itself to it that a step ends, however long it waits for no agent
+
+    @property
+    def grades(self) -> bool:
+        """Whether it says itself what an answer is worth."""
+        return False
 
 
 class CreditPart(Plugin):

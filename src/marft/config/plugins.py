@@ -51,6 +51,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "mixture-of-agents": "marft.game.organizations.mixture:MixtureOfAgents",
         "orchestrated": "marft.game.organizations.orchestrated:Orchestrated",
         "parallel": "marft.game.organizations.parallel:Parallel",
+        "program": "marft.gateway.program:Program",
         "reflective": "marft.game.organizations.reflective:Reflective",
     },
     "credits": {

@@ -201,6 +201,14 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
     for part in (run.team, *run.rewards):
         yield from part.problems([agent.role for agent in run.agents])
+    if run.team.own_words and run.channel.name != "raw":
+        yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
+    for agent in run.agents if run.team.own_words else ():
+        if agent.tools or agent.skills or agent.guidance or agent.memory != "none":
+            yield (
+                f"agents.{agent.role}: a program has tools, a memory and guidance of its own, and those of the recipe "
+                "would do nothing; remove them"
+            )
 
 
 def _group_problems(run: RunSettings) -> Iterable[str]:
@@ -224,7 +232,7 @@ def _length_problems(run: RunSettings) -> Iterable[str]:
 
 
 def _unrewarded(run: RunSettings) -> Iterable[str]:
-    if not run.environment.graded and not run.rewards:
+    if not run.environment.graded and not run.team.grades and not run.rewards:
         yield (
             "environment: nothing says what an answer is worth; name the column of the right ones (answer), a function "
             "that grades (grading), or rewards ([[rewards]])"

@@ -61,7 +61,7 @@ SEAMS: Mapping[str, Seam] = {
         "an organization",
         "marft.config.parts.OrganizationPart",
         {"act": Method(("observation", "agents"), awaited=True)},
-        attributes={"each_once": (bool,)},
+        attributes={"each_once": (bool,), "own_timeout": (bool,), "own_words": (bool,), "grades": (bool,)},
         together={"opened": Method(("task", "seed")), "close": Method()},
     ),
     "credits": Seam(

@@ -149,6 +149,10 @@ class ChatRenderer:
         """Tokens of a text, on its own."""
         return len(self.formats[policy].tokenizer.encode(text, add_special_tokens=False))
 
+    def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
+        """The text of each token; one of half a character shows as a sign for that."""
+        return tuple(str(self.formats[policy].tokenizer.decode([token])) for token in tokens.tolist())
+
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""
         format = self.formats[policy]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from marft.endpoints.replies import as_metrics
+from marft.game.chat_record import WHY
 from marft.types import Action, Episode, Mark, Usage
 
 
@@ -91,6 +93,7 @@ def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) ->
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
         "truncated_tokens": float(sum(action.truncated_tokens for action in actions)),
         **_restart_metrics(actions),
+        **_segment_metrics(actions),
         **_tool_metrics(actions),
         "policy_lag": _mean([version(action.policy) - action.versions.lowest for action in actions]),
     }
@@ -101,6 +104,12 @@ def _restart_metrics(actions: Sequence[Action]) -> dict[str, float]:
     if not any(action.continues or action.restarted or action.restarts for action in actions):
         return {}
     return {"restarts": float(sum(bool(action.restarted) + len(action.restarts) for action in actions))}
+
+
+def _segment_metrics(actions: Sequence[Action]) -> dict[str, float]:
+    """Where programs ask, why actions did not go on by the ids of all that was said before."""
+    reasons = Counter(action.restarted.partition(":")[0] for action in actions)
+    return {f"gateway/segments/{reason}": float(reasons[reason]) for reason in WHY if reasons[reason]}
 
 
 def _tool_metrics(actions: Sequence[Action]) -> dict[str, float]:

@@ -33,8 +33,11 @@ def evaluate_checkpoints(
         note: told which checkpoint goes by several of these names.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, or the test split is empty.
+        ValueError: a checkpoint is not there or damaged, the test split is empty, or a program's messages were to be
+            shuffled.
     """
+    if shuffled_too and run.team.own_words:
+        raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
     paths: dict[str, Path | None] = {}
     asked: dict[str, list[str]] = {}
     for name in dict.fromkeys(checkpoints):

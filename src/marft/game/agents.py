@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Literal
 
 from marft.config.settings import did_you_mean
+from marft.game.chat import Chat, Reply
+from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import Cut
 from marft.game.tool_sources import ToolUse
 from marft.types import Action, Normalisation, Observation, Profile, Sampling
@@ -49,9 +52,28 @@ class Request:
     begins: Action | None = None  # its turn goes on from this one's text
     options: tuple[str, ...] = ()  # it chooses one of these instead of writing
     normalisation: Normalisation = "tokens"  # Z of an option
+    chat: Chat | None = None  # it is asked in messages of a program of its own, and not with the observation
 
 
 Ask = Callable[[Agent, Request], Awaitable[Action]]
+Answer = Callable[[Agent, Request], Awaitable[Reply]]
+
+
+async def _no_chats(agent: Agent, _: Request) -> Reply:
+    raise ValueError(f"{agent.role} takes no chats here")
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What an organization needs that runs somebody else's program.
+
+    Args:
+        external_wait: held while the program may ask for more, so that a sampler that admits in order waits for it.
+        threads: for code that may block or hang.
+    """
+
+    external_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+    threads: LoopThreadPool = field(default_factory=LoopThreadPool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +82,19 @@ class Seat:
 
     agent: Agent
     _ask: Ask
+    _answer: Answer = _no_chats
 
     @property
     def role(self) -> str:
         return self.agent.role
+
+    async def reply(self, observation: Observation, chat: Chat) -> Reply:
+        """Act once, asked in the messages of somebody else's program: one decision like any other.
+
+        Raises:
+            ChatRefusedError: the chat cannot be answered. That is the program's to hear: no action was asked for.
+        """
+        return await self._answer(self.agent, Request(observation, chat=chat))
 
     async def __call__(
         self, observation: Observation, sees: Sequence[Seen] = (), begins: Action | None = None
@@ -99,8 +130,15 @@ class Seat:
 class Agents:
     """The seats of a team: ``agents.planner``, ``agents["planner"]``, or iterate in the recipe's order."""
 
-    def __init__(self, agents: Sequence[Agent], ask: Ask) -> None:
-        self._seats = {agent.role: Seat(agent, ask) for agent in agents}
+    def __init__(
+        self, agents: Sequence[Agent], ask: Ask, answer: Answer = _no_chats, outside: Outside | None = None
+    ) -> None:
+        self._seats = {agent.role: Seat(agent, ask, answer) for agent in agents}
+        self._outside = outside
+
+    def outside(self) -> Outside:
+        """What an organization needs that runs somebody else's program."""
+        return self._outside or Outside()
 
     def __getitem__(self, role: str) -> Seat:
         if role not in self._seats:

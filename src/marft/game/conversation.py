@@ -133,6 +133,19 @@ class Conversation:
         told.children.append(turn)
         return turn
 
+    def reached(self, messages: Sequence[ChatMessage]) -> tuple[Node, int]:
+        """The deepest turn that these messages go on from, or the root → and how many of them lead there."""
+        found, waiting = (self.root, 0), [(self.root, 0)]
+        while waiting:
+            node, at = waiting.pop()
+            if node.said and at > found[1]:
+                found = node, at
+            for child in reversed(node.children):
+                end = at + len(child.messages)
+                if child.messages == tuple(messages[at:end]):
+                    waiting.append((child, end))
+        return found
+
     def _add(self, parent: Node, messages: tuple[ChatMessage, ...], ids: TokenIds, reason: str) -> Node:
         known = _told(parent, messages)
         if known is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from marft.game.agents import Agent, Request
+from marft.game.chat import Chat
 from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import ChatMessage, NotExact, Renderer
@@ -211,6 +212,23 @@ class Draft:
             usage=sum(used, Usage()) if used else None,
             restarts=tuple(self._restarts),
         )
+
+
+async def answer(
+    engine: Sampler, renderer: Renderer, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
+) -> Action:  # fmt: skip
+    """Sample one turn of a client's chat. The calls in it are the client's to make.
+
+    Where it stands in the episode is filled in by the caller.
+    """
+    sampling = chat.sampling(agent.sampling, renderer.context(agent.policy) - len(prompt.ids))
+    completion = await engine.sample(agent.policy, prompt, sampling, key)
+    draft = Draft(prompt, ResponsePrefix())
+    draft.say(completion)
+    if chat.tools and chat.calls and completion.finish == "stop":
+        read = completion.calls
+        draft.calls += renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
+    return replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
 
 
 async def choose(

@@ -9,12 +9,23 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 from marft.faults import described, place_of
 from marft.texts import one_line, raised
 
 T = TypeVar("T")
+
+
+class Closing(Protocol):
+    """What several episodes share."""
+
+    def counts(self) -> Mapping[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Closing)
 GRACE_SECONDS = 0.5  # for a thread to answer after a time-out before it is given up
 OPEN_FILES = 65536  # what is asked of the system: every thread's event loop keeps three open
 
@@ -159,6 +170,7 @@ class LoopThreadPool:
         allow_open_files()
         self._idle: list[LoopThread] = []
         self._slots: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Semaphore]] = {}
+        self._kept: dict[str, Closing] = {}
         self.given_up = 0
         self.not_closed = 0  # sessions whose ``close`` raised, or did not end in time
 
@@ -194,7 +206,20 @@ class LoopThreadPool:
             self._slots[name] = loop, asyncio.Semaphore(count)
         return self._slots[name][1]
 
+    def kept(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What all episodes share: made when it is first asked for, closed with the pool."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return cast("Kept", self._kept[name])
+
+    def counts(self) -> dict[str, float]:
+        """What is counted by what they share, by the name of a metric."""
+        return {name: count for shared in self._kept.values() for name, count in shared.counts().items()}
+
     def close(self) -> None:
+        for shared in self._kept.values():
+            shared.close()
+        self._kept.clear()
         for thread in self._idle:
             thread.stop()
         self._idle.clear()

@@ -20,7 +20,7 @@ from marft.game.communication import Heard, hear, listen, render, tokens_of
 from marft.game.conversation import Conversation, Node
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Channel, ChatMessage, NotExact, Renderer, compose
-from marft.types import Action, Observation, Prompt, TokenIds
+from marft.types import Action, Observation, Prompt, TokenIds, Tool
 
 FULL = "the context is full: the oldest exchanges were left out"
 THOUGHTS = "its thoughts were dropped"
@@ -36,6 +36,7 @@ class Asked:
         told: the messages of its chat that are new, but for its instructions.
         continues: ids of its own actions in the prompt, and ``remembered`` those with all that it saw for them.
         restarted: why the prompt is not the last of them continued.
+        chatted: whether a client asked, in messages of its own.
     """
 
     prompt: Prompt
@@ -45,6 +46,7 @@ class Asked:
     remembered: tuple[str, ...] = ()
     restarted: str = ""
     node: Node | None = None
+    chatted: bool = False
 
     def sees(self, renderer: Renderer, policy: str, begins: Action | None) -> dict[str, int]:
         """The actions that stand in the prompt, by id, and how many tokens are read of each now."""
@@ -80,17 +82,18 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spoken:
-    """The chat template of one agent's policy."""
+class Spoken:
+    """The chat template of a policy, with the tools that its agent is told of."""
 
     renderer: Renderer
-    agent: Agent
+    policy: str
+    tools: tuple[Tool, ...]
 
     def start(self, messages: Sequence[ChatMessage]) -> TokenIds:
-        return self.renderer.start(self.agent.policy, messages, self.agent.profile.tools)
+        return self.renderer.start(self.policy, messages, self.tools)
 
     def go_on(self, ids: TokenIds, messages: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> TokenIds | NotExact:
-        return self.renderer.go_on(self.agent.policy, ids, messages, new, self.agent.profile.tools)
+        return self.renderer.go_on(self.policy, ids, messages, new, self.tools)
 
 
 class Memory:
@@ -102,7 +105,7 @@ class Memory:
 
     def __init__(self, agent: Agent, renderer: Renderer, channel: Channel, replaced: Mapping[str, str]) -> None:
         self.agent, self.renderer, self.channel, self.replaced = agent, renderer, channel, replaced
-        self._conversation = Conversation(_Spoken(renderer, agent))
+        self._conversation = Conversation(Spoken(renderer, agent.policy, agent.profile.tools))
         self._exchanges: dict[str, Exchange] = {}  # by id of the action
 
     def recalled(self) -> tuple[str, ...]:

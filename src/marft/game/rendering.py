@@ -137,6 +137,9 @@ class Renderer(Protocol):
             ValueError: the model's chat template cannot show them.
         """
 
+    def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
+        """The text of each token, control tokens by their names."""
+
     def option(self, policy: str, text: str) -> TokenIds:
         """The ids of a whole turn that says ``text``, end of turn included."""
 
@@ -155,7 +158,7 @@ def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     {'role': 'tool', 'name': 'add', 'tool_call_id': 'call00000', 'content': '1'}
     """
     named = [(f"call{index:05d}", call.name or "unknown", call) for index, call in enumerate(calls)]
-    functions = [(name_id, {"name": name, "arguments": _object(call.arguments)}) for name_id, name, call in named]
+    functions = [(name_id, {"name": name, "arguments": arguments_of(call.arguments)}) for name_id, name, call in named]
     turn = {
         "role": "assistant",
         "content": text,
@@ -167,7 +170,8 @@ def exchange(text: str, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     return [turn, *answers]
 
 
-def _object(arguments: str) -> dict[str, object]:
+def arguments_of(arguments: str) -> dict[str, object]:
+    """The arguments of a call as chat templates take them; none where they are no JSON object."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

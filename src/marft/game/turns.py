@@ -13,13 +13,16 @@ from functools import partial
 import numpy as np
 
 from marft.faults import described
-from marft.game.agents import Agent, Agents, Excerpt, Request
+from marft.game.agents import Agent, Agents, Excerpt, Outside, Request
+from marft.game.chat import Chat, Reply
+from marft.game.chat_record import ChatRecord
 from marft.game.communication import Heard, hear, listen, render
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.generation import choose, generate, options_of, response_prefix_of
+from marft.game.generation import answer, choose, generate, options_of, response_prefix_of
 from marft.game.loop_threads import cancelled
 from marft.game.memory import Asked, Memory
 from marft.game.organizing import close_after, open_for
+from marft.game.outcome import Outcome
 from marft.game.reading import RefusedError, whole
 from marft.game.rendering import Cut
 from marft.game.tool_belt import ToolBelt
@@ -72,6 +75,8 @@ class Turns:
             for agent in game.team.agents
             if agent.memory == "own"
         }
+        self._chats: dict[str, ChatRecord] = {}  # by role: with the programs of an organization
+        self._outcome = Outcome()
 
     def open(self) -> None:
         """Open an organization for the episode, where it keeps a state.
@@ -115,16 +120,19 @@ class Turns:
         if self.attempt.critic_states:
             done = [self._with_state(action, done) for action in done]
             self.actions.update({action.index: action for action in done})
-        return JointAction(joint.answer or self._default_answer(done), tuple(done))
+        key = ActionKey(self.attempt.stream, self.attempt.task.id, self.attempt.sample, step, "", 0)
+        worded = self._outcome.answer_among(done, key)
+        return JointAction(joint.answer or worded or self._default_answer(done), tuple(done))
 
     async def _organized(self, step: int, observation: Observation) -> JointAction:
         """What the organization makes of an observation. One that waits for nobody is cancelled after as long as a
         call into the environment may take."""
         acting = asyncio.ensure_future(self._acted(step, observation))
+        limit = None if getattr(self.organization, "own_timeout", False) else self.game.timeout
         try:
             while not acting.done():
                 idle, asked = self._under_way == 0, self._asked
-                await asyncio.wait([acting], timeout=self.game.timeout)
+                await asyncio.wait([acting], timeout=limit)
                 if not acting.done() and idle and self._asked == asked:
                     who = f"the organization {name_of(self.organization)}"
                     raise EpisodeFailedError("timed_out", f"{who} waited over {self.game.timeout:g} s for no agent")
@@ -135,23 +143,31 @@ class Turns:
         return acting.result()
 
     async def _acted(self, step: int, observation: Observation) -> JointAction:
-        seats = Agents(self.game.team.agents, partial(self._ask, step))
+        outside = Outside(self.game.engine.external_wait, self.game.threads)
+        seats = Agents(self.game.team.agents, partial(self._ask, step), partial(self._reply, step), outside)
         try:
             joint: object = await self.organization.act(observation, seats)
             if not isinstance(joint, JointAction):
                 name = type(joint).__name__
                 raise EpisodeFailedError("failed", f"the organization returned {name}, not marft.types.JointAction")
-            answer = joint.answer
+            self._outcome = joint if isinstance(joint, Outcome) else Outcome()
+            answered = joint.answer
         except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the loop that all episodes share
             who = f"the organization {name_of(self.organization)}"
             raise EpisodeFailedError("failed", f"{who} raised {described(error)}") from error
-        if answer is not None:
-            self._check_own("the team", "answers with", answer)
-        return JointAction(answer)
+        if answered is not None:
+            self._check_own("the team", "answers with", answered)
+        return JointAction(answered)
+
+    async def _reply(self, step: int, agent: Agent, request: Request) -> Reply:
+        assert request.chat, "a seat asks with a chat"
+        action = await self._ask(step, agent, request)
+        return self._chats[agent.role].reply(action, request.chat.pieces)
 
     async def _ask(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_acting(step, agent)
         self._check_request(agent, request)
+        chatted = self._chatted(agent, request.chat) if request.chat else None  # refused before it counts as an action
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
         self._calls[agent.role] += 1
         self._asked += 1
@@ -163,7 +179,7 @@ class Turns:
         longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
         room = len(prefix.tokens) + longest
         name = f"{key.step}/{agent.role}/{call}"
-        asked = self._asked_with(agent, request, room, name)
+        asked = chatted or self._asked_with(agent, request, room, name)
         prompt = asked.prompt
         self._given[index] = request.observation, asked, room
         served = self._serve(name, prompt)
@@ -179,11 +195,12 @@ class Turns:
         started = time.perf_counter() - self._began
         try:
             with self._waited_for():
-                made = await (
-                    choose(self.game.engine, agent, request, prompt, options, key)
-                    if options
-                    else generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
-                )
+                if options:
+                    made = await choose(self.game.engine, agent, request, prompt, options, key)
+                elif request.chat:
+                    made = await answer(self.game.engine, self.game.renderer, agent, request.chat, prompt, key)
+                else:
+                    made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
         except Exception as error:
             if step == self._acting:
                 self._failure = error
@@ -211,6 +228,11 @@ class Turns:
             self.game.watcher.acted(action)
         return action
 
+    def _chatted(self, agent: Agent, chat: Chat) -> Asked:
+        """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""
+        record = self._chats.setdefault(agent.role, ChatRecord(agent, self.game.renderer))
+        return record.asked(chat, [self.actions[index] for index in sorted(self.actions)])
+
     def _asked_with(self, agent: Agent, request: Request, room: int, name: str) -> Asked:
         """What an agent is asked with: what it is given, and what it remembers."""
         memory, replay = self._memories.get(agent.role), self.attempt.replay
@@ -223,7 +245,9 @@ class Turns:
         """Record an action, and that the organization is given it."""
         self.actions[action.index] = action
         self._handed[id(action)] = action
-        if action.agent in self._memories:
+        if request.chat:
+            self._chats[action.agent].keep(asked, request.chat, action)
+        elif action.agent in self._memories:
             self._memories[action.agent].keep(asked, action, request)
         return action
 
@@ -313,6 +337,9 @@ class Turns:
             key=lambda one: one.action.index,
         )
         agent = self.game.team.agent(action.agent)
+        if asked.chatted:
+            others = [one for one in everything if one.action.id not in action.sees]
+            return replace(action, state=self._chats[action.agent].read(asked, others))
         return replace(action, state=self._read(agent, observation, everything, room, asked.continues))
 
     def _read(
@@ -333,6 +360,7 @@ class Turns:
         return next((action for action in reversed(done) if action.agent in answering), None)
 
     def record(self, observation: Observation, step: Step) -> None:
+        step = self._outcome.graded(step)
         self.transitions.append(Transition(observation, step.reward, step.agent_rewards))
         self.success = step.success if step.success is not None else self.success
 

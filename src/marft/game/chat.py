@@ -1,0 +1,93 @@
+"""A chat that somebody else's program brings: its messages and tools, and what it asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from marft.game.rendering import ChatMessage
+from marft.types import Action, Sampling, Tool, ToolCall
+
+Refusal = Literal["invalid", "too_long", "unsupported"]
+
+
+class ChatRefusedError(ValueError):
+    """A chat that no action answers; the message is for the client. Nothing was sampled, and nothing is recorded.
+
+    Args:
+        why: ``invalid``, ``too_long`` (beyond the model's context) or ``unsupported``.
+    """
+
+    def __init__(self, why: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must look like: calls of some tool, or of one, or JSON of a schema."""
+
+    kind: Literal["call", "json"]
+    tool: str = ""  # of a call: which; "" is any
+    schema: Mapping[str, Any] = field(default_factory=dict)  # of JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What an agent is asked through a client.
+
+    Args:
+        messages: as chat templates take them; calls and their answers are named by their places (:func:`exchange`).
+        tools: of the client, which makes the calls itself.
+        calls: whether calls are looked for in what is said.
+        max_tokens: at most; the recipe's limit holds too.
+        sees: ids of the actions that it depends on, where the client says so.
+        wishes: what was asked for and is only recorded, such as a temperature: the recipe's holds.
+        constraint: of the answer.
+        pieces: whether the text of each token is asked for.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    calls: bool = True
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sees: tuple[str, ...] | None = None
+    wishes: Mapping[str, float | int] = field(default_factory=dict)
+    constraint: Constraint | None = None
+    pieces: bool = False
+
+    def sampling(self, own: Sampling, room: int) -> Sampling:
+        """How the answer is sampled: as the recipe says, but for less tokens and more texts that end it.
+
+        Args:
+            own: the agent's.
+            room: tokens that the context has left.
+        """
+        most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
+        stop = tuple(dict.fromkeys((*own.stop, *self.stop)))
+        return Sampling(own.temperature, most, own.top_p, own.top_k, stop)
+
+    def recorded(self) -> str:
+        """The wishes, as JSON; "" where there are none."""
+        return json.dumps(dict(self.wishes), sort_keys=True) if self.wishes else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """An action as a client is told it.
+
+    Args:
+        message: the turn, as it must come back to be gone on from by its ids.
+        calls: of tools in it, for the client to make.
+        thought: what of the text the message leaves out.
+        pieces: the text of each token, where it was asked for.
+    """
+
+    action: Action
+    message: ChatMessage
+    calls: tuple[ToolCall, ...] = ()
+    thought: str = ""
+    pieces: tuple[str, ...] = ()

@@ -1,0 +1,190 @@
+"""What one agent was told and said through clients in an episode, and what a chat shows of what others said.
+
+A chat is answered after the deepest turn that it goes on from, by that turn's ids. Where a program has changed what
+comes before (``WHY``), what is left of it is text like any other: a new segment begins there, and the reason is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from marft.game.agents import Agent
+from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.communication import Heard
+from marft.game.conversation import Conversation, Node
+from marft.game.memory import THOUGHTS, Asked, Spoken
+from marft.game.rendering import ChatMessage, Message, Renderer
+from marft.types import Action, Prompt, TokenIds
+
+WHY = {
+    "edited": "what was said is changed, or something was put in",
+    "trimmed": "what was said stands after something else than it was said to",
+    "tools": "other tools are offered than before",
+    "template": "",  # the reason is the template's own
+}
+MOST_CHARACTERS = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
+
+
+class ChatRecord:
+    """One agent's conversations with the programs of an episode: a tree for each list of tools."""
+
+    def __init__(self, agent: Agent, renderer: Renderer) -> None:
+        self.agent, self.renderer = agent, renderer
+        self._conversations: dict[str, Conversation] = {}
+        self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by id of the action
+
+    def asked(self, chat: Chat, earlier: Sequence[Action]) -> Asked:
+        """What an action is made from.
+
+        Args:
+            earlier: the episode's actions so far.
+
+        Raises:
+            ChatRefusedError: it cannot be answered.
+        """
+        self._check(chat, earlier)
+        conversation = self._conversation(chat)
+        node, count = conversation.reached(chat.messages)
+        why = self._why(chat, node, count)
+        try:
+            told = conversation.tell(chat.messages[count:], node)
+        except ValueError as error:
+            raise ChatRefusedError("invalid", str(error)) from error
+        self._check_room(len(told.context))
+        if not why and told.restarted:
+            why = f"template: {told.restarted}"
+        path = [turn.said for turn in _turns(told)]
+        known = {action.id: action for action in earlier}
+        seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
+        if chat.sees is None:
+            others = [action for action in earlier if action.id not in seen and _shows(chat.messages, action)]
+        else:
+            others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
+        heard = [Heard(other, Message(other.agent, other.message), other.message) for other in others]
+        prompt = Prompt(told.context, 0, chat.messages, chat.tools)
+        return Asked(prompt, heard, (), tuple(path), seen, why, told, chatted=True)
+
+    def keep(self, asked: Asked, chat: Chat, action: Action) -> None:
+        """Record an action's turn, as its client is told it."""
+        assert asked.node is not None, "it was asked with this record"
+        calls = tuple(call for call in action.calls if call.name)
+        text = action.message
+        message: ChatMessage = {"role": "assistant", "content": text}
+        if calls:
+            message = self.renderer.calling_turn(action.policy, text, calls, np.empty(0, np.int32))[0]
+        shortened = THOUGHTS if action.thought else ""
+        self._conversation(chat).say(asked.node, [message], action.tokens, action.id, True, shortened)
+        self._said[action.id] = message, Reply(action, message, calls, action.text[: action.thought])
+
+    def reply(self, action: Action, pieces: bool = False) -> Reply:
+        """An action as its client is told it.
+
+        Args:
+            pieces: the text of each token too.
+        """
+        reply = self._said[action.id][1]
+        return replace(reply, pieces=self.renderer.pieces(action.policy, action.tokens)) if pieces else reply
+
+    def read(self, asked: Asked, unseen: Sequence[Heard]) -> TokenIds:
+        """What a critic reads in the agent's place: its chat, and what others said that it did not see. The chat alone
+        where its template cannot show that."""
+        prompt = asked.prompt
+        added = "\n\n".join(f"Message from {one.message.role}:\n{one.message.text}" for one in unseen)
+        try:
+            return self.renderer.start(
+                self.agent.policy, [*prompt.chat, {"role": "user", "content": added}], prompt.tools
+            )
+        except ValueError:
+            return prompt.ids
+
+    def _conversation(self, chat: Chat) -> Conversation:
+        key = json.dumps([(tool.name, tool.description, tool.parameters) for tool in chat.tools])
+        if key not in self._conversations:
+            self._conversations[key] = Conversation(Spoken(self.renderer, self.agent.policy, chat.tools))
+        return self._conversations[key]
+
+    def _why(self, chat: Chat, node: Node, count: int) -> str:
+        """Why a chat does not go on from all that it holds of what the agent said; "" where it does."""
+        rest = chat.messages[count:]
+        if not any(message["role"] == "assistant" for message in rest):
+            return ""
+        others = [one for one in self._conversations.values() if one is not self._conversation(chat)]
+        if any(one.reached(chat.messages)[1] > count for one in others):
+            return _reason("tools")
+        mine = [message for message, _ in self._said.values()]
+        first = next(n for n, message in enumerate(rest) if message["role"] == "assistant")
+        answered = any(child.messages == rest[:first] and child.children for child in node.children)
+        if rest[first] not in mine and (node.said or answered):
+            return _reason("edited")
+        return _reason("trimmed") if any(message in mine for message in rest) else ""
+
+    def _check(self, chat: Chat, earlier: Sequence[Action]) -> None:
+        if chat.constraint:
+            raise ChatRefusedError("unsupported", "answers of a given form (a forced call, a JSON schema) are not made")
+        size = sum(len(str(message["content"])) for message in chat.messages)
+        if size > MOST_CHARACTERS * self.renderer.context(self.agent.policy):
+            raise self._too_long(f"{size} characters")
+        unknown = set(chat.sees or ()) - {action.id for action in earlier}
+        if unknown:
+            raise ChatRefusedError("invalid", f"no action of this episode is called {min(unknown)!r}")
+        try:
+            if chat.tools and chat.calls:
+                self.renderer.calls(self.agent.policy, np.empty(0, np.int32), chat.tools)
+        except ValueError as error:
+            raise ChatRefusedError("invalid", str(error)) from error
+
+    def _check_room(self, tokens: int) -> None:
+        if tokens >= self.renderer.context(self.agent.policy):
+            raise self._too_long(f"{tokens} tokens")
+
+    def _too_long(self, size: str) -> ChatRefusedError:
+        most = self.renderer.context(self.agent.policy)
+        return ChatRefusedError(
+            "too_long", f"This model's maximum context length is {most} tokens, and the messages have {size}."
+        )
+
+
+def _reason(slug: str) -> str:
+    return f"{slug}: {WHY[slug]}"
+
+
+def _turns(node: Node) -> list[Node]:
+    """The turns before a node, oldest first."""
+    found, at = list[Node](), node.parent
+    while at is not None:
+        if at.said:
+            found.append(at)
+        at = at.parent
+    return found[::-1]
+
+
+def _shows(messages: Sequence[ChatMessage], action: Action) -> bool:
+    """Whether messages hold the text of an action: as a whole message, or within one, as words of their own."""
+    text = action.message.strip()
+    return bool(text) and any(_holds(part, text) for message in messages for part in _texts(message))
+
+
+def _texts(message: ChatMessage) -> Iterator[str]:
+    yield str(message["content"])
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        yield from map(str, call["function"]["arguments"].values())
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether a text holds another one that is no piece of a longer word or number.
+
+    >>> _holds("It is 142.", "42"), _holds("It is 42.", "42")
+    (False, True)
+    """
+    at = text.find(part)
+    while at >= 0:
+        around = text[at - 1 : at] + part[0], part[-1] + text[at + len(part) : at + len(part) + 1]
+        if not any(len(pair) == 2 and pair.isalnum() for pair in around):
+            return True
+        at = text.find(part, at + 1)
+    return False

@@ -1,0 +1,208 @@
+"""Anthropic's Messages: ``POST …/messages``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from marft.game.chat import Chat, Constraint, Reply
+from marft.game.rendering import arguments_of
+from marft.gateway.protocol.chat_completions import Number
+from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.reading import (
+    MOST_STOPS,
+    CallSaid,
+    Count,
+    Name,
+    Part,
+    Said,
+    Schema,
+    Stop,
+    Table,
+    chat_of,
+    left_out,
+    read,
+    text_of,
+    unsupported,
+)
+from marft.gateway.refusals import RequestError
+from marft.texts import storable
+from marft.types import Tool
+
+CHANGE_NOTHING = ("metadata", "service_tier", "cache_control")
+KINDS = {
+    400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 410: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error",
+}  # fmt: skip
+
+
+class Block(Table):
+    type: str
+    text: str | None = None
+    id: Name | None = None
+    name: Name | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Name | None = None
+    content: str | list[Part] | None = None
+
+
+class Message(Table):
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class OfferedTool(Table):
+    type: str | None = None
+    name: Name
+    description: str | None = None
+    input_schema: Schema = Field(default_factory=dict)
+
+
+class Choice(Table):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+
+
+class Request(Table):
+    model: str = ""
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Count
+    system: str | list[Part] | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: Choice | None = None
+    stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+
+
+class Messages(Protocol):
+    def read(self, body: bytes) -> Asked:
+        request = read(Request, body)
+        if request.messages[-1].role == "assistant":
+            raise unsupported("messages", "no answer goes on from the beginning of one; end with the user's message")
+        tools = tuple(map(_tool, request.tools or ()))
+        system = text_of(request.system)
+        wishes = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+        chat = Chat(
+            messages=chat_of([*([Said("system", system)] if system else []), *_turns(request.messages)]),
+            tools=tools,
+            calls=request.tool_choice is None or request.tool_choice.type != "none",
+            max_tokens=request.max_tokens,
+            stop=tuple(request.stop_sequences or ()),
+            wishes={name: value for name, value in wishes.items() if value is not None},
+            constraint=_constraint(request, tools),
+        )
+        return Asked(chat, 1, bool(request.stream), tuple(left_out(request, CHANGE_NOTHING)))
+
+    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
+        (reply,) = replies
+        return {
+            **_head(reply, told),
+            "content": _blocks(reply),
+            "stop_reason": _why_stopped(reply),
+            "usage": _usage(reply),
+        }
+
+    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:  # noqa: ARG002
+        (reply,) = replies
+        usage = _usage(reply)
+        begun = {**_head(reply, told), "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+        yield "message_start", {"type": "message_start", "message": begun}
+        for index, block in enumerate(_blocks(reply)):
+            yield from _block_events(index, block)
+        end = {"delta": {"stop_reason": _why_stopped(reply), "stop_sequence": None}, "usage": usage}
+        yield "message_delta", {"type": "message_delta", **end}
+        yield "message_stop", {"type": "message_stop"}
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        return {"type": "error", "error": {"type": KINDS.get(error.status, "api_error"), "message": error.message}}
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[Said]:
+    """The messages; answers of tools, which stand in a user's message here, come before what the user says."""
+    for message in messages:
+        if isinstance(message.content, str):
+            yield Said(message.role, message.content)
+            continue
+        texts, calls = list[str](), list[CallSaid]()
+        for block in message.content:
+            if block.type == "text" and block.text is not None:
+                texts.append(block.text)
+            elif block.type == "tool_use" and message.role == "assistant" and block.id and block.name:
+                calls.append(CallSaid(block.id, block.name, json.dumps(block.input or {})))
+            elif block.type == "tool_result" and message.role == "user" and block.tool_use_id:
+                yield Said("tool", text_of(block.content), answers=block.tool_use_id)
+            elif block.type not in ("thinking", "redacted_thinking"):  # which are in the ids
+                raise unsupported("messages", f"a block of type {storable(block.type)[:64]!r} cannot be read like this")
+        if texts or calls or message.role == "assistant":
+            yield Said(message.role, "".join(texts), tuple(calls))
+
+
+def _tool(tool: OfferedTool) -> Tool:
+    if tool.type not in (None, "custom"):
+        raise unsupported("tools", f"agents are offered tools of the client, and none of type {tool.type[:64]!r}")
+    return Tool(tool.name, tool.description or "", tool.input_schema)
+
+
+def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
+    choice = request.tool_choice
+    if choice is None or choice.type in ("auto", "none"):
+        return None
+    if choice.type == "any":
+        return Constraint("call")
+    if choice.name not in [tool.name for tool in tools]:
+        raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
+    return Constraint("call", choice.name)
+
+
+def _head(reply: Reply, told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{reply.action.id.replace('/', '-')}", "type": "message", "role": "assistant",
+        "model": told["model"], "stop_sequence": None, "marft": told["marft"],
+    }  # fmt: skip
+
+
+def _blocks(reply: Reply) -> list[dict[str, Any]]:
+    text = str(reply.message["content"] or "")
+    thought = [{"type": "thinking", "thinking": reply.thought, "signature": ""}] if reply.thought else []
+    said = [{"type": "text", "text": text}] if text or not reply.calls else []
+    calls = [
+        {"type": "tool_use", "id": call_id(reply, number), "name": call.name, "input": arguments_of(call.arguments)}
+        for number, call in enumerate(reply.calls)
+    ]
+    return [*thought, *said, *calls]
+
+
+def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[Event]:
+    key, kind, text = {
+        "text": ("text", "text_delta", block.get("text")),
+        "thinking": ("thinking", "thinking_delta", block.get("thinking")),
+        "tool_use": ("partial_json", "input_json_delta", json.dumps(block.get("input"))),
+    }[block["type"]]
+    empties: dict[str, dict[str, Any]] = {
+        "tool_use": {"input": {}}, "text": {"text": ""}, "thinking": {"thinking": ""},
+    }  # fmt: skip
+    yield (
+        "content_block_start",
+        {"type": "content_block_start", "index": index, "content_block": {**block, **empties[block["type"]]}},
+    )
+    for piece in in_pieces(str(text)):
+        delta = {"type": kind, key: piece}
+        yield "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
+    yield "content_block_stop", {"type": "content_block_stop", "index": index}
+
+
+def _why_stopped(reply: Reply) -> str:
+    if reply.calls:
+        return "tool_use"
+    return "max_tokens" if reply.action.finish == "length" else "end_turn"
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    read_, sampled = usage_of([reply])
+    return {"input_tokens": read_, "output_tokens": sampled}

@@ -1,0 +1,257 @@
+"""OpenAI's Chat Completions: ``POST …/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from marft.game.chat import Chat, Constraint, Reply
+from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.reading import (
+    MOST_ACTIONS,
+    CallSaid,
+    Content,
+    Count,
+    Name,
+    Said,
+    Schema,
+    Stops,
+    Table,
+    chat_of,
+    left_out,
+    read,
+    stops_of,
+    text_of,
+    unsupported,
+)
+from marft.gateway.refusals import RequestError
+from marft.types import Tool
+
+CHANGE_NOTHING = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+)  # fmt: skip
+Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+
+
+class CalledFunction(Table):
+    name: Name
+    arguments: str = "{}"
+
+
+class MadeCall(Table):
+    id: Name
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Table):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: Name | None = None
+
+
+class Function(Table):
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+
+
+class OfferedTool(Table):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Table):
+    name: Name
+
+
+class Forced(Table):
+    type: Literal["function"]
+    function: Named
+
+
+class JsonSchema(Table):
+    name: Name
+    json_schema: Schema = Field(default_factory=dict, alias="schema")
+
+
+class ResponseFormat(Table):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(Table):
+    include_usage: bool | None = None
+
+
+class Request(Table):
+    model: str = ""
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[OfferedTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] | None = None
+    stop: Stops = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    logit_bias: dict[str, float] | None = None
+    functions: list[object] | None = None
+    modalities: list[str] | None = None
+
+
+class ChatCompletions(Protocol):
+    def read(self, body: bytes) -> Asked:
+        request = read(Request, body)
+        if request.top_logprobs:
+            raise unsupported("top_logprobs", "log-probs are kept of sampled tokens alone")
+        if request.logit_bias:
+            raise unsupported("logit_bias", "it would change what is trained on")
+        if request.functions:
+            raise unsupported("functions", "offer them as tools")
+        if request.modalities and request.modalities != ["text"]:
+            raise unsupported("modalities", "agents write text alone")
+        tools = tuple(_tool(tool) for tool in request.tools or ())
+        wishes = {name: getattr(request, name) for name in ("temperature", "top_p", "seed")}
+        chat = Chat(
+            messages=chat_of(map(_said, request.messages)),
+            tools=tools,
+            calls=request.tool_choice != "none",
+            max_tokens=min(filter(None, (request.max_completion_tokens, request.max_tokens)), default=None),
+            stop=stops_of(request.stop),
+            wishes={name: value for name, value in wishes.items() if value is not None},
+            constraint=_constraint(request, tools),
+            pieces=bool(request.logprobs),
+        )
+        usage = bool(request.stream_options and request.stream_options.include_usage)
+        ignored = tuple(left_out(request, CHANGE_NOTHING))
+        return Asked(chat, request.n or 1, bool(request.stream), ignored, {"usage": usage})
+
+    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": _message(reply),
+                "logprobs": _log_probs(reply) if asked.chat.pieces else None,
+                "finish_reason": finish_of(reply),
+            }
+            for index, reply in enumerate(replies)
+        ]
+        return _head(replies, told, "chat.completion") | {
+            "choices": choices, "usage": _usage(replies), "marft": told["marft"],
+        }  # fmt: skip
+
+    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
+        head = _head(replies, told, "chat.completion.chunk") | {"marft": told["marft"]}
+
+        def chunk(index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> Event:
+            choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
+            return "", head | {"choices": [choice]}
+
+        for index, reply in enumerate(replies):
+            message = _message(reply)
+            yield chunk(index, {"role": "assistant", "content": ""})
+            if asked.chat.pieces:
+                yield chunk(index, {"content": ""}, logprobs=_log_probs(reply))
+            for piece in in_pieces(message.get("reasoning_content") or ""):
+                yield chunk(index, {"reasoning_content": piece})
+            for piece in in_pieces(message["content"] or ""):
+                yield chunk(index, {"content": piece})
+            for number, call in enumerate(message.get("tool_calls", ())):
+                begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
+                yield chunk(index, {"tool_calls": [begun]})
+                for piece in in_pieces(call["function"]["arguments"]):
+                    yield chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+            yield chunk(index, {}, finish_of(reply))
+        if asked.detail and asked.detail["usage"]:
+            yield "", head | {"choices": [], "usage": _usage(replies)}
+        yield "", "[DONE]"
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        return {
+            "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
+        }
+
+
+def finish_of(reply: Reply) -> str:
+    """Why an answer ends."""
+    return "tool_calls" if reply.calls else reply.action.finish
+
+
+def _said(message: Message) -> Said:
+    role = "system" if message.role == "developer" else message.role
+    text = text_of(message.content, ("text", "input_text", "output_text"))
+    if role == "tool":
+        if message.tool_call_id is None:
+            raise RequestError(400, "invalid_value", "a tool's answer needs its tool_call_id", "messages")
+        return Said(role, text, answers=message.tool_call_id)
+    calls = [CallSaid(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    if calls and role != "assistant":
+        raise RequestError(400, "invalid_value", f"a message of {role} calls no tools", "messages")
+    return Said(role, text, tuple(calls))
+
+
+def _tool(tool: OfferedTool) -> Tool:
+    return Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {})
+
+
+def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
+    choice, form = request.tool_choice, request.response_format
+    if isinstance(choice, Forced):
+        if choice.function.name not in [tool.name for tool in tools]:
+            raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
+        return Constraint("call", choice.function.name)
+    if choice == "required":
+        return Constraint("call")
+    if form is None or form.type == "text":
+        return None
+    return Constraint("json", schema=form.json_schema.json_schema if form.json_schema else {})
+
+
+def _head(replies: Sequence[Reply], told: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    name = replies[0].action.id.replace("/", "-")
+    return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": told["model"]}
+
+
+def _message(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant", "content": reply.message["content"] or (None if reply.calls else ""), "refusal": None,
+    }  # fmt: skip
+    if reply.thought:
+        message["reasoning_content"] = reply.thought
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id(reply, number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(reply.calls)
+        ]
+    return message
+
+
+def _log_probs(reply: Reply) -> dict[str, Any]:
+    pairs = zip(reply.pieces, reply.action.log_probs.tolist(), strict=True)
+    return {
+        "content": [
+            {"token": piece, "logprob": log_prob, "bytes": list(piece.encode()), "top_logprobs": []}
+            for piece, log_prob in pairs
+        ],
+        "refusal": None,
+    }
+
+
+def _usage(replies: Sequence[Reply]) -> dict[str, int]:
+    read_, sampled = usage_of(replies)
+    return {"prompt_tokens": read_, "completion_tokens": sampled, "total_tokens": read_ + sampled}

@@ -1,0 +1,73 @@
+"""What all protocols share: a request once it is read, and how its answer is written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marft.game.chat import Chat, Reply
+from marft.gateway.refusals import RequestError
+
+Event = tuple[str, Mapping[str, Any] | str]  # of a stream: its name ("": none), and what it says
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read.
+
+    Args:
+        count: actions that are wanted.
+        ignored: fields that nobody reads.
+        detail: what else the response takes.
+    """
+
+    chat: Chat
+    count: int = 1
+    stream: bool = False
+    ignored: tuple[str, ...] = ()
+    detail: Mapping[str, Any] | None = None
+
+
+class Protocol(ABC):
+    """One way to ask and to be answered."""
+
+    @abstractmethod
+    def read(self, body: bytes) -> Asked:
+        """The request.
+
+        Raises:
+            RequestError: it cannot be answered.
+        """
+
+    @abstractmethod
+    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The response's body.
+
+        Args:
+            told: of the agent, its policy, and what was asked for in vain.
+        """
+
+    @abstractmethod
+    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
+        """The same as a stream of events."""
+
+    @abstractmethod
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        """The body of a refusal."""
+
+
+def call_id(reply: Reply, number: int) -> str:
+    """What a client calls a call: its own in the whole episode."""
+    return f"call_{reply.action.index:05d}{number:03d}"
+
+
+def in_pieces(text: str, size: int = 64) -> Iterator[str]:
+    """A text in pieces, as streams have it."""
+    return (text[at : at + size] for at in range(0, len(text), size))
+
+
+def usage_of(replies: Sequence[Reply]) -> tuple[int, int]:
+    """Tokens that a request read and sampled: its prompt counts once."""
+    return max(len(reply.action.prompt) for reply in replies), sum(len(reply.action.tokens) for reply in replies)

@@ -1,0 +1,257 @@
+"""OpenAI's Responses: ``POST …/responses``. Nothing is kept between requests: each sends its whole input."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from marft.game.chat import Chat, Constraint, Reply
+from marft.gateway.protocol.chat_completions import ChatCompletions, Number
+from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.reading import (
+    CallSaid,
+    Count,
+    Name,
+    Part,
+    Said,
+    Schema,
+    Table,
+    chat_of,
+    left_out,
+    read,
+    text_of,
+    unsupported,
+)
+from marft.gateway.refusals import RequestError
+from marft.types import Tool
+
+CHANGE_NOTHING = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "include", "background", "truncation",
+)  # fmt: skip
+TEXTS = ("text", "input_text", "output_text", "summary_text")
+
+
+class Item(Table):
+    """Anything of an input; which fields it has follows from its type."""
+
+    type: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[Part] | None = None
+    call_id: Name | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+
+
+class OfferedTool(Table):
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: Schema | None = None
+
+
+class Forced(Table):
+    type: Literal["function"]
+    name: Name
+
+
+class Format(Table):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema = Field(default_factory=dict, alias="schema")
+
+
+class Text(Table):
+    format: Format | None = None
+
+
+class Request(Table):
+    model: str = ""
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: str | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    max_output_tokens: Count | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    text: Text | None = None
+    stream: bool | None = None
+    previous_response_id: str | None = None
+    conversation: object = None
+
+
+class Responses(Protocol):
+    def read(self, body: bytes) -> Asked:
+        request = read(Request, body)
+        for field in ("previous_response_id", "conversation"):
+            if getattr(request, field) is not None:
+                raise unsupported(field, "nothing is kept between requests; send the whole input")
+        tools = tuple(map(_tool, request.tools or ()))
+        items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+        told = [Said("system", request.instructions)] if request.instructions else []
+        wishes = {name: getattr(request, name) for name in ("temperature", "top_p")}
+        chat = Chat(
+            messages=chat_of([*told, *_turns(items)]),
+            tools=tools,
+            calls=request.tool_choice != "none",
+            max_tokens=request.max_output_tokens,
+            wishes={name: value for name, value in wishes.items() if value is not None},
+            constraint=_constraint(request, tools),
+        )
+        ignored = tuple(left_out(request, CHANGE_NOTHING))
+        return Asked(chat, 1, bool(request.stream), ignored, json.loads(body))
+
+    def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
+        (reply,) = replies
+        cut = reply.action.finish == "length"
+        return self._head(asked, reply, told) | {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": _output(reply),
+            "usage": _usage(reply),
+        }
+
+    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
+        (reply,) = replies
+        begun = {**self._head(asked, reply, told), "status": "in_progress", "incomplete_details": None, "output": []}
+        told_events: list[dict[str, Any]] = [
+            {"type": f"response.{state}", "response": begun} for state in ("created", "in_progress")
+        ]
+        for index, item in enumerate(_output(reply)):
+            told_events += _item_events(index, item)
+        whole = self.response(asked, replies, told)
+        told_events.append({"type": f"response.{whole['status']}", "response": whole})
+        for number, event in enumerate(told_events):
+            yield event["type"], {**event, "sequence_number": number}
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        return ChatCompletions().error(error)
+
+    @staticmethod
+    def _head(asked: Asked, reply: Reply, told: Mapping[str, Any]) -> dict[str, Any]:
+        body = asked.detail or {}
+        return {
+            "id": f"resp_{_name(reply)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": told["model"],
+            "error": None,
+            "instructions": body.get("instructions"),
+            "metadata": body.get("metadata") or {},
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "temperature": body.get("temperature"),
+            "top_p": body.get("top_p"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "text": {"format": {"type": "text"}},
+            "usage": None,
+            "marft": told["marft"],
+        }
+
+
+def _turns(items: Sequence[Item]) -> list[Said]:
+    """The messages of an input. Calls are part of the assistant's turn that they follow on."""
+    turns = list[Said]()
+    for number, item in enumerate(items):
+        kind = item.type or "message"
+        if kind == "message" and item.role:
+            role = "system" if item.role == "developer" else item.role
+            turns.append(Said(role, text_of(item.content, TEXTS)))
+        elif kind == "function_call" and item.call_id and item.name:
+            call = CallSaid(item.call_id, item.name, item.arguments or "")
+            open_turn = bool(turns) and turns[-1].role == "assistant"
+            last = turns.pop() if open_turn else Said("assistant", "")
+            turns.append(Said("assistant", last.text, (*last.calls, call)))
+        elif kind == "function_call_output" and item.call_id:
+            turns.append(Said("tool", text_of(item.output, TEXTS), answers=item.call_id))
+        elif kind != "reasoning":  # what was thought is in the ids, where it is gone on from
+            raise RequestError(
+                400, "invalid_value", f"input.{number}: no item of type {kind[:64]!r} can be read like this", "input"
+            )
+    return turns
+
+
+def _tool(tool: OfferedTool) -> Tool:
+    if tool.type != "function" or tool.name is None:
+        raise unsupported("tools", f"agents are offered functions, and nothing of type {tool.type[:64]!r}")
+    return Tool(tool.name, tool.description or "", tool.parameters or {})
+
+
+def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
+    choice = request.tool_choice
+    if isinstance(choice, Forced):
+        if choice.name not in [tool.name for tool in tools]:
+            raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
+        return Constraint("call", choice.name)
+    if choice == "required":
+        return Constraint("call")
+    form = request.text.format if request.text else None
+    return Constraint("json", schema=form.json_schema) if form and form.type != "text" else None
+
+
+def _name(reply: Reply) -> str:
+    return reply.action.id.replace("/", "-")
+
+
+def _output(reply: Reply) -> list[dict[str, Any]]:
+    """What was said, then what is called."""
+    name, text = _name(reply), str(reply.message["content"] or "")
+    items: list[dict[str, Any]] = []
+    if reply.thought:
+        summary = [{"type": "summary_text", "text": reply.thought}]
+        items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary})
+    if text or not reply.calls:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        items.append(
+            {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": [part]}
+        )
+    return items + [
+        {
+            "type": "function_call", "id": f"fc_{name}_{number}", "call_id": call_id(reply, number), "name": call.name,
+            "arguments": call.arguments, "status": "completed",
+        }
+        for number, call in enumerate(reply.calls)
+    ]  # fmt: skip
+
+
+def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """An item as it comes about in a stream."""
+    where = {"output_index": index, "item_id": item["id"]}
+    empty: dict[str, dict[str, Any]] = {
+        "message": {"content": []},
+        "function_call": {"arguments": ""},
+        "reasoning": {"summary": []},
+    }
+    added = {**item, **empty[item["type"]], **({} if item["type"] == "reasoning" else {"status": "in_progress"})}
+    yield {"type": "response.output_item.added", "output_index": index, "item": added}
+    if item["type"] == "message":
+        (part,) = item["content"]
+        place = {**where, "content_index": 0}
+        yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+        for piece in in_pieces(part["text"]):
+            yield {"type": "response.output_text.delta", **place, "delta": piece, "logprobs": []}
+        yield {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
+        yield {"type": "response.content_part.done", **place, "part": part}
+    elif item["type"] == "function_call":
+        for piece in in_pieces(item["arguments"]):
+            yield {"type": "response.function_call_arguments.delta", **where, "delta": piece}
+        arguments = {"arguments": item["arguments"], "name": item["name"]}
+        yield {"type": "response.function_call_arguments.done", **where, **arguments}
+    yield {"type": "response.output_item.done", "output_index": index, "item": dict(item)}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    read_, sampled = usage_of([reply])
+    return {
+        "input_tokens": read_,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read_ + sampled,
+    }

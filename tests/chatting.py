@@ -1,0 +1,103 @@
+"""Programs that talk to an agent as clients do, over templates of real shapes and an engine that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.game.agents import Agent, Agents, Seat
+from marft.game.chat import Reply
+from marft.game.game import Attempt, Game
+from marft.game.play import play
+from marft.gateway.protocol.chat_completions import ChatCompletions
+from marft.types import (
+    ActionKey,
+    Completion,
+    Episode,
+    JointAction,
+    Observation,
+    Profile,
+    Prompt,
+    Sampling,
+    Task,
+)
+from tests.fakes import FakeEngine, Script, ends, game
+
+ADD = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}}}}}  # fmt: skip
+SEEK = {"type": "function", "function": {"name": "seek", "description": "Seek.", "parameters": {"type": "object"}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the engine is to say: a text in pieces that are tokenised one by one, so that its ids are none that the whole
+    text would have; and whether it comes to its end."""
+
+    pieces: Sequence[str]
+    stopped: bool = True
+
+
+class Parrot(FakeEngine):
+    """Says what it is told to, in turn."""
+
+    def __init__(self, format: ChatFormat, say: Callable[[ActionKey], Said]) -> None:
+        super().__init__()
+        self.format, self.next = format, say
+        self.sampled: dict[ActionKey, tuple[Prompt, np.ndarray, Sampling]] = {}
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        await asyncio.sleep(0)
+        said, encode = self.next(key), self.format.tokenizer.encode
+        ids = [i for piece in said.pieces for i in encode(piece, add_special_tokens=False)]
+        ids = (ids + list(self.format.stop_ids[:1]) if said.stopped else ids or encode("-"))[: sampling.max_new_tokens]
+        tokens = np.array(ids, np.int32)
+        assert key not in self.sampled, "a stream is drawn from once"
+        self.sampled[key] = prompt, tokens, sampling
+        stops = bool(len(ids)) and ids[-1] in self.format.stop_ids
+        text = str(self.format.tokenizer.decode(ids[:-1] if stops else ids, skip_special_tokens=True))
+        return Completion(tokens, np.full(len(tokens), -1.0, np.float32), text, "stop" if stops else "length")
+
+
+@dataclass
+class Talking:
+    """An organization that is a function of its seats."""
+
+    talk: Callable[[Observation, Agents], Awaitable[object]]
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        await self.talk(observation, agents)
+        return JointAction()
+
+
+async def asked(seat: Seat, messages: Sequence[Mapping[str, Any]], **fields: Any) -> tuple[dict[str, Any], Reply]:
+    """Ask as a client would, but for HTTP → the message of the response, as it comes out of JSON, and the reply."""
+    protocol = ChatCompletions()
+    body = json.dumps({"model": "any", "messages": list(messages), **fields})
+    request = protocol.read(body.encode())
+    reply = await seat.reply(Observation("?"), request.chat)
+    told = {"model": "any", "marft": {}}
+    response = json.loads(json.dumps(protocol.response(request, [reply], told)))
+    return response["choices"][0]["message"], reply
+
+
+def talked(
+    format: ChatFormat, say: Callable[[ActionKey], Said], talk: Callable[[Observation, Agents], Awaitable[object]],
+    *roles: str, longest: int = 200, critic: bool = False, **changes: Any,
+) -> tuple[Episode, Parrot]:  # fmt: skip
+    """An episode in which a program talks to agents."""
+    roles = roles or ("a",)
+    g: Game = game(Script([ends()]), *roles, organization=Talking(talk))
+    engine = Parrot(format, say)
+    agents = [
+        Agent(Profile(role, f"You are {role}.", answers=role == roles[-1]), role, Sampling(max_new_tokens=longest))
+        for role in roles
+    ]
+    team = replace(g.team, agents=tuple(replace(agent, **changes) for agent in agents))
+    g = replace(g, team=team, engine=engine, renderer=ChatRenderer(dict.fromkeys(roles, format)))
+    return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", critic_states=critic))), engine

@@ -1,0 +1,53 @@
+"""A team that is somebody else's program samples and learns what the same team does in our words, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marft.config import load_recipe
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import Episode
+
+pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")
+pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
+
+PLAIN = "{ organization = 'program', call = 'marft.examples.openai_team:solve' }"
+TIMES = ("second", "gateway/overdue")
+
+
+def trained(output: Path, *changes: str) -> RunFolder:
+    run = load_recipe(
+        "demo", ["--output", str(output), "--device", "cpu", "--threads", "1", "--checkpoints.every", "5",
+                 "--training.steps", "5", "--rollout.tasks_per_step", "4", *changes],
+    )  # fmt: skip
+    folder = RunFolder.create(run)
+    assert train(run, folder).step == 5
+    return folder
+
+
+def sampled(folder: RunFolder) -> list[Episode]:
+    return [episode for path in sorted(folder.episodes.iterdir()) for episode in read_episodes(path)]
+
+
+@pytest.mark.slow
+def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_path: Path) -> None:
+    native, plain = trained(tmp_path / "native"), trained(tmp_path / "plain", "--team", PLAIN)
+    for one, other in zip(sampled(native), sampled(plain), strict=True):
+        assert other.status == "terminated", other.error
+        assert (other.total_reward, other.success) == (one.total_reward, one.success)
+        for mine, theirs in zip(one.actions, other.actions, strict=True):
+            assert (theirs.key, theirs.sees, theirs.message_tokens) == (mine.key, mine.sees, mine.message_tokens)
+            for name in ("prompt", "tokens", "log_probs"):
+                assert np.array_equal(getattr(theirs, name), getattr(mine, name)), name
+    rows = [folder.read_metrics() for folder in (native, plain)]
+    timeless = [[{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in each] for each in rows]
+    assert timeless[1] == timeless[0]
+    assert [row["gateway/overdue"] for row in rows[1]] == [0.0] * 5
+    for file in ("critic.safetensors", "policies/actor/adapter_model.safetensors"):
+        paths = [folder.path / "checkpoints" / "step_000005" / file for folder in (native, plain)]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
