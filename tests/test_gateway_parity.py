@@ -17,16 +17,16 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
 PLAIN = "{ organization = 'program', call = 'marft.examples.openai_team:solve' }"
-TIMES = ("second", "gateway/overdue")
+TIMES = ("second", "gateway/overdue", "workers_lost")
 
 
-def trained(output: Path, *changes: str) -> RunFolder:
+def trained(output: Path, steps: int, *changes: str) -> RunFolder:
     run = load_recipe(
-        "demo", ["--output", str(output), "--device", "cpu", "--threads", "1", "--checkpoints.every", "5",
-                 "--training.steps", "5", "--rollout.tasks_per_step", "4", *changes],
+        "demo", ["--output", str(output), "--device", "cpu", "--threads", "1", "--checkpoints.every", str(steps),
+                 "--training.steps", str(steps), "--rollout.tasks_per_step", "3", *changes],
     )  # fmt: skip
     folder = RunFolder.create(run)
-    assert train(run, folder).step == 5
+    assert train(run, folder).step == steps
     return folder
 
 
@@ -34,9 +34,7 @@ def sampled(folder: RunFolder) -> list[Episode]:
     return [episode for path in sorted(folder.episodes.iterdir()) for episode in read_episodes(path)]
 
 
-@pytest.mark.slow
-def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_path: Path) -> None:
-    native, plain = trained(tmp_path / "native"), trained(tmp_path / "plain", "--team", PLAIN)
+def compare(native: RunFolder, plain: RunFolder, steps: int) -> None:
     for one, other in zip(sampled(native), sampled(plain), strict=True):
         assert other.status == "terminated", other.error
         assert (other.total_reward, other.success) == (one.total_reward, one.success)
@@ -47,7 +45,19 @@ def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_pat
     rows = [folder.read_metrics() for folder in (native, plain)]
     timeless = [[{k: v for k, v in row.items() if not any(t in k for t in TIMES)} for row in each] for each in rows]
     assert timeless[1] == timeless[0]
-    assert [row["gateway/overdue"] for row in rows[1]] == [0.0] * 5
+    assert [row.get("gateway/overdue", 0.0) for row in rows[1]] == [0.0] * steps
     for file in ("critic.safetensors", "policies/actor/adapter_model.safetensors"):
-        paths = [folder.path / "checkpoints" / "step_000005" / file for folder in (native, plain)]
+        paths = [folder.checkpoints / f"step_{steps:06d}" / file for folder in (native, plain)]
         assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_path: Path) -> None:
+    compare(trained(tmp_path / "native", 5), trained(tmp_path / "plain", 5, "--team", PLAIN), 5)
+
+
+@pytest.mark.slow
+def test_also_where_it_is_played_in_processes_of_its_own(tmp_path: Path) -> None:
+    short = "--algorithm.critic.warmup_steps", "0"
+    plain = trained(tmp_path / "plain", 1, "--team", PLAIN, "--rollout.processes", "2", *short)
+    compare(trained(tmp_path / "native", 1, *short), plain, 1)

@@ -1,0 +1,161 @@
+"""What the gateway costs: milliseconds a request of a program over HTTP, against a seat that is called here.
+
+    python benchmarks/gateway.py [--requests 8] [--episodes 1 32 256]
+
+The engine answers at once, so that what is measured is all but sampling: rendering, recording, HTTP, threads.
+An episode asks one agent so often, one request after the other, each a conversation of its own. Times are a crowd's:
+its seconds over all its requests. Memory is what the process has grown by at its largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from marft.config.given import Given
+from marft.config.models import ModelSettings
+from marft.config.parts import OrganizationPart
+from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.game.agents import Agent, Agents
+from marft.game.game import Attempt, Game
+from marft.game.loop_threads import LoopThreadPool
+from marft.game.rollout import play_all
+from marft.game.team import Organization, Team
+from marft.gateway.client import Client
+from marft.gateway.program import Program
+from marft.models.formats import load_tokenizer
+from marft.types import (
+    ActionKey,
+    Choice,
+    Completion,
+    JointAction,
+    Observation,
+    Option,
+    Profile,
+    Prompt,
+    Sampling,
+    Step,
+    Task,
+    Versions,
+)
+
+
+class AtOnce:
+    """An engine that has said it already."""
+
+    def __init__(self, tokens: Sequence[int], text: str) -> None:
+        self.tokens, self.text = np.array(tokens, np.int32), text
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:  # noqa: ARG002
+        return Completion(self.tokens, np.full(len(self.tokens), -1.0, np.float32), self.text, "stop")
+
+    async def choose(
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, Versions]:
+        raise NotImplementedError
+
+    @contextmanager
+    def external_wait(self) -> Iterator[None]:
+        yield
+
+
+class Sums:
+    """An environment and its sessions: one step, in which nothing is graded."""
+
+    def tasks(self, split: str) -> list[Task]:  # noqa: ARG002
+        return []
+
+    def start(self, task: Task, seed: int) -> Sums:  # noqa: ARG002
+        return self
+
+    async def reset(self) -> Observation:
+        return Observation("Solve the following sum: 12 + 34 - 5 =")
+
+    async def step(self, actions: JointAction) -> Step:  # noqa: ARG002
+        return Step(Observation(""), 1.0, terminated=True)
+
+    async def close(self) -> None:
+        return None
+
+
+class Here(OrganizationPart):
+    """The same as the program, in MARFT's words."""
+
+    requests: int = 1
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        for number in range(self.requests):
+            await agents.solver(Observation(f"{number}: {observation.text}"))
+        return JointAction()
+
+
+def program(requests: int) -> Program:
+    """One connection an episode, as clients keep them."""
+
+    def solve(task: Task, clients: Mapping[str, Client]) -> None:
+        parts = urlsplit(clients["solver"].base_url)
+        assert parts.hostname
+        connection = http.client.HTTPConnection(parts.hostname, parts.port)
+        for number in range(requests):
+            body = {"model": "m", "messages": [
+                {"role": "system", "content": clients["solver"].instructions},
+                {"role": "user", "content": f"{number}: {task.prompt}"},
+            ]}  # fmt: skip
+            connection.request("POST", f"{parts.path}/chat/completions", json.dumps(body))
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200, answer.status
+        connection.close()
+
+    return Program(call=Given(solve))
+
+
+def seconds(organization: Organization, episodes: int) -> float:
+    """How long a crowd of episodes takes."""
+    tokenizer = load_tokenizer(ModelSettings(path="tiny"))
+    assert isinstance(tokenizer.eos_token_id, int)
+    ids = tokenizer.encode("The answer is 41.", add_special_tokens=False)
+    agent = Agent(Profile("solver", "You are the solver. Work it out.", answers=True), "solver")
+    game = Game(
+        Sums(), Team((agent,), organization), AtOnce([*ids, tokenizer.eos_token_id], "The answer is 41."),
+        ChatRenderer({"solver": ChatFormat(tokenizer, 1024, {}, (tokenizer.eos_token_id,))}), LoopThreadPool(),
+    )  # fmt: skip
+    attempts = [Attempt(Task(f"t{number}", ""), "bench") for number in range(episodes)]
+    try:
+        asyncio.run(play_all(game, attempts[:1], 1))  # what is made once is made
+        began = time.perf_counter()
+        played = asyncio.run(play_all(game, attempts, episodes))
+        took = time.perf_counter() - began
+    finally:
+        game.threads.close()
+    assert all(episode.status == "terminated" for episode in played), played[0].error
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=8, help="of each episode, one after the other")
+    parser.add_argument("--episodes", type=int, nargs="+", default=[1, 32, 256], help="at the same time")
+    arguments = parser.parse_args()
+    print("| episodes at once | here, ms a request | over HTTP, ms a request | grown by, MiB |")
+    print("| --- | --- | --- | --- |")
+    for episodes in arguments.episodes:
+        count = episodes * arguments.requests
+        here = 1e3 * seconds(Here(requests=arguments.requests), episodes) / count
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        there = 1e3 * seconds(program(arguments.requests), episodes) / count
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        print(f"| {episodes} | {here:.2f} | {there:.2f} | {grown:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
