@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -264,13 +265,13 @@ def damaged(chance: random.Random) -> bytes:
         if isinstance(place, dict | list) and place:
             what = chance.random()
             if what < 0.6:
-                place[key] = chance.choice(SCRAPS)
+                place[key] = copy.deepcopy(chance.choice(SCRAPS))
             elif what < 0.8:
                 del place[key]
             elif isinstance(place, list):
-                place.append(chance.choice(SCRAPS))
+                place.append(copy.deepcopy(chance.choice(SCRAPS)))
             else:
-                place[chance.choice(["x", "stop", "n", "functions", "role"])] = chance.choice(SCRAPS)
+                place[chance.choice(["x", "stop", "n", "functions", "role"])] = copy.deepcopy(chance.choice(SCRAPS))
     body = json.dumps(table).encode()
     if chance.random() < 0.15:
         body = body[: chance.randrange(len(body))]
