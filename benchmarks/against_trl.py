@@ -2,6 +2,7 @@
 
     python benchmarks/against_trl.py --smollm2 FOLDER     # tools/smollm2.py makes it; that model and a small random one
     python benchmarks/against_trl.py --models random      # the small random model of throughput.py alone
+    python benchmarks/against_trl.py --curves --smollm2 FOLDER    # both learn sums: reward over tokens and over seconds
 
 TRL has an environment of its own, ``--trl``, which is made at the first call. Each measurement is a process of its
 own; the sides take turns, and what has been measured is kept in ``--output`` and not measured again. Completions are of
@@ -18,12 +19,14 @@ import subprocess
 import sys
 import venv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import machine
 import numpy as np
+from matplotlib.figure import Figure
+from recording import save_plot, tidy
 from throughput import save_model, word_tokenizer
 from versus.setting import Setting
 
@@ -47,9 +50,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/against_trl"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     parser.add_argument("--at-most", type=int, default=10**6, help="measurements in this call; the next goes on")
+    parser.add_argument("--curves", type=int, nargs="?", const=20, default=0, help="steps that both learn")
     arguments = parser.parse_args()
     python = trl_python(arguments.trl)
     arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.curves:
+        learn(arguments, python)
+        return
     settings = [setting_of(name, arguments) for name in arguments.models.split(",")]
     left = arguments.at_most
     for setting in settings:
@@ -64,6 +71,41 @@ def main() -> None:
                 left -= 1
                 print(f"{setting.name:8s} {side:5s} {_said(row)}", flush=True)
     save(arguments.results, [summary(setting, rows_of(setting, arguments.output)) for setting in settings])
+
+
+def learn(arguments: argparse.Namespace, python: Path) -> None:
+    """Both sides learn sums from the same prompts in the same order. A side that has is not asked again."""
+    setting = replace(setting_of("smollm2", arguments), name="sums", tasks=16, samples=4, tokens=24, ends=True)
+    setting.write(arguments.output / "sums.json")
+    for side in SIDES:
+        path = arguments.output / f"sums-{side}-0.json"
+        if not path.is_file():
+            row = measured(side, setting, arguments.output, python, arguments.curves, warm_up=0)
+            path.write_text(json.dumps({**row, "setting": asdict(setting)}) + "\n")
+    curves = {side: rows[0]["steps"] for side, rows in rows_of(setting, arguments.output).items()}
+    whole = {"machine": machine.describe(), "trl": TRL, "setting": asdict(setting) | {"model": "smollm2"}}
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    path = arguments.results / "against_trl_curves.json"
+    path.write_text(json.dumps({**whole, "curves": curves}, indent=2) + "\n")
+    save_plot(arguments.results, "against_trl_curves", plot(curves))
+    print(f"saved {path} and its picture")
+
+
+def plot(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Figure:
+    """Mean reward of each step, over what had been sampled and over the seconds that had passed when it was over."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    over_tokens, over_seconds = figure.subplots(1, 2, sharey=True)
+    for side, steps in curves.items():
+        rewards = [step["reward"] for step in steps]
+        seconds = np.cumsum([sum(step[phase] for phase in PHASES) for step in steps])
+        over_tokens.plot(np.cumsum([step["tokens"] for step in steps]), rewards, label=SIDES[side], linewidth=1.4)
+        over_seconds.plot(seconds, rewards, label=SIDES[side], linewidth=1.4)
+    for axes, what in ((over_tokens, "sampled tokens"), (over_seconds, "seconds")):
+        axes.set_xlabel(what, fontsize=8)
+        axes.legend(frameon=False, fontsize=8)
+        tidy(axes)
+    over_tokens.set_title("sums: reward", fontsize=10, loc="left")
+    return figure
 
 
 def setting_of(name: str, arguments: argparse.Namespace) -> Setting:
@@ -90,14 +132,15 @@ def trl_python(folder: Path) -> Path:
     return python
 
 
-def measured(side: str, setting: Setting, output: Path, python: Path, steps: int) -> dict[str, Any]:
+def measured(side: str, setting: Setting, output: Path, python: Path, steps: int, warm_up: int = 2) -> dict[str, Any]:
     """One process of a side → its figures."""
     described = output / f"{setting.name}.json"
     if side == "marft":
-        command: list[Any] = [sys.executable, "-m", "versus.ours", described.absolute(), str(steps)]
+        command: list[Any] = [sys.executable, "-m", "versus.ours", described.absolute(), str(steps), str(warm_up)]
     else:
         prompts = (output / f"{setting.name}-prompts.json").absolute()
         command = [python.absolute(), "-m", "versus.theirs", described.absolute(), prompts, str(steps)]
+        command.append(str(warm_up))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "GOMP_"))}
     environment |= {"GOMP_SPINCOUNT": "300000", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)

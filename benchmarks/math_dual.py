@@ -110,8 +110,17 @@ def measured(run: RunSettings) -> dict[str, Any]:
     return {
         "machine": machine.describe(), "model": config.name_or_path or run.models["base"].path, "steps": steps,
         "peak_bytes": peak,
-        "estimates": [estimate(sizes_of(config, 2 if on_gpu else 4)), estimate(QWEN_3B)],
+        "estimates": estimates(sizes_of(config, 2 if on_gpu else 4), steps),
     }  # fmt: skip
+
+
+def estimates(sizes: Sizes, steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """This model with the tokens that a step read, and the recipe's own with micro-batches of two sizes."""
+    return {
+        "this model": estimate(sizes, int(max(step["read_tokens"] for step in steps))),
+        "Qwen2.5-Coder-3B, bfloat16, micro-batches of 8,192 tokens": estimate(QWEN_3B, 8192),
+        "Qwen2.5-Coder-3B, bfloat16, micro-batches of 2,048 tokens": estimate(QWEN_3B, 2048),
+    }
 
 
 def step_of(row: dict[str, Any]) -> dict[str, float]:
@@ -132,17 +141,17 @@ def sizes_of(config: PretrainedConfig, bytes: int) -> Sizes:
     )  # fmt: skip
 
 
-def estimate(sizes: Sizes) -> dict[str, float]:
-    """GiB of what is known of a model's sizes, for a step of four episodes, at most 1,024 tokens of prompt and action.
+def estimate(sizes: Sizes, tokens: int) -> dict[str, float]:
+    """GiB of what is known of a model's sizes, for eight actions of a step with at most 1,024 tokens each.
 
-    Activations are those of an update of one policy: its four rows, no gradient checkpointing.
+    Args:
+        tokens: of a micro-batch, whose activations are kept until its gradient is there.
     """
-    rows, tokens = 4, 1024
     parts = {
         "weights": sizes.parameters * sizes.bytes,
         "adapters": 2 * 16 * sizes.adapter,  # two policies; weights, gradient and Adam in float32
-        "cache": rows * tokens * sizes.cache,
-        "activations": rows * tokens * sizes.activations,
+        "cache": 4 * 1024 * sizes.cache,  # of four episodes, whose agents act one after the other
+        "activations": tokens * sizes.activations,
     }
     sampling, learning = parts["cache"], parts["activations"]  # not at the same time
     total = parts["weights"] + parts["adapters"] + max(sampling, learning)
@@ -164,12 +173,12 @@ def table(result: dict[str, Any]) -> str:
         f"{result['peak_bytes'] / GIB:.1f} GiB at most "
         f"({result['machine']['processor']}, {result['machine']['threads']} thread(s), {result['machine']['device']}).",
         "",
-        "Estimated from sizes (GiB), four episodes of at most 1,024 tokens an action with its prompt:",
+        "Estimated from sizes (GiB), without what libraries take and what computing needs for a moment:",
         "",
         "| model | weights | adapters | cache | activations | at most |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, parts in zip(("this model", "Qwen2.5-Coder-3B, bfloat16"), result["estimates"], strict=True):
+    for name, parts in result["estimates"].items():
         cells = [f"{parts[part]:.2f}" for part in ("weights", "adapters", "cache", "activations", "total")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -25,8 +25,10 @@ def test_a_setting_reads_back_as_it_was_written(tmp_path: Path) -> None:
     setting.write(tmp_path / "setting.json")
     assert Setting.read(tmp_path / "setting.json") == setting
     assert setting.completions == 6
-    assert len(set(questions(words=False))) == len(set(questions(words=True))) == 64
-    assert {len(question.split()) for question in questions(words=True)} == {100}
+    assert len(set(questions(setting))) == 64
+    assert {len(question.split()) for question in questions(setting)} == {100}
+    assert len(set(questions(Setting("small", "folder")))) == 64
+    assert len(set(questions(Setting("small", "folder", ends=True)))) == 320
     assert {coin(text) for text in ("a", "b")} == {0.0, 1.0}
 
 
@@ -91,16 +93,16 @@ def test_every_kind_of_operation_is_put_down_to_its_own() -> None:
         events.append(SimpleNamespace(key=name, input_shapes=given, self_cpu_time_total=1e6))
     events.append(SimpleNamespace(key="Own", input_shapes=[], self_cpu_time_total=5e6))
     seconds = step_profile.kinds_of(events, sizes)
-    assert seconds == {**dict.fromkeys(step_profile.KINDS, 1.0), "Python and the rest": 0.0}
+    assert seconds == {**dict.fromkeys(step_profile.KINDS, 1.0), "Python, and the profiler itself": 0.0}
 
 
-def test_the_floor_reads_prompts_once_to_generate_and_every_row_both_ways_to_learn() -> None:
+def test_the_floor_reads_every_prompt_once_and_learns_both_ways() -> None:
     import step_profile
     from versus.setting import Setting
 
     floor = step_profile.floor_operations(Setting("", "", tasks=1, samples=2, tokens=3), weights=10, head=100, prompt=4)
     generated = 2 * (10 * (4 + 2 * 2) + 100 * 6)  # a row's last token is not read
-    assert floor == {"generating": generated, "learning": 2 * 2 * (10 * 2 * 6 + 100 * 6)}
+    assert floor == {"generating": generated, "learning": 2 * generated}
 
 
 def test_a_profiles_table_adds_up_its_phases() -> None:
@@ -112,3 +114,13 @@ def test_a_profiles_table_adds_up_its_phases() -> None:
     assert "| adapters | 0.50 | 0.50 | 1.00 |" in table
     assert "| the floor | 2.00 | 2.00 | 4.00 |" in table
     assert "50% of the floor, at 190 GFLOP/s." in table
+
+
+def test_both_curves_are_drawn_over_all_tokens_and_seconds_so_far() -> None:
+    import against_trl
+
+    steps = [{"generating": 1.0, "learning": 2.0, "reward": reward, "tokens": 100} for reward in (0.25, 0.5)]
+    tokens, seconds = against_trl.plot({"marft": steps, "trl": steps}).axes
+    assert [line.get_xdata().tolist() for line in tokens.lines] == [[100, 200]] * 2
+    assert [line.get_xdata().tolist() for line in seconds.lines] == [[3.0, 6.0]] * 2
+    assert list(seconds.lines[0].get_ydata()) == [0.25, 0.5]

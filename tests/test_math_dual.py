@@ -36,11 +36,16 @@ def test_parameters_are_counted_as_in_the_model_and_its_adapter() -> None:
 def test_the_most_is_of_sampling_or_of_learning_whichever_takes_more() -> None:
     import math_dual
 
-    parts = math_dual.estimate(math_dual.QWEN_3B)
+    parts = math_dual.estimate(math_dual.QWEN_3B, 2048)
     assert parts["total"] == pytest.approx(parts["weights"] + parts["adapters"] + parts["activations"])
     steps = [{"sampling": 10.0, "learning": 5.0, "sampled_tokens": 900.0, "read_tokens": 2000.0, "length": 112.5}]
     machine = {"processor": "a processor", "threads": 2, "device": "cpu"}
-    result = {"machine": machine, "steps": steps, "peak_bytes": 3 * 2**30, "estimates": [parts, parts]}
+    result = {
+        "machine": machine,
+        "steps": steps,
+        "peak_bytes": 3 * 2**30,
+        "estimates": {"a model": parts, "another": parts},
+    }
     written = math_dual.table(result)
     assert "| 1 | 10 s | 5 s | 900 | 2000 | 112 |" in written
     assert "3.0 GiB at most (a processor, 2 thread(s), cpu)" in written

@@ -1,4 +1,4 @@
-"""A step of MARFT, timed: ``python -m versus.ours SETTING.json STEPS`` prints its figures as JSON."""
+"""A step of MARFT, timed: ``python -m versus.ours SETTING.json STEPS WARM_UP`` prints its figures as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,19 +27,21 @@ from marft.models import formats
 from marft.models.formats import Format
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Task
-from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions
+from versus.setting import INSTRUCTIONS, TARGETS, Setting, coin, questions, right
 
 
 class Coins(EnvironmentPart):
-    """The questions of both sides; the reward is a coin."""
+    """The questions of both sides; the reward is a coin, or whether the sum is right."""
 
-    words: bool
+    setting: dict[str, Any]
 
     def tasks(self, split: str) -> list[Task]:  # noqa: ARG002
-        return [Task(str(number), question) for number, question in enumerate(questions(self.words))]
+        return [Task(str(number), question) for number, question in enumerate(questions(Setting(**self.setting)))]
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002
-        return SingleTurn(task, lambda text: Grade(coin(text), None))
+        return SingleTurn(
+            task, lambda text: Grade(right(task.prompt, text) if self.setting["ends"] else coin(text), None)
+        )
 
 
 def recipe(setting: Setting) -> RunSettings:
@@ -61,7 +63,7 @@ def recipe(setting: Setting) -> RunSettings:
                     "sampling": {"max_new_tokens": setting.tokens},
                 }
             ],
-            "environment": {"name": "versus.ours:Coins", "words": setting.words},
+            "environment": {"name": "versus.ours:Coins", "setting": asdict(setting)},
             "rollout": {"tasks_per_step": setting.tasks, "samples_per_task": setting.samples},
             "algorithm": {
                 "name": "grpo",
@@ -94,14 +96,15 @@ class Steps:
 
 @contextmanager
 def opened(setting: Setting) -> Iterator[Steps]:
-    """The model, the engine and the learner, with no token that ends a turn."""
+    """The model, the engine and the learner; unless completions end, with no token that ends a turn."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with ExitStack() as stack:
         if setting.words:  # a Qwen2 folder would get Qwen2's own splitting
             words = PreTrainedTokenizerFast.from_pretrained(setting.model)
             stack.enter_context(patch("marft.models.formats.load_tokenizer", lambda _: words))
-        stack.enter_context(patch("marft.models.pool.load_formats", endless_formats))
+        if not setting.ends:
+            stack.enter_context(patch("marft.models.pool.load_formats", endless_formats))
         yield Steps(setting, stack.enter_context(LocalRollouts(recipe(setting))))
 
 
@@ -110,11 +113,11 @@ def endless_formats(run: RunSettings) -> dict[str, Format]:
     return {name: replace(one, stop_ids=()) for name, one in formats.load_formats(run).items()}
 
 
-def measure(setting: Setting, count: int) -> dict[str, Any]:
-    """Seconds of ``count`` steps after two to warm up, the prompts of all, and the most memory that the process had."""
+def measure(setting: Setting, count: int, warm_up: int) -> dict[str, Any]:
+    """``count`` steps after those that warm up, the prompts of all, and the most memory that the process had."""
     prompts: dict[str, list[int]] = {}
     with opened(setting) as steps:
-        rows = [_step(steps, prompts) for _ in range(count + 2)][2:]
+        rows = [_step(steps, prompts) for _ in range(count + warm_up)][warm_up:]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"steps": rows, "prompts": list(prompts.values()), "peak_memory_mb": memory}
 
@@ -126,10 +129,12 @@ def _step(steps: Steps, prompts: dict[str, list[int]]) -> dict[str, float]:
     steps.learn(episodes)
     learned = time.perf_counter()
     actions = [action for episode in episodes for action in episode.actions]
-    assert [len(action.tokens) for action in actions] == [steps.setting.tokens] * steps.setting.completions
+    lengths = [len(action.tokens) for action in actions]
+    assert steps.setting.ends or lengths == [steps.setting.tokens] * steps.setting.completions
     prompts |= {action.key.task: action.prompt.tolist() for action in actions}
-    return {"generating": played - began, "learning": learned - played}
+    reward = sum(episode.total_reward for episode in episodes) / len(episodes)
+    return {"generating": played - began, "learning": learned - played, "reward": reward, "tokens": sum(lengths)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Setting.read(Path(sys.argv[1])), int(sys.argv[2]))))
+    print(json.dumps(measure(Setting.read(Path(sys.argv[1])), *map(int, sys.argv[2:]))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Setting:
     learning_rate: float = 3e-4
     threads: int = 2
     words: bool = False  # whether its tokenizer takes words apart and no more
+    ends: bool = False  # whether completions end where the model ends them, and earn what they are worth
 
     @property
     def completions(self) -> int:
@@ -38,11 +40,25 @@ class Setting:
         return Setting(**given)
 
 
-def questions(words: bool) -> list[str]:
-    """One a task: sums that differ in both numbers, or as many words as the small model's prompts have."""
-    if words:
+def questions(setting: Setting) -> list[str]:
+    """One a task: sums, of which four in five up to 19 + 19 are asked where they are to be learned; or as many words as
+    the small model's prompts have."""
+    if setting.words:
         return [" ".join(str((7 * task + 13 * word) % 4000) for word in range(100)) for task in range(64)]
+    if setting.ends:
+        return [f"What is {a} + {b}?" for a in range(20) for b in range(20) if (3 * a + b) % 5]
     return [f"What is {3 + task % 17} + {19 - task % 16}?" for task in range(64)]
+
+
+def right(question: str, text: str) -> float:
+    """Whether the last number of a text is the sum of the question's last two.
+
+    >>> right("What is 3 + 4?", "3 and 4 make 7."), right("What is 3 + 4?", "7, for 3 + 4")
+    (1.0, 0.0)
+    """
+    said = re.findall(r"\d+", text)
+    a, b = map(int, re.findall(r"\d+", question)[-2:])
+    return float(bool(said) and said[-1] == str(a + b))
 
 
 def coin(text: str) -> float:

@@ -1,4 +1,4 @@
-"""A step of TRL, timed: ``python -m versus.theirs SETTING.json PROMPTS.json STEPS`` prints its figures as JSON.
+"""A step of TRL, timed: ``python -m versus.theirs SETTING.json PROMPTS.json STEPS WARM_UP`` prints its figures as JSON.
 
 It runs in an environment of its own, which has TRL and not MARFT. What is off costs time and is not asked for: KL to a
 reference (no second model), gradient checkpointing (the memory is there), dropout, logging, checkpoints. Completions
@@ -17,23 +17,25 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
 
-from versus.setting import TARGETS, Setting, coin
+from versus.setting import TARGETS, Setting, coin, right
 
 
-def measure(setting: Setting, prompts: list[list[int]], count: int) -> dict[str, Any]:
-    """Seconds of ``count`` steps after two to warm up, and the most memory that the process had."""
+def measure(setting: Setting, prompts: list[list[int]], count: int, warm_up: int) -> dict[str, Any]:
+    """``count`` steps after those that warm up, and the most memory that the process had."""
     torch.set_num_threads(setting.threads)
-    trainer = _trainer(setting, prompts, count + 2)
-    clock = _Clock(trainer)
+    earned: list[float] = []
+    trainer = _trainer(setting, prompts, count + warm_up, earned)
+    clock = _Clock(trainer, earned)
     trainer.add_callback(clock)
     trainer.train()
     return {
-        "steps": clock.rows[2:],
+        "steps": clock.rows[warm_up:],
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
-def _trainer(setting: Setting, prompts: list[list[int]], steps: int) -> Any:
+def _trainer(setting: Setting, prompts: list[list[int]], steps: int, earned: list[float]) -> Any:
+    """A trainer that reads ``prompts`` in their order, and puts down what completions have earned."""
     from datasets import Dataset
     from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
@@ -50,11 +52,18 @@ def _trainer(setting: Setting, prompts: list[list[int]], steps: int) -> Any:
         num_generations=setting.samples, max_completion_length=setting.tokens, temperature=1.0, top_p=1.0, top_k=0,
         beta=0.0, learning_rate=setting.learning_rate, lr_scheduler_type="constant", gradient_checkpointing=False,
         steps_per_generation=1, shuffle_dataset=False, disable_dropout=True, logging_strategy="no", save_strategy="no",
-        report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
+        report_to="none", loss_type="grpo", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
+
+    def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        pairs = zip(prompts, completions, strict=True)
+        found = [right(prompt, text) if setting.ends else coin(text) for prompt, text in pairs]
+        earned.extend(found)
+        return found
+
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float32),
-        reward_funcs=lambda completions, **_: [coin(text) for text in completions],
+        reward_funcs=reward,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [tokenizer.decode(ids) for ids in asked]}),
         processing_class=tokenizer,
@@ -62,8 +71,9 @@ def _trainer(setting: Setting, prompts: list[list[int]], steps: int) -> Any:
             r=setting.rank, lora_alpha=16, target_modules=list(TARGETS), lora_dropout=0.0, task_type="CAUSAL_LM"
         ),
     )
-    trainer.eos_token_ids = []
-    trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = None
+    if not setting.ends:
+        trainer.eos_token_ids = []
+        trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = None
     _check_prompts(trainer, setting, asked)
     return trainer
 
@@ -76,16 +86,19 @@ def _check_prompts(trainer: Any, setting: Setting, asked: list[list[int]]) -> No
         known = {tuple(ids) for ids in asked}
         assert all(tuple(ids) in known for ids in prompt_ids), "TRL reads other prompts"
         made = generate(prompt_ids, *rest, **named)
-        assert [len(ids) for ids in made[0]] == [setting.tokens] * setting.completions
+        lengths = [len(ids) for ids in made[0]]
+        assert setting.ends or lengths == [setting.tokens] * setting.completions
+        trainer.sampled = sum(lengths)
         return made
 
     trainer._generate_single_turn = checked
 
 
 class _Clock(TrainerCallback):
-    """Seconds of each step, and of the part of it that generates."""
+    """Seconds of each step, and of the part of it that generates; what it sampled and earned."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, earned: list[float]) -> None:
+        self.trainer, self.earned = trainer, earned
         self.rows: list[dict[str, float]] = []
         self.generating = 0.0
         generate = trainer._generate_and_score_completions
@@ -103,9 +116,18 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         whole = time.perf_counter() - self.began
-        self.rows.append({"generating": self.generating, "learning": whole - self.generating})
+        reward = sum(self.earned) / len(self.earned)
+        self.earned.clear()
+        self.rows.append(
+            {
+                "generating": self.generating,
+                "learning": whole - self.generating,
+                "reward": reward,
+                "tokens": self.trainer.sampled,
+            }
+        )
 
 
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[2]).read_text())
-    print(json.dumps(measure(Setting.read(Path(sys.argv[1])), given, int(sys.argv[3]))))
+    print(json.dumps(measure(Setting.read(Path(sys.argv[1])), given, *map(int, sys.argv[3:]))))

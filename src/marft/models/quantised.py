@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
-from transformers.utils.quantization_config import Mxfp4Config
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
 REMEDY = (
     "take the checkpoint that it was made from (the card of the model names it), or write it out where it can be read: "

@@ -124,7 +124,7 @@ def pieces(forest: Forest) -> list[Piece]:
     >>> import numpy as np
     >>> rows = [np.array([5, 6, 7, 8]), np.array([5, 6, 9]), np.array([5, 6, 2, 1])]
     >>> pieces(Forest.of(rows, [None] * 3))[3:]
-    [Piece(start=2, stop=3, keys=(0, 2), own=False)]
+    [Piece(start=4, stop=7, keys=(0, 2), own=False)]
     """
     own = [Piece(run.start, run.stop, (forest.known + run.start, forest.known + run.stop), True) for run in forest.runs]
     seen: list[Piece] = []
