@@ -86,7 +86,7 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in, as a checkout would be."""
     (tmp_path / "tools").symlink_to(ROOT / "tools")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "reward.py").exists()])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "reward", raising=False)
     return tmp_path

@@ -34,6 +34,7 @@ class Tally:
     seen: list[Seen] = field(default_factory=list)
     stops: int = 0
     accepted: list[float] = field(default_factory=list)
+    held: list[float] = field(default_factory=list)  # how far phases have moved, in nats an environment step
 
     def metrics(self) -> dict[str, float]:
         def mean(values: Sequence[float]) -> float:
@@ -50,4 +51,6 @@ class Tally:
             "accepted_fraction": mean(self.accepted),
             "kl_stops": float(self.stops),
         }
+        if self.held:
+            found["team_kl"] = sum(self.held)
         return {name: value for name, value in found.items() if not math.isnan(value)}

@@ -180,7 +180,11 @@ class DenseLearner:
                                                  for a in row.advantages]) for row in rows]  # fmt: skip
             if schedule.name == "a2po":
                 rows = self._joined(episodes, cases, known, before, scale)
-            self._phase([row for row in rows if row.action.policy in who], who, scale, tally, report, step)
+            moving = [name for phase, _ in phases for name in phase if name in {row.action.policy for row in rows}]
+            budget = self.s.team_kl * len([name for name in moving if name in who]) / max(1, len(moving))
+            steps = {(e.task.id, e.sample, a.step) for e in episodes for a in e.actions if a.policy in self.trained}
+            mine = [row for row in rows if row.action.policy in who]
+            self._phase(mine, who, scale, tally, report, step, budget, len(steps))
             before += who
         report.metrics |= tally.metrics()
 
@@ -232,8 +236,10 @@ class DenseLearner:
         ]
 
     def _phase(
-        self, rows: Sequence[Row], who: Sequence[str], scale: float, tally: Tally, report: Report, step: int
-    ) -> None:
+        self, rows: Sequence[Row], who: Sequence[str], scale: float, tally: Tally, report: Report, step: int,
+        budget: float, steps: int,
+    ) -> None:  # fmt: skip
+        """``budget``: nats an environment step, of ``steps``, that the phase may move by; 0 is no limit."""
         if not rows:
             return
         limit = getattr(self.s.schedule, "kl_limit", 0.0)
@@ -242,6 +248,8 @@ class DenseLearner:
         self._epochs(rows, scale, tally, report, step)
         if limit:
             self._accept(rows, start, moments, limit, scale, tally)
+        if budget:
+            self._hold(rows, start, moments, budget, steps, tally)
 
     def _epochs(self, rows: Sequence[Row], scale: float, tally: Tally, report: Report, step: int) -> None:
         for epoch in range(self.s.epochs):
@@ -322,6 +330,24 @@ class DenseLearner:
         self.adams.update(moments)
         tally.accepted.append(0.0)
 
+    def _hold(
+        self, rows: Sequence[Row], start: Mapping[str, Mapping[str, Tensor]], moments: Mapping[str, AdamW],
+        budget: float, steps: int, tally: Tally,
+    ) -> None:  # fmt: skip
+        """The team's trust region: the whole update, or the part of it whose KL is 95 % of the budget, were KL a square;
+        five tries, or nothing."""
+        end = {name: {n: p.detach().clone() for n, p in self.policies[name].parameters.items()} for name in start}
+        fraction, tries = 1.0, 0
+        while (moved := sum(self._k3(rows)) / steps) > budget and tries < BACKTRACKS:
+            fraction, tries = fraction * math.sqrt(0.95 * budget / moved), tries + 1
+            self._place(start, end, fraction)
+        if moved > budget:
+            self._place(start, end, 0.0)
+            self.adams.update(moments)
+            fraction, moved = 0.0, 0.0
+        tally.accepted.append(fraction)
+        tally.held.append(moved)
+
     @torch.no_grad()
     def _surrogate(self, rows: Sequence[Row], scale: float) -> float:
         """The objective alone, over all of a phase."""
@@ -340,10 +366,14 @@ class DenseLearner:
             for n, p in self.policies[name].parameters.items():
                 p.copy_(start[name][n] + fraction * (end[name][n] - start[name][n]))
 
-    @torch.no_grad()
     def _kl(self, rows: Sequence[Row]) -> float:
-        terms = [k3(o, n) for row in rows for o, n in zip(row.old, self._scores(row.action).numbers(), strict=True)]
+        terms = self._k3(rows)
         return sum(terms) / len(terms)
+
+    @torch.no_grad()
+    def _k3(self, rows: Sequence[Row]) -> list[float]:
+        """Of every token, how far it has moved."""
+        return [k3(o, n) for row in rows for o, n in zip(row.old, self._scores(row.action).numbers(), strict=True)]
 
     # ---- the critic
 
