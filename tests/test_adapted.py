@@ -13,7 +13,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from marft.engines.sampling import draw
 from marft.models import adapted as module
-from marft.models.adapted import Frozen, Low, Stretch, adapted, gated
+from marft.models.adapted import Frozen, Low, Stretch, _gate_and_up, adapted, gated
 from marft.models.attention import _decode
 from marft.models.backbone import Backbone
 from marft.models.linear_layers import feed_forward, project
@@ -139,6 +139,34 @@ def test_a_decoding_step_in_columns_equals_one_in_rows(backbone: Backbone, polic
             for mine, other in zip(together, alone, strict=True):
                 torch.testing.assert_close(mine[row : row + 1], other)
             torch.testing.assert_close(fed[row : row + 1], fed_alone)
+
+
+def test_rows_of_several_policies_have_their_adapters_where_gradients_are_wanted_too(backbone: Backbone) -> None:
+    backbone.add_adapter("one", 3, 6.0, ("q_proj", "down_proj"), seed=0)
+    for adapter in backbone.adapters("one").values():
+        nn.init.normal_(adapter.b, std=0.3)
+    layer, routing = backbone.decoder.layers[0], backbone.routing
+    x = torch.randn(2, 64, requires_grad=True)
+    with routing.by_row(["one", None]):
+        (q,), fed = project(x, (layer.self_attn.q_proj,), routing), feed_forward(x, layer.mlp, routing)
+    with routing.by_stretch([("one", 0, 1), (None, 1, 2)], 2):
+        (expected,), expected_fed = project(x, (layer.self_attn.q_proj,), routing), feed_forward(x, layer.mlp, routing)
+    torch.testing.assert_close(q, expected)
+    torch.testing.assert_close(fed, expected_fed)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_intermediate_values_are_kept_for_gradients_alone(learns: bool) -> None:
+    layers, stretches = made(([5], [[2, 2, 2]], False), [(WIDTH, INNER), (WIDTH, INNER), (INNER, WIDTH)])
+    kept: list[bool] = []
+
+    def spied(x: Tensor, layers: list[Frozen], into: list[Tensor] | None) -> list[Tensor]:
+        kept.append(into is not None)
+        return _gate_and_up(x, layers, into)
+
+    with patch.object(module, "_gate_and_up", spied), torch.set_grad_enabled(learns):
+        gated(torch.randn(5, WIDTH).double(), layers, stretches)
+    assert kept == [learns]
 
 
 def test_next_logits_and_what_is_drawn_from_them_are_those_of_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from marft.engines.renderer import ChatFormat
 from marft.models.adapters import save_adapter
 from marft.models.control_tokens import leave_thoughts
 from marft.models.families import HEADS, LINEAR, LOCAL, SCALED, SMALL, enlarge, forward_of
+from marft.models.formats import load_format
 from marft.models.loading import OF_TEXT, load_backbone, load_weights, text_config
 from tests.test_families import CPU, expected, scored
 
@@ -100,6 +102,34 @@ def test_the_language_model_says_what_the_whole_does_of_a_text(name: str, tmp_pa
     assert forward_of(backbone) == WHOLE[name][1]
     with torch.no_grad():
         torch.testing.assert_close(scored(backbone), expected(whole), rtol=0, atol=1e-4)
+
+
+@EACH
+def test_its_format_is_its_texts(name: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Also where nothing is said of the ends of a turn but in what it says of its text."""
+    saved(name, tmp_path)
+    file = tmp_path / "config.json"
+    table = json.loads(file.read_text())
+    table.pop("eos_token_id", None)
+    table["text_config"] |= {"eos_token_id": 5, "vocab_size": len(tiny_tokenizer)}
+    file.write_text(json.dumps(table))
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    assert 5 in load_format(ModelSettings(path=str(tmp_path))).stop_ids
+
+
+def test_a_head_of_its_own_is_said_to_be_one(tmp_path: Path) -> None:
+    """Whatever the whole says of heads: what is saved of it later is read by that."""
+    config = ministral3().config
+    config.tie_word_embeddings, config.text_config.tie_word_embeddings = True, False
+    torch.manual_seed(0)
+    model = Mistral3ForConditionalGeneration(config)
+    model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
+    enlarge(model)
+    model.save_pretrained(tmp_path)
+    backbone = load_backbone(ModelSettings(path=str(tmp_path)), CPU, torch.float32)
+    tied = backbone.head.weight is backbone.model.get_input_embeddings().weight
+    assert backbone.model.config.tie_word_embeddings is tied
 
 
 @EACH

@@ -121,6 +121,15 @@ def test_the_language_model_of_a_quantised_checkpoint_that_also_sees_is_read_who
     check(tmp_path, text, torch.float32)
 
 
+def test_a_way_that_cannot_be_read_is_refused_with_the_models_name(tmp_path: Path) -> None:
+    random_model(FAMILY["Qwen 2"].small_config(), tmp_path)
+    say(tmp_path, {"quant_method": "fp8", "weight_block_size": [0, 128, 3]})
+    with pytest.raises(
+        ValueError, match=r"^models: '.*': its quantization_config cannot be read \(.*take the checkpoint"
+    ):
+        load_backbone(ModelSettings(path=str(tmp_path)), CPU, torch.float32)
+
+
 @pytest.mark.parametrize(
     ("config", "name"),
     [

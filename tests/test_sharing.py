@@ -17,7 +17,7 @@ from marft.learning.batching import Denominators, Packing
 from marft.learning.cutting import length
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.learning.scoring import score_actions, score_all
+from marft.learning.scoring import picked, score_actions, score_all
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.pool import Models
@@ -152,9 +152,35 @@ def test_a_micro_batch_has_no_more_tokens_than_allowed_but_for_one_sample_and_wh
     for batch in batches:
         longest = max(map(length, batch.samples))
         assert len(batch.rows.ids) <= tokens or len(batch.samples) == 1 or (share and tokens < len(batch.rows.ids))
-        assert len(batch.rows.ids) <= max(tokens, longest, int(1.25 * longest) if share else 0)
+        assert len(batch.rows.ids) <= (int(1.25 * longest) if share and longest > tokens else max(tokens, longest))
     assert sorted(s.action.key for b in batches for s in b.samples) == sorted(s.action.key for s in samples)
     assert sum(len(batch.rows.ids) for batch in batches) <= sum(map(length, samples))
+
+
+def test_a_sample_within_the_limit_takes_nothing_along_beyond_it(double: Backbone) -> None:
+    attempts = [make_action("one", sample=n, prompt=tuple(range(3, 83)), tokens=(50 + n,) * 11) for n in range(6)]
+    samples = [Sample(action, 1.0, np.ones(11)) for action in attempts]
+    batches = packing(double, 100, share=True).micro_batches(samples, Denominators.of(samples, pooled=False))
+    assert [len(batch.rows.ids) for batch in batches] == [100, 100, 100]
+
+
+def test_the_gradient_of_a_row_that_is_picked_often_adds_up_in_one_order() -> None:
+    """On however many threads: 64 attempts begin with what the last token of one prompt predicts."""
+    torch.manual_seed(0)
+    hidden, weights = torch.randn(256, 64), torch.randn(2048, 64)
+    index = torch.arange(2048) // 64 * 8
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        found = set()
+        for _ in range(20):
+            rows = hidden.clone().requires_grad_()
+            (picked(rows, index) * weights).sum().backward()
+            assert rows.grad is not None
+            found.add(rows.grad.numpy().tobytes())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
 
 
 def test_what_begins_alike_is_read_once(double: Backbone) -> None:

@@ -69,7 +69,7 @@ def cut_sharing(
             cuts[-1] = Cut([*cuts[-1].samples, samples[number]], cuts[-1].tokens + added, shared=True)
         else:
             cuts.append(Cut([samples[number]], _added(rows[number], []), shared=True))
-            most = max(limit, int(LONGER * cuts[-1].tokens))
+            most = limit if cuts[-1].tokens <= limit else int(LONGER * cuts[-1].tokens)
         before = number
     return cuts
 

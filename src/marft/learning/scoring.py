@@ -30,7 +30,7 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     """As :func:`score`, and from the same forward the log-probs of what teammates wrote, where that is trained."""
     hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_shape
     own = token_scores(
-        hidden[batch.predict_from], head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
+        picked(hidden, batch.predict_from), head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
         filled=batch.rows.filled, shape=shape,
     )  # fmt: skip
     if batch.chosen is not None:
@@ -39,9 +39,17 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     if text is None:
         return own, None
     theirs = token_scores(
-        hidden[text.predict_from], head.weight, head.bias, text.targets, text.temperatures, shape=shape
+        picked(hidden, text.predict_from), head.weight, head.bias, text.targets, text.temperatures, shape=shape
     )
     return own, theirs.log_probs
+
+
+def picked(hidden_ND: Tensor, index_T: Tensor) -> Tensor:
+    """Rows of a tensor [T, D], of which several may be the same one: rows that begin alike share their prompt's last.
+
+    The gradient adds up in one order, whatever the threads do: on a CPU that of ``x[index]`` does not.
+    """
+    return hidden_ND[index_T] if hidden_ND.is_cuda else hidden_ND.index_select(0, index_T)
 
 
 @torch.no_grad()

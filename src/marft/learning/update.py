@@ -198,14 +198,15 @@ class Update:
         for batch in in_step:
             forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl)
             if len(in_step) == 1 and self._over_limit(kl):
+                self._tell_old(mine)
                 return False
             if isinstance(batch, Idle):
                 batch.forward().backward()
             elif forward is not None:
                 loss += self._backward(batch, forward, objective, stepped_on)
+        self._tell_old(mine)
         if self._over_limit(kl):
             return False
-        self._tell_old(mine)
         if check:
             self._measure_packing(check)
         self.meter.absorb(stepped_on)

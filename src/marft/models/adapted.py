@@ -73,7 +73,8 @@ def gated(x_ND: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch]) 
         stretches: of all N rows.
     """
     parameters = [part for stretch in stretches for low in stretch.adapters if low for part in (low.a, low.b)]
-    made: Tensor = _Gated.apply(x_ND, layers, stretches, *parameters)  # type: ignore[no-untyped-call]
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_ND, *parameters))
+    made: Tensor = _Gated.apply(x_ND, layers, stretches, learns, *parameters)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -109,9 +110,8 @@ class _Together(torch.autograd.Function):
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch], *parameters: Tensor
+        ctx: Any, x: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch], keep: bool, *parameters: Tensor
     ) -> Tensor:
-        keep = any(ctx.needs_input_grad)
         out, width = torch.empty_like(x), len(layers[0].weight)
         gate, up = (x.new_empty(len(x) if keep else 0, width) for _ in range(2))
         of_blocks: list[list[list[Tensor | None]]] = []
@@ -143,7 +143,7 @@ class _Gated(torch.autograd.Function):
                 )  # fmt: skip
                 total = [a.add_(b) for a, b in zip(total, part, strict=True)] if total else part
             of_parameters += total
-        return dx, None, None, *of_parameters
+        return dx, None, None, None, *of_parameters
 
 
 def _gate_and_up(x: Tensor, layers: Sequence[Frozen], into: list[Tensor] | None) -> list[Tensor]:

@@ -59,9 +59,10 @@ def load_format(settings: ModelSettings) -> Format:
     """
     config = load_config(settings)
     tokenizer = load_tokenizer(settings)
-    declared = [config.eos_token_id, _generation(settings, config).eos_token_id]
-    known = config.get_text_config().vocab_size
-    ends = stop_ids(tokenizer, settings.template_options, declared, known)
+    text = config.get_text_config()
+    saying = (config, text, _generation(settings, config))  # a model that also sees may say it of its text alone
+    declared = [getattr(part, "eos_token_id", None) for part in saying]
+    ends = stop_ids(tokenizer, settings.template_options, declared, text.vocab_size)
     return Format(tokenizer, context_of(config, settings), ends)
 
 
@@ -184,11 +185,16 @@ def cause_of(error: Exception) -> str:
             "it brings code of its own (auto_map in its config), which is never run here; use a model that "
             "transformers itself knows"
         )
+    if isinstance(error, KeyError):
+        return f"it names {first_line(error)}, which transformers does not know"
     return first_line(error)
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    """What an error says first; where that only announces the next line, both."""
+    lines = [line.strip() for line in (str(error).strip() or type(error).__name__).splitlines()]
+    announced = len(lines) > 1 and lines[0].endswith(":")
+    return (f"{lines[0]} {lines[1]}" if announced else lines[0]).rstrip(".")
 
 
 def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
@@ -197,6 +203,11 @@ def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
         return GenerationConfig.from_pretrained(resolve_path(settings.path), revision=settings.revision)
     except OSError:
         return GenerationConfig.from_model_config(config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"models: {settings.path!r}: its generation_config.json cannot be read ({first_line(error)}); "
+            "correct it, or remove it"
+        ) from error
 
 
 def _refuse_folder(folder: Path, what: str) -> None:

@@ -48,6 +48,8 @@ def _frozen(x: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Fr
     """The layers' own weights, where all of them are frozen and as precise as their adapters."""
     if x.is_cuda or x.dtype not in EXACT or routing.whole:
         return None
+    if routing.rows is not None and not _in_columns(x, routing):  # rows of several policies, one by one
+        return None
     found = []
     for layer in layers:
         base = layer.base if isinstance(layer, MultiLoraLinear) else layer

@@ -74,6 +74,8 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     if packed is not None or text is not config:
         # what is saved of it is a model that only reads, whole, and named as one
         model._weight_conversions = None  # type: ignore[assignment]
+    if text is not config and (head := model.get_output_embeddings()) is not None:
+        model.config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
     refuse_gaps(model, found, what)
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     refuse_not_finite(model.state_dict(), what)

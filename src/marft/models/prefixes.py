@@ -102,7 +102,10 @@ class Prefixes:
 
     def forget_others(self, passes: set[str]) -> None:
         """Forget what other passes over tasks have left: what is here is then the same as if they had not been."""
-        self._roots = {owner: root for owner, root in self._roots.items() if owner[0] in passes}
+        left = {owner: root for owner, root in self._roots.items() if owner[0] in passes}
+        if len(left) == len(self._roots):
+            return
+        self._roots = left
         self.size = sum(edge.size for root in self._roots.values() for edge in _all(root))
 
     def _add(self, edge: _Edge) -> None:

@@ -36,11 +36,14 @@ def written_out(config: PreTrainedConfig, what: str) -> FineGrainedFP8Config | M
     if not method and (table.get("load_in_4bit") or table.get("load_in_8bit")):
         method = "bitsandbytes"
     kept = table.get("modules_to_not_convert")
-    if method == "mxfp4":
-        return Mxfp4Config(modules_to_not_convert=kept, dequantize=True)
-    if method == "fp8":
-        known = {key: table[key] for key in ("activation_scheme", "weight_block_size") if key in table}
-        return FineGrainedFP8Config(modules_to_not_convert=kept, dequantize=True, **known)
+    try:
+        if method == "mxfp4":
+            return Mxfp4Config(modules_to_not_convert=kept, dequantize=True)
+        if method == "fp8":
+            known = {key: table[key] for key in ("activation_scheme", "weight_block_size") if key in table}
+            return FineGrainedFP8Config(modules_to_not_convert=kept, dequantize=True, **known)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: its quantization_config cannot be read ({error}): {REMEDY}") from error
     raise ValueError(f"{what} is quantised ({method or 'in an unknown way'}), which is not read here: {REMEDY}")
 
 

@@ -115,7 +115,7 @@ class TreePlan:
             out = weigh(q[None, run.start : run.stop].transpose(1, 2), keys, values, seen[None], weighing)
             parts.append(out[0].transpose(0, 1))
         spare = len(q) - len(self.forest.ids)
-        return torch.cat([*parts, q.new_zeros(spare, *q.shape[1:])] if spare else parts)
+        return torch.cat([*parts, parts[0].new_zeros(spare, *parts[0].shape[1:])] if spare else parts)
 
 
 def pieces(forest: Forest) -> list[Piece]:
