@@ -20,6 +20,7 @@ from marft.learning.learner import Learner
 from marft.learning.scoring import picked, score_actions, score_all
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
+from marft.models.logit_shape import LogitShape
 from marft.models.pool import Models
 from marft.types import Choice, Mark, Option, Sample
 from tests.episodes import make_action
@@ -181,6 +182,19 @@ def test_the_gradient_of_a_row_that_is_picked_often_adds_up_in_one_order() -> No
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
+
+
+def test_what_teammates_wrote_is_scored_in_the_models_shape_too(double: Backbone) -> None:
+    samples = team(0)
+    found = []
+    for scale in (1.0, 0.5):
+        double.logit_shape = LogitShape(scale)
+        (batch,) = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))
+        with torch.no_grad():
+            found.append(score_all(batch)[1])
+    assert found[0] is not None
+    assert found[1] is not None
+    assert (found[0] - found[1]).abs().max() > 0.01
 
 
 def test_what_begins_alike_is_read_once(double: Backbone) -> None:
