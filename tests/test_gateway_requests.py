@@ -20,8 +20,9 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 
 from marft.gateway import app, server
 from marft.gateway.client import Client
+from marft.gateway.session import Session
 from marft.types import Episode, Task
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, game_of, play_game, played, send
 from tests.test_gateway import Slow
 
@@ -134,6 +135,14 @@ class TestSentAgain:
 
         assert len(played(solve).actions) == 1
         assert [answer.status for answer in answers] == [400, 400, 200]
+
+    @pytest.mark.parametrize("headers", [{"idempotency-key": "x"}, {RETRY: "1"}])
+    def test_nothing_is_answered_by_an_earlier_step(
+        self, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Session, "deliver", lambda *_: None)  # as where a client goes away before its answer
+        episode = played(lambda t, c: ask(c["a"], headers=headers).said, steps=[goes_on(text="more"), ends()])
+        assert [action.id for action in episode.actions] == ["0/a/0", "1/a/0"]
 
 
 class TestTooMuch:

@@ -195,8 +195,8 @@ class Episode:
     def _clients(self, agents: Agents) -> dict[str, Client]:
         return {
             seat.role: Client(
-                f"{self._address}/{quote(seat.role, safe='')}/v1", "none", seat.agent.policy, seat.agent.profile.instructions,
-                f"{self._address}/waiting",
+                f"{self._address}/{quote(seat.role, safe='')}/v1", "none", seat.agent.policy,
+                seat.agent.profile.instructions, f"{self._address}/waiting",
             )
             for seat in agents
         }  # fmt: skip
