@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.engines.renderer import ChatFormat
+from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.agents import Agents
 from marft.game.chat import ChatRefusedError
-from marft.types import ActionKey, Episode, Observation
+from marft.game.conversation import Node
+from marft.game.game import EpisodeFailedError
+from marft.types import ActionKey, Completion, Episode, Observation
 from tests.chatting import ADD, SEEK, Parrot, Said, asked, talked
 from tests.test_gateway_tokens import CALL, format_named, starts
 
@@ -155,6 +157,14 @@ class TestWhatItDependsOn:
         assert self.seen("Somebody said: 142. Or 42nd? Or 420?") == []
         assert self.seen("Sure?") == []  # an empty text is held by none
 
+    def test_what_was_said_beside_a_call_is_what_the_client_was_told(self) -> None:
+        async def talk(_: Observation, agents: Agents) -> None:
+            said, _reply = await asked(agents.a, [user("1 + 2?")], tools=[ADD])
+            await asked(agents.b, [user(f"They say: {said['content']} Sure?")])
+
+        episode, _ = talked(format_named("hermes"), scripted(f"I add.\n{CALL % 2}", "Yes."), talk, "a", "b")
+        assert episode.actions[1].sees == ("0/a/0",)
+
     def test_what_was_asked_for_at_once_does_not_depend_on_each_other(self) -> None:
         async def talk(_: Observation, agents: Agents) -> None:
             await asyncio.gather(asked(agents.a, [user("Say 3.")]), asked(agents.b, [user("3")]))
@@ -243,6 +253,34 @@ class TestHowItIsSampled:
             assert len(reply.pieces) == len(reply.action.tokens)
 
         assert played(talk, "It is 3.")[0].status == "terminated"
+
+
+def test_a_conversation_may_be_longer_than_the_stack_is_deep() -> None:
+    node = Node(None, (user("0"),), (empty := np.empty(0, np.int32)), empty)
+    for number in range(1, 3000):
+        node = Node(node, (user(str(number)),), empty, empty)
+    assert [message["content"] for message in node.conversation] == [str(number) for number in range(3000)]
+
+
+@pytest.mark.parametrize("broken", ["calling_turn", "start", "sample"])
+def test_an_action_that_goes_wrong_fails_the_episode_whoever_catches_it(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk(_: Observation, agents: Agents) -> None:
+        with pytest.raises((RuntimeError, EpisodeFailedError)):
+            await asked(agents.a, [user("1 + 2?")], tools=[ADD])
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("it broke")
+
+    async def infinite(self: Parrot, *_: object) -> Completion:
+        return Completion(np.array([5, 6], np.int32), np.array([-1.0, -np.inf], np.float32), "a", "length")
+
+    owner, put = (Parrot, infinite) if broken == "sample" else (ChatRenderer, breaks)
+    monkeypatch.setattr(owner, broken, put)
+    episode, _ = played(talk, CALL % 2)
+    assert (episode.status, episode.actions) == ("failed", ()), episode
+    assert ("log-prob" if broken == "sample" else "it broke") in episode.error
 
 
 def test_ids_are_those_of_the_engine() -> None:

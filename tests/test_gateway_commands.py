@@ -15,6 +15,7 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 from marft.config import parse_recipe
 from marft.gateway.client import Client, environment
 from marft.gateway.program import Program
+from marft.gateway.solving import printed_last
 from marft.types import Episode
 from tests.gateways import game_of, play_game
 from tests.helpers import recipe
@@ -69,6 +70,11 @@ class TestCommands:
         while not gone(pid):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_the_last_line_ends_at_a_line_feed_alone() -> None:
+    answer = "one\u2028two\u2029three\u0085four"
+    assert printed_last(f'so\r\n"{answer}"\r\n'.encode()) == answer
 
 
 class TestRecipes:

@@ -112,6 +112,17 @@ def test_a_header_says_so_too() -> None:
     assert together(solve, wait_seconds=30.0)[0][:2] == [["t0a0", "t1a0"], ["t0a1"]]
 
 
+def test_a_header_of_a_request_that_is_refused_says_nothing() -> None:
+    def solve(task: Task, clients: Clients) -> None:
+        if task.id == "t1":
+            refused = ask(clients["a"], headers={"x-marft-waiting": "true", "x-marft-sees": "0/a/9"})
+            assert refused.status == 400
+            time.sleep(0.3)
+        ask(clients["a"])
+
+    assert together(solve, wait_seconds=30.0)[0] == [["t0a0", "t1a0"]]
+
+
 def test_others_go_on_without_one_that_asks_for_nothing_too_long_and_that_is_counted() -> None:
     answered = threading.Event()
     counts: list[Mapping[str, float]] = []

@@ -18,10 +18,11 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway import server
+from marft.gateway import app, server
 from marft.gateway.client import Client
+from marft.gateway.session import Session
 from marft.types import Episode, Task
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, game_of, play_game, played, send
 from tests.test_gateway import Slow
 
@@ -134,6 +135,14 @@ class TestSentAgain:
 
         assert len(played(solve).actions) == 1
         assert [answer.status for answer in answers] == [400, 400, 200]
+
+    @pytest.mark.parametrize("headers", [{"idempotency-key": "x"}, {RETRY: "1"}])
+    def test_nothing_is_answered_by_an_earlier_step(
+        self, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Session, "deliver", lambda *_: None)  # as where a client goes away before its answer
+        episode = played(lambda t, c: ask(c["a"], headers=headers).said, steps=[goes_on(text="more"), ends()])
+        assert [action.id for action in episode.actions] == ["0/a/0", "1/a/0"]
 
 
 class TestTooMuch:
@@ -308,3 +317,63 @@ def test_malformed_requests_are_refused_in_words_and_no_action() -> None:
     assert episode.status == "terminated", episode.error
     assert len(episode.actions) == statuses.count(200) + 1
     assert statuses.count(400) > NUMBER // 2
+
+
+ADD = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("said", ['{"a": NaN}', '{"a": [-Infinity]}', '{"a": 1e999}', '"{\\"a\\": NaN}"'])
+    def test_a_call_with_a_number_that_json_has_not_is_text(self, said: str, stream: bool) -> None:
+        answers: list[Response] = []
+        text = f'CALL{{"name": "f", "arguments": {said}}}'
+
+        def solve(task: Task, clients: Clients) -> None:
+            answers.append(ask(clients["a"], tools=[ADD], stream=stream))
+            body = {**ASK, "max_tokens": 99, "stream": stream, "tools": [{"name": "f", "input_schema": {}}]}
+            answers.append(send(f"{clients['a'].base_url}/messages", body))
+
+        episode = played(solve, engine=FakeEngine(lambda *_: text))
+        assert [answer.status for answer in answers] == [200, 200], answers[-1].body
+        assert [action.message for action in episode.actions] == [text] * 2
+
+    def test_a_response_that_cannot_be_made_is_told_and_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            for stream in (False, True):
+                answers.append(ask(clients["a"], stream=stream))
+                answers.append(ask(clients["a"], stream=stream, headers={RETRY: "1"}))
+
+        monkeypatch.setattr(app, "_told", lambda *_: {"a": float("nan")})
+        episode = played(solve)
+        assert [answer.status for answer in answers] == [500] * 4
+        assert {answer.headers["x-should-retry"] for answer in answers} == {"false"}
+        assert answers[0].table["error"]["code"] == "no_response"
+        assert len(episode.actions) == 2
+
+    @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+    def test_one_in_a_request_is_refused_before_it_is_an_action(self, number: str) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            body = json.dumps({**ASK, "metadata": {"a": [0.5, "?"]}}).replace('"?"', number).encode()
+            answers.extend(send(f"{clients['a'].base_url}/{at}", body) for at in ("chat/completions", "responses"))
+
+        assert played(solve).actions == ()
+        assert [answer.status for answer in answers] == [400, 400]
+        assert number in answers[0].table["error"]["message"]
+
+
+def test_roles_in_any_script_are_reached_and_named() -> None:
+    answers: list[Response] = []
+
+    def solve(task: Task, clients: Clients) -> None:
+        answers.append(ask(clients["役"]))
+        answers.append(ask(clients["é"], headers={"x-marft-sees": answers[0].headers["x-marft-action"]}))
+
+    episode = played(solve, "役", "é")
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].headers["x-marft-action"] == "0/%E5%BD%B9/0"
+    assert [action.sees for action in episode.actions] == [(), ("0/役/0",)]

@@ -68,14 +68,27 @@ class Syntax:
 
 def asked(name: str, arguments: object) -> ToolCall:
     """A call as the agent made it; its arguments are kept as JSON."""
-    if _deeper(arguments, DEPTH):
+    found = _read(arguments)
+    if _deeper(found, DEPTH):
         return unreadable("", f"its arguments are nested more than {DEPTH} deep")
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError:
+        return unreadable("", "its arguments hold a number that is not finite, which JSON has not")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     if not name:
         return unreadable(text, "it names no tool")
     if storable(name + text) != name + text:
         return unreadable(name + text, "it holds half a character")
     return ToolCall(name, text)
+
+
+def _read(arguments: object) -> object:
+    """What arguments that come as JSON say; those that are none stay text."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _deeper(value: object, depth: int) -> bool:

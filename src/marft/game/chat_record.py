@@ -18,7 +18,7 @@ from marft.game.communication import Heard
 from marft.game.conversation import Conversation, Node
 from marft.game.memory import THOUGHTS, Asked, Spoken
 from marft.game.rendering import ChatMessage, Message, Renderer
-from marft.types import Action, Prompt, TokenIds
+from marft.types import Action, Prompt, TokenIds, ToolCall
 
 WHY = {
     "edited": "what was said is changed, or something was put in",
@@ -61,7 +61,8 @@ class ChatRecord:
         known = {action.id: action for action in earlier}
         seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
         if chat.sees is None:
-            others = [action for action in earlier if action.id not in seen and _shows(chat.messages, action)]
+            unseen = [action for action in earlier if action.id not in seen]
+            others = [one for one in unseen if _shows(chat.messages, one.message, self._content(one))]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
         heard = [Heard(other, Message(other.agent, other.message), other.message) for other in others]
@@ -71,11 +72,8 @@ class ChatRecord:
     def keep(self, asked: Asked, chat: Chat, action: Action) -> None:
         """Record an action's turn, as its client is told it."""
         assert asked.node is not None, "it was asked with this record"
-        calls = tuple(call for call in action.calls if call.name)
-        text = action.message
-        message: ChatMessage = {"role": "assistant", "content": text}
-        if calls:
-            message = self.renderer.calling_turn(action.policy, text, calls, np.empty(0, np.int32))[0]
+        calls = _calls(action)
+        message = self._message(action)
         shortened = THOUGHTS if action.thought else ""
         self._conversation(chat).say(asked.node, [message], action.tokens, action.id, True, shortened)
         self._said[action.id] = message, Reply(action, message, calls, action.text[: action.thought])
@@ -100,6 +98,17 @@ class ChatRecord:
             )
         except ValueError:
             return prompt.ids
+
+    def _message(self, action: Action) -> ChatMessage:
+        """An action's turn, as a client is told it."""
+        calls = _calls(action)
+        if not calls:
+            return {"role": "assistant", "content": action.message}
+        return self.renderer.calling_turn(action.policy, action.message, calls, np.empty(0, np.int32))[0]
+
+    def _content(self, action: Action) -> str:
+        """What it says beside its calls."""
+        return str(self._message(action)["content"]) if action.calls else action.message
 
     def _conversation(self, chat: Chat) -> Conversation:
         key = json.dumps([(tool.name, tool.description, tool.parameters) for tool in chat.tools])
@@ -162,10 +171,14 @@ def _turns(node: Node) -> list[Node]:
     return found[::-1]
 
 
-def _shows(messages: Sequence[ChatMessage], action: Action) -> bool:
-    """Whether messages hold the text of an action: as a whole message, or within one, as words of their own."""
-    text = action.message.strip()
-    return bool(text) and any(_holds(part, text) for message in messages for part in _texts(message))
+def _calls(action: Action) -> tuple[ToolCall, ...]:
+    return tuple(call for call in action.calls if call.name)
+
+
+def _shows(messages: Sequence[ChatMessage], *said: str) -> bool:
+    """Whether messages hold one of these texts: as a whole message, or within one, as words of their own."""
+    texts = {text for one in said if (text := one.strip())}
+    return any(_holds(part, text) for message in messages for part in _texts(message) for text in texts)
 
 
 def _texts(message: ChatMessage) -> Iterator[str]:

@@ -56,7 +56,11 @@ class Node:
     @property
     def conversation(self) -> tuple[ChatMessage, ...]:
         """All messages from the root to here."""
-        return (*(self.parent.conversation if self.parent else ()), *self.messages)
+        stretches, at = [self.messages], self.parent
+        while at is not None:
+            stretches.append(at.messages)
+            at = at.parent
+        return tuple(message for stretch in reversed(stretches) for message in stretch)
 
     @property
     def before(self) -> Node:

@@ -14,7 +14,7 @@ import numpy as np
 
 from marft.faults import described
 from marft.game.agents import Agent, Agents, Excerpt, Outside, Request
-from marft.game.chat import Chat, Reply
+from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_record import ChatRecord
 from marft.game.communication import Heard, hear, listen, render
 from marft.game.game import Attempt, EpisodeFailedError, Game
@@ -165,7 +165,17 @@ class Turns:
         return self._chats[agent.role].reply(action, request.chat.pieces)
 
     async def _ask(self, step: int, agent: Agent, request: Request) -> Action:
+        """An action. What goes wrong with it fails the episode; a chat that is refused is no action."""
         self._check_acting(step, agent)
+        try:
+            return await self._made(step, agent, request)
+        except Exception as error:
+            if step == self._acting and not isinstance(error, ChatRefusedError):
+                ours = EpisodeFailedError("failed", f"asking {agent.role} raised {described(error)}")
+                self._failure = self._failure or (error if isinstance(error, EpisodeFailedError) else ours)
+            raise
+
+    async def _made(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_request(agent, request)
         chatted = self._chatted(agent, request.chat) if request.chat else None  # refused before it counts as an action
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
@@ -184,7 +194,7 @@ class Turns:
         self._given[index] = request.observation, asked, room
         served = self._serve(name, prompt)
         if served is not None:
-            with self._waited_for():
+            with self._waited_for(step):
                 await self._call_again(agent, served)
                 if agent.memory == "own":  # what is asked for at once does not know each other, as when it was sampled
                     await asyncio.sleep(0)
@@ -193,18 +203,13 @@ class Turns:
         if self.game.watcher:
             self.game.watcher.asked(agent.role, [one.message for one in asked.heard])
         started = time.perf_counter() - self._began
-        try:
-            with self._waited_for():
-                if options:
-                    made = await choose(self.game.engine, agent, request, prompt, options, key)
-                elif request.chat:
-                    made = await answer(self.game.engine, self.game.renderer, agent, request.chat, prompt, key)
-                else:
-                    made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
-        except Exception as error:
-            if step == self._acting:
-                self._failure = error
-            raise
+        with self._waited_for(step):
+            if options:
+                made = await choose(self.game.engine, agent, request, prompt, options, key)
+            elif request.chat:
+                made = await answer(self.game.engine, self.game.renderer, agent, request.chat, prompt, key)
+            else:
+                made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
         self._check_acting(step, agent)
         whole = made.choice.log_probs if made.choice else made.log_probs
         if not np.isfinite(made.log_probs).all() or np.isnan(whole).any():
@@ -243,19 +248,23 @@ class Turns:
 
     def _taken(self, action: Action, asked: Asked, request: Request) -> Action:
         """Record an action, and that the organization is given it."""
-        self.actions[action.index] = action
-        self._handed[id(action)] = action
         if request.chat:
             self._chats[action.agent].keep(asked, request.chat, action)
         elif action.agent in self._memories:
             self._memories[action.agent].keep(asked, action, request)
+        self.actions[action.index] = action
+        self._handed[id(action)] = action
         return action
 
     @contextmanager
-    def _waited_for(self) -> Iterator[None]:
+    def _waited_for(self, step: int) -> Iterator[None]:
         self._under_way += 1
         try:
             yield
+        except Exception as error:  # the engine's are the run's, and not the episode's alone
+            if step == self._acting:
+                self._failure = error
+            raise
         finally:
             self._under_way -= 1
 

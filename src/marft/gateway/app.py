@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -83,13 +84,12 @@ class App:
         if answered is None:
             return Response(status_code=499)  # which nobody reads
         exchange, replies = answered
+        try:
+            response = _response(protocol, asked, replies)
+        except Exception as error:  # the same request would be an action of its own, and end here as well
+            raise RequestError(500, "no_response", "the action is recorded, and no response can say it") from error
         session.loop.call_soon_threadsafe(session.deliver, exchange)
-        told = {"model": replies[0].action.policy, "marft": _told(asked, replies)}
-        headers = {"x-marft-action": ",".join(reply.action.id for reply in replies)}
-        if asked.stream:
-            events = _written(protocol.events(asked, replies, told))
-            return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-        return JSONResponse(protocol.response(asked, replies, told), headers=headers)
+        return response
 
     async def _models(self, request: Request) -> Response:
         try:
@@ -154,10 +154,20 @@ def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientReq
         raise RequestError(400, "invalid_value", f"an idempotency key has at most {LONGEST_KEY} characters")
     chat, declared = asked.chat, headers.get("x-marft-sees")
     if declared is not None:
-        chat = replace(chat, sees=tuple(name for part in declared.split(",") if (name := part.strip())))
+        chat = replace(chat, sees=tuple(unquote(name) for part in declared.split(",") if (name := part.strip())))
     digest = hashlib.sha256(f"{role}\n{request.url.path}\n{declared}\n".encode() + body).digest()
     waits = headers.get("x-marft-waiting", "") not in ("", "0", "false")
     return ClientRequest(role, chat, asked.count, digest, key, int(counts[0]) if counts else 0, waits)
+
+
+def _response(protocol: Protocol, asked: Asked, replies: list[Reply]) -> Response:
+    """What a client is told of its actions, written down before any of it is sent."""
+    told = {"model": replies[0].action.policy, "marft": _told(asked, replies)}
+    headers = {"x-marft-action": ",".join(quote(reply.action.id) for reply in replies)}
+    if asked.stream:
+        events = list(map(_written, protocol.events(asked, replies, told)))
+        return StreamingResponse(_one_by_one(events), headers=headers, media_type="text/event-stream")
+    return JSONResponse(protocol.response(asked, replies, told), headers=headers)
 
 
 def _told(asked: Asked, replies: list[Reply]) -> dict[str, Any]:
@@ -214,12 +224,15 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _written(events: Any) -> AsyncIterator[str]:
-    event: Event
-    for event in events:
-        name, said = event
-        data = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
-        yield (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
+def _written(event: Event) -> str:
+    name, said = event
+    data = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False, allow_nan=False)
+    return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
+
+
+async def _one_by_one(texts: list[str]) -> AsyncIterator[str]:
+    for text in texts:
+        yield text
         await asyncio.sleep(0)
 
 

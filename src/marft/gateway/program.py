@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from urllib.parse import quote
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -194,8 +195,8 @@ class Episode:
     def _clients(self, agents: Agents) -> dict[str, Client]:
         return {
             seat.role: Client(
-                f"{self._address}/{seat.role}/v1", "none", seat.agent.policy, seat.agent.profile.instructions,
-                f"{self._address}/waiting",
+                f"{self._address}/{quote(seat.role, safe='')}/v1", "none", seat.agent.policy,
+                seat.agent.profile.instructions, f"{self._address}/waiting",
             )
             for seat in agents
         }  # fmt: skip

@@ -93,6 +93,7 @@ class Session:
         """A step begins: its program may ask now."""
         self._agents, self._observation = agents, observation
         self._external_wait, self._waits = agents.outside().external_wait, False
+        self._named, self._sent = {}, {}  # what an earlier step asked for is not answered again
         self._settle()
 
     async def end(self) -> None:
@@ -137,7 +138,9 @@ class Session:
         self._waits = False
         self._settle()
         try:
-            return exchange, await asyncio.shield(exchange.actions)
+            replies = await asyncio.shield(exchange.actions)
+            self._waits = request.waits
+            return exchange, replies
         except asyncio.CancelledError:
             if exchange.actions.cancelled():
                 raise closed() from None
@@ -148,7 +151,6 @@ class Session:
             raise RequestError(500, "episode_failed", "the action failed, and the episode with it") from error
         finally:
             exchange.listeners -= 1
-            self._waits = request.waits
             self._settle()
 
     def _seats(self) -> Agents:
@@ -209,7 +211,9 @@ class Session:
         failed = exchange.actions.cancelled() or exchange.actions.exception() is not None
         if failed:  # it was no action, and may be asked for once more
             self._asked -= exchange.request.count
-            self._named.pop((exchange.request.role, exchange.request.key), None)
+            name = exchange.request.role, exchange.request.key
+            if self._named.get(name) is exchange:
+                del self._named[name]
             self._forget(exchange)
         self._settle()
 

@@ -68,12 +68,20 @@ async def command(
     if status != 0:
         complaint = storable(errors.decode("utf-8", "replace")).strip()[-1000:]
         raise RefusedError(f"ended with status {status}: {complaint or 'it said nothing'}")
-    lines = said.decode("utf-8", "replace").strip().splitlines()
+    return outcome_of(printed_last(said), clients, grades)
+
+
+def printed_last(said: bytes) -> object:
+    """What the last line says. A line ends at ``\\n`` alone: other ends of lines may stand within JSON.
+
+    Raises:
+        RefusedError: it is no JSON.
+    """
+    line = said.strip().rpartition(b"\n")[2].decode("utf-8", "replace")
     try:
-        result = json.loads(lines[-1] if lines else "")
+        return json.loads(line)
     except (ValueError, RecursionError):
-        raise RefusedError(f"printed {cut(lines[-1], 100) if lines else 'nothing'!r} last, which is no JSON") from None
-    return outcome_of(result, clients, grades)
+        raise RefusedError(f"printed {cut(line, 100) or 'nothing'!r} last, which is no JSON") from None
 
 
 def outcome_of(result: object, roles: Collection[str], grades: bool) -> Outcome:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -37,12 +39,24 @@ def read(kind: type[Read], body: bytes) -> Read:
         RequestError: it is none; the message says where and why.
     """
     try:
-        return kind.model_validate_json(body)
+        table = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:200]
         message = storable(f"{where + ': ' if where else ''}{first['msg']}")
         raise RequestError(400, "invalid_value", message, where or None) from None
+    try:
+        json.loads(body, parse_constant=_finite, parse_float=_finite)
+    except ValueError as error:
+        raise RequestError(400, "invalid_value", str(error)) from None
+    return table
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:32]} is no finite number, and no response could say it")
+    return number
 
 
 def left_out(table: Table, known: Iterable[str] = ()) -> list[str]:
