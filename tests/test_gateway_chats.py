@@ -13,6 +13,7 @@ import pytest
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.agents import Agents
 from marft.game.chat import ChatRefusedError
+from marft.game.chat_record import _holds
 from marft.game.conversation import Node
 from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Completion, Episode, Observation
@@ -156,6 +157,18 @@ class TestWhatItDependsOn:
         assert self.seen("Somebody said:\n42\nSure?") == ["0/a/0"]
         assert self.seen("Somebody said: 142. Or 42nd? Or 420?") == []
         assert self.seen("Sure?") == []  # an empty text is held by none
+
+    @pytest.mark.parametrize(
+        ("text", "part", "held"),
+        [
+            ("pi is 3.142", "142", False), ("0.5", "5", False), ("0.5", ".5", False), ("1,000", "1", False),
+            ("It is 1, or 2.", "1", True), ("It is 1, or 2.", "2", True), ("end.", ".", False), ("end.", "end", True),
+            ("请检查答案是四是否正确", "答案是四", True), ("答案是42吗", "42", True), ("答案是142吗", "42", False),
+            ("ends", "end", False), ("a (b) c", "(b)", True), ("1" * 2_000_000, "1", False),
+        ],
+    )  # fmt: skip
+    def test_a_piece_of_a_longer_word_or_number_is_no_text_of_its_own(self, text: str, part: str, held: bool) -> None:
+        assert _holds(text, part) is held
 
     def test_what_was_said_beside_a_call_is_what_the_client_was_told(self) -> None:
         async def talk(_: Observation, agents: Agents) -> None:

@@ -95,6 +95,12 @@ class TestRecipes:
         with pytest.raises((ValueError, ValidationError), match=says):
             parse_recipe(recipe(team={"organization": "program", **team}))
 
+    def test_one_port_is_not_for_several_processes(self) -> None:
+        team = {"organization": "program", "call": "os:getcwd", "port": 8000}
+        with pytest.raises(ValueError, match=r"team\.port: one port cannot serve"):
+            parse_recipe(recipe(team=team, rollout={"processes": 2}))
+        parse_recipe(recipe(team={**team, "port": 0}, rollout={"processes": 2}))
+
     def test_agents_of_a_program_have_no_tools_or_memory_of_the_recipes(self) -> None:
         for changes in ({"memory": "own"}, {"tools": ["sums"]}, {"guidance": "Be brief."}):
             table = recipe(team={"organization": "program", "call": "os:getcwd"})

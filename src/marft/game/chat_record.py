@@ -7,6 +7,7 @@ comes before (``WHY``), what is left of it is text like any other: a new segment
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,11 @@ WHY = {
     "tools": "other tools are offered than before",
     "template": "",  # the reason is the template's own
 }
+# A character of a word in a script that sets words apart: neither Thai, Lao, Burmese, Khmer, kana nor Chinese ones.
+SPACED = (
+    r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]"
+)
 MOST_CHARACTERS = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
 
 
@@ -194,10 +200,9 @@ def _holds(text: str, part: str) -> bool:
     >>> _holds("It is 142.", "42"), _holds("It is 42.", "42")
     (False, True)
     """
-    at = text.find(part)
-    while at >= 0:
-        around = text[at - 1 : at] + part[0], part[-1] + text[at + len(part) : at + len(part) + 1]
-        if not any(len(pair) == 2 and pair.isalnum() for pair in around):
-            return True
-        at = text.find(part, at + 1)
-    return False
+    if part not in text or not any(map(str.isalnum, part)):
+        return False
+    before = (f"(?<!{SPACED})" if re.match(SPACED, part) else "") + (r"(?<!\d[.,])" if part[0].isdecimal() else "")
+    before += r"(?<!\d)" if re.match(r"[.,]\d", part) else ""
+    after = (f"(?!{SPACED})" if re.match(SPACED, part[-1]) else "") + (r"(?![.,]\d)" if part[-1].isdecimal() else "")
+    return re.search(before + re.escape(part) + after, text) is not None
