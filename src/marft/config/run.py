@@ -201,7 +201,8 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
     for part in (run.team, *run.rewards):
         yield from part.problems([agent.role for agent in run.agents])
-    if run.team.own_words and getattr(run.team, "port", 0) and run.rollout.processes >= 2:
+    port = getattr(run.team, "port", 0)
+    if run.team.own_words and port and run.rollout.processes >= 2:
         yield "team.port: one port cannot serve several rollout.processes; remove it, and each takes one that is free"
     if run.team.own_words and run.channel.name != "raw":
         yield f"channel: a program passes messages on itself, and {run.channel.name!r} would do nothing; remove it"
