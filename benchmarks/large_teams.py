@@ -1,7 +1,7 @@
 """One recipe for teams of 1, 2, 4, 6, 8 and 12: does each end near its ceiling, in every one of five seeds?
 
     python benchmarks/large_teams.py --ceiling    # what each team could earn at its agents' skill, before training
-    python benchmarks/large_teams.py              # the runs, smaller teams first; goes on where it stopped
+    python benchmarks/large_teams.py              # the runs, the control last; goes on where it stopped
 
 The recipe is the preset ``marft-team`` at the demo's learning rate, 60 steps of 32 episodes; the control is ``marft``
 as it is, with 8 and 12 agents. Finished runs are kept in results/large_teams.json, whoever measured them: what is there
@@ -33,11 +33,11 @@ Ceilings = Mapping[str, Any]
 
 
 def jobs(tasks: int, output: str) -> list[Job]:
-    """Every run, those of a seed together: what is done first says most."""
+    """Every run, the control last, those of a seed together: what is done first says most."""
     return [
         job_of(rule, size, seed, tasks, output)
-        for seed in range(SEEDS)
         for rule, sizes in RULES.items()
+        for seed in range(SEEDS)
         for size in sizes
     ]
 
