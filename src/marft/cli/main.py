@@ -69,7 +69,7 @@ def train(
 @app.command("eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or a recipe: then only the base.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run; an export; or a recipe: then only the base.")],
     checkpoint: Annotated[
         str, typer.Option(help="base, last, best or step_000050; several with commas.")
     ] = "base,last",
@@ -78,6 +78,9 @@ def evaluate(
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
@@ -85,6 +88,11 @@ def evaluate(
     """
     from marft.cli import commands, options
 
+    if (run / "team.json").is_file():
+        from marft.cli import shipping
+
+        shipping.evaluate(run, options.overrides_of(context, run), mode, tasks, shuffle_messages, trust_code)
+        return
     names = [name.strip() for name in checkpoint.split(",")]
     commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages)
 
@@ -190,6 +198,23 @@ def show(
         run_follow(run, step, agent, task, orders, count)
         return
     run_show(run, step, agent, task, orders, count)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    checkpoint: Annotated[str, typer.Option(help="best, last, a step, or step_000050.")] = "best",
+    output: Annotated[Path | None, typer.Option(help="The folder to write; exports/<run> where none is named.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Also whole weights, with the adapters in them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Take the place of another export.")] = False,
+) -> None:
+    """Write a trained team as a folder that others can use.
+
+    Adapters, a manifest, a recipe and a model card; peft, vLLM, marft eval and marft serve read it.
+    """
+    from marft.cli import shipping
+
+    shipping.export(run, checkpoint, output, merged=merged, force=force)
 
 
 @app.command()

@@ -1,0 +1,47 @@
+"""``marft export``, ``push`` and ``serve``, and ``eval`` of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from marft.cli.commands import bar, console, quieten
+from marft.cli.console import evaluation_table
+from marft.cli.errors import beside
+from marft.runs.folder import RunFolder
+
+
+def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool) -> None:
+    """``marft export``."""
+    folder = RunFolder.open(run)
+    beside(folder.path)
+    quieten()
+    from marft.export.writing import export_run
+
+    written = export_run(
+        folder, checkpoint, output, merged=merged, force=force, note=lambda text: console.print(text, soft_wrap=True)
+    )
+    console.print(f"wrote {written}. See {written / 'README.md'}, or:  marft serve {written}", soft_wrap=True)
+
+
+def evaluate(
+    path: Path, overrides: Sequence[str], mode: str, tasks: int, shuffle_messages: bool, trust_code: bool
+) -> None:
+    """``marft eval`` of an export: of the weights in it, and of no others."""
+    quieten()
+    from marft.evaluation.evaluate import modes_in
+    from marft.evaluation.session import evaluate_checkpoints
+    from marft.export.loading import check_bases, settings_of
+    from marft.export.manifest import load_export
+
+    export = load_export(path)
+    run = settings_of(export, overrides, trust_code)
+    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
+    with bar("evaluating") as advance:
+        results = evaluate_checkpoints(
+            run, None, ["base"], modes, tasks or run.evaluation.tasks, shuffle_messages, advance,
+            loaded=lambda models: check_bases(export, models.digests()),
+        )  # fmt: skip
+    named = [replace(result, checkpoint=export.manifest.checkpoint.name) for result in results]
+    console.print(evaluation_table([result.as_json() for result in named]))
