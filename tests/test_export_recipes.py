@@ -68,7 +68,7 @@ class TestCode:
 
     def test_an_environment_with_files_of_the_author_is_left_out(self, theirs: Path) -> None:
         (theirs / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
-        out = ship(theirs, environment={"name": "math", "path": "problems.jsonl"})
+        out = ship(theirs, environment={"name": "math", "path": str(theirs / "problems.jsonl")})
         assert out.table["environment"] == {"name": STAND_IN}
         assert out.left_out == ["environment (math): its path is a file of the author's"]
         run = parse_recipe(out.table)

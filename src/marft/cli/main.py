@@ -78,9 +78,7 @@ def evaluate(
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
-    trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
-    ] = False,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help="Of an export: run code that it brings.")] = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 

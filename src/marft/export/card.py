@@ -102,8 +102,8 @@ def _trained(table: Mapping[str, Any]) -> str:
 
 def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
     yield (
-        f"Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
-        f"\n```sh\nmarft serve .\nmarft eval .\n```"
+        "Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
+        "\n```sh\nmarft serve .\nmarft eval .\n```"
     )
     adapters = {name: one for name, one in table["policies"].items() if one["kind"] == "adapter"}
     whole = {name: one["path"] for name, one in table["policies"].items() if one["kind"] == "weights"}

@@ -58,8 +58,8 @@ def check_bases(export: Export, digests: Mapping[str, str]) -> None:
     for name, model in export.manifest.models.items():
         if model.digest and digests.get(f"models.{name}", model.digest) != model.digest:
             raise ValueError(
-                f"models.{name} ({model.path}) is not what the team of {export.path} learned on: its weights, tokenizer "
-                "or chat template are others"
+                f"models.{name} ({model.path}) is not what the team of {export.path} learned on: its weights, "
+                "tokenizer or chat template are others"
             )
 
 

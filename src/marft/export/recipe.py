@@ -142,7 +142,7 @@ def _skills(out: Shipped) -> None:
 def _needed(out: Shipped, key: Key, folder: Path) -> None:
     """A part that the team cannot act without: its code goes along, and what is of this machine is named."""
     part = _at(out.table, key)
-    for where, value in list(_texts(part, key)):
+    for _, value in list(_texts(part, key)):
         named = IMPORT_PATH.fullmatch(value)
         if named and named[1].partition(".")[0] != OURS:
             root = root_of(named[1])

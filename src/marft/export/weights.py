@@ -1,4 +1,4 @@
-"""The weights of an export: adapters in peft's format, whole models, the bases that are nowhere else, and merged ones."""
+"""The weights of an export: adapters in peft's format, whole models, bases that are nowhere else, and merged ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Weights:
         for name, entry in self.policies.items():
             if merged and entry.kind == "adapter":
                 target = f"{MERGED}/{name}"
-                self._merge(name, entry, self.draft / target)
+                self._merge(entry, self.draft / target)
                 self.policies[name] = entry.model_copy(update={"merged": target})
 
     def _model(self, name: str, model: ModelSettings) -> None:
@@ -128,7 +128,7 @@ class Weights:
             self.shipped.paths = [path for path in self.shipped.paths if not path.startswith(f"models.{name}.")]
 
     @torch.no_grad()
-    def _merge(self, name: str, entry: PolicyEntry, target: Path) -> None:
+    def _merge(self, entry: PolicyEntry, target: Path) -> None:
         """The base with an adapter in it: computed in float32, and written in the type that the base is kept in."""
         settings = self.run.models[entry.model]
         backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
