@@ -78,7 +78,9 @@ def evaluate(
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
-    trust_code: Annotated[bool, typer.Option("--trust-code", help="Of an export: run code that it brings.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
@@ -213,6 +215,36 @@ def export(
     from marft.cli import shipping
 
     shipping.export(run, checkpoint, output, merged=merged, force=force)
+
+
+@app.command(context_settings=OVERRIDES)
+def serve(
+    context: typer.Context,
+    team: Annotated[Path, typer.Argument(help="The folder of a run, or an export.")],
+    checkpoint: Annotated[str, typer.Option(help="Of a run: best, last, a step, or step_000050.")] = "best",
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    token: Annotated[str, typer.Option(envvar="MARFT_TOKEN", help="What requests must bring.")] = "",
+    without_token: Annotated[bool, typer.Option("--without-token", help="Let anybody ask who reaches it.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time.")] = 32,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that wait for that; more are refused.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one answer.")] = 600.0,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds for what was begun, once it is to end.")] = 30,
+    record: Annotated[Path | None, typer.Option(help="A folder for what is asked and answered.")] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
+) -> None:
+    """Answer requests with a trained team, as OpenAI's API does.
+
+    One model for each role, and one for the whole team. SIGTERM ends it when what was begun is answered.
+    """
+    from marft.cli import options, shipping
+
+    shipping.serve(
+        team, options.overrides_of(context, team), checkpoint, (host, port, token, without_token),
+        (concurrency, queue, timeout), grace=grace, record=record, trust_code=trust_code,
+    )  # fmt: skip
 
 
 @app.command()

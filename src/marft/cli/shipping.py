@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from marft.cli.commands import bar, console, quieten
@@ -45,3 +46,28 @@ def evaluate(
         )  # fmt: skip
     named = [replace(result, checkpoint=export.manifest.checkpoint.name) for result in results]
     console.print(evaluation_table([result.as_json() for result in named]))
+
+
+def serve(
+    path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
+    limits: tuple[int, int, float], *, grace: int, record: Path | None, trust_code: bool,
+) -> None:  # fmt: skip
+    """``marft serve``."""
+    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise ValueError("serving needs packages that are not installed: pip install 'marft[serve]'")
+    quieten()
+    from marft.serving.app import Limits
+    from marft.serving.server import Place
+    from marft.serving.server import serve as run_server
+    from marft.serving.settings import served
+
+    where = Place(*place)
+    where.check()
+
+    def ready(address: str, models: Sequence[str]) -> None:
+        console.print(f"{address}/v1 answers for {', '.join(models)}", soft_wrap=True)
+
+    run_server(
+        served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record, ready=ready
+    )

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from marft.game.chat import Reply
+from marft.gateway.http import Bounds, body_of, gone, no_address, one_by_one, written
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.exchange import Asked, Event, Protocol
+from marft.gateway.protocol.exchange import Asked, Protocol
 from marft.gateway.protocol.responses import Responses
 from marft.gateway.refusals import RequestError, unknown
 from marft.gateway.session import ClientRequest, Exchange, Session
@@ -28,19 +27,6 @@ from marft.gateway.session import ClientRequest, Exchange, Session
 T = TypeVar("T")
 RETRY_COUNTS = ("x-stainless-retry-count", "x-retry-count")
 LONGEST_KEY = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a request may take of the gateway.
-
-    Args:
-        body_bytes: of its body.
-        body_seconds: for all of that to come.
-    """
-
-    body_bytes: int = 4 * 2**20
-    body_seconds: float = 30.0
 
 
 class App:
@@ -62,7 +48,7 @@ class App:
                 Route(f"{base}/models/{{model:path}}", self._models, methods=["GET"]),
                 Route("/e/{secret}/waiting", self._waiting, methods=["POST"]),
             ],
-            exception_handlers={HTTPException: _no_address},
+            exception_handlers={HTTPException: no_address},
         )
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
@@ -77,7 +63,7 @@ class App:
 
     async def _answer(self, protocol: Protocol, request: Request) -> Response:
         session, role = self._session(request), request.path_params["role"]
-        body = await self._body(request)
+        body = await body_of(request, self.bounds)
         asked = protocol.read(body)
         wanted = _wanted(request, role, asked, body)
         answered = await _unless_gone(request, _on(session, session.ask(wanted)))
@@ -114,30 +100,6 @@ class App:
     def _session(self, request: Request) -> Session:
         return self.session_of(request.path_params["secret"])
 
-    async def _body(self, request: Request) -> bytes:
-        """All of a request's body.
-
-        Raises:
-            RequestError: it is too large, or comes too slowly.
-        """
-        most, body = self.bounds.body_bytes, bytearray()
-        too_large = RequestError(413, "request_too_large", f"a request has at most {most} bytes")
-        with suppress(ValueError):
-            if int(request.headers.get("content-length", "0")) > most:
-                raise too_large
-        try:
-            async with asyncio.timeout(self.bounds.body_seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > most:
-                        raise too_large
-        except TimeoutError:
-            seconds = f"{self.bounds.body_seconds:g} s"
-            raise RequestError(408, "request_timeout", f"the body did not come in {seconds}") from None
-        except ClientDisconnect:
-            raise RequestError(400, "invalid_value", "the body ended before it was whole") from None
-        return bytes(body)
-
 
 def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientRequest:
     """The request as its session takes it.
@@ -165,8 +127,8 @@ def _response(protocol: Protocol, asked: Asked, replies: list[Reply]) -> Respons
     told = {"model": replies[0].action.policy, "marft": _told(asked, replies)}
     headers = {"x-marft-action": ",".join(quote(reply.action.id) for reply in replies)}
     if asked.stream:
-        events = list(map(_written, protocol.events(asked, replies, told)))
-        return StreamingResponse(_one_by_one(events), headers=headers, media_type="text/event-stream")
+        events = list(map(written, protocol.events(asked, replies, told)))
+        return StreamingResponse(one_by_one(events), headers=headers, media_type="text/event-stream")
     return JSONResponse(protocol.response(asked, replies, told), headers=headers)
 
 
@@ -209,7 +171,7 @@ async def _unless_gone(
 ) -> tuple[Exchange, list[Reply]] | None:
     """The answer; None where the client has gone before: then nobody waits for it any more."""
     answering = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(_gone(request))
+    watching = asyncio.ensure_future(gone(request))
     try:
         await asyncio.wait([answering, watching], return_when=asyncio.FIRST_COMPLETED)
         return await answering if answering.done() else None
@@ -217,27 +179,3 @@ async def _unless_gone(
         for task in (answering, watching):
             task.cancel()
         await asyncio.gather(answering, watching, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _written(event: Event) -> str:
-    name, said = event
-    data = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False, allow_nan=False)
-    return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
-
-
-async def _one_by_one(texts: list[str]) -> AsyncIterator[str]:
-    for text in texts:
-        yield text
-        await asyncio.sleep(0)
-
-
-async def _no_address(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    refusal = unknown() if error.status_code == 404 else RequestError(error.status_code, "not_allowed", error.detail)
-    body: Mapping[str, Any] = ChatCompletions().error(refusal)
-    return JSONResponse(body, refusal.status, error.headers)

@@ -122,7 +122,7 @@ class Program(OrganizationPart):
 
     def gateway(self) -> Gateway:
         """The server that all episodes share."""
-        from marft.gateway.app import Bounds  # what the extra brings, which reading a recipe does without
+        from marft.gateway.http import Bounds  # what the extra brings, which reading a recipe does without
         from marft.gateway.server import Gateway
 
         return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds))
