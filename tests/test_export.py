@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -260,6 +262,13 @@ class TestManifestAndCard:
         assert "| after | greedy | own | 16 | 75.0 % (65.0 to 85.0) | 0.750 |" in card
         header = yaml.safe_load(card.split("---\n")[1])
         assert (header["library_name"], header["pipeline_tag"]) == ("peft", "text-generation")
+
+    def test_the_code_of_the_card_loads_it(self, exported: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+        (code,) = re.findall(r"```python\n(.*?)```", (exported.path / "README.md").read_text(), re.DOTALL)
+        monkeypatch.chdir(exported.path)
+        names: dict[str, Any] = {}
+        exec(code, names)
+        assert set(names["model"].peft_config) == {"reasoner", "actor"}
 
     def test_without_an_evaluation_both_say_so(self, trained: RunFolder, tmp_path: Path) -> None:
         said: list[str] = []

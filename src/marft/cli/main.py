@@ -217,6 +217,22 @@ def export(
     shipping.export(run, checkpoint, output, merged=merged, force=force)
 
 
+@app.command()
+def push(
+    export: Annotated[Path, typer.Argument(help="The folder of an export.")],
+    repo_id: Annotated[str, typer.Argument(help="name/model on the Hugging Face hub; made where it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Where it is made: for you alone.")] = False,
+    token: Annotated[str, typer.Option(envvar="HF_TOKEN", help="Of the hub; else that of hf auth login.")] = "",
+) -> None:
+    """Upload an export to the Hugging Face hub.
+
+    Its listed files, checked before; nothing else of the folder.
+    """
+    from marft.cli import shipping
+
+    shipping.push(export, repo_id, private=private, token=token)
+
+
 @app.command(context_settings=OVERRIDES)
 def serve(
     context: typer.Context,

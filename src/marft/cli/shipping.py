@@ -48,6 +48,14 @@ def evaluate(
     console.print(evaluation_table([result.as_json() for result in named]))
 
 
+def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
+    """``marft push``."""
+    quieten()
+    from marft.export.push import push as run_push
+
+    console.print(f"see {run_push(path, repo_id, private=private, token=token)}", soft_wrap=True)
+
+
 def serve(
     path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
     limits: tuple[int, int, float], *, grace: int, record: Path | None, trust_code: bool,
