@@ -92,7 +92,7 @@ class TestCode:
         out = ship(tmp_path, team={"organization": "program", "command": ["sh", "-c", "echo"]})
         (tmp_path / "recipe.toml").write_text(to_toml(parse_recipe(out.table)))
         export = Export(tmp_path, Manifest.model_construct(paths=()))
-        with pytest.raises(ValueError, match=r"would run here: team\.command = sh -c echo\. Read it, and say --trust"):
+        with pytest.raises(ValueError, match=r"of its author's: team\.command = sh -c echo\. Read it, and say --trust"):
             recipe_of(export)
         assert recipe_of(export, trust_code=True)["name"] == "test"
 
@@ -110,6 +110,16 @@ class TestSecrets:
         assert out.table["models"]["far"]["endpoint"]["options"] == {"seed_bank": "a"}
         assert out.left_out == ["models.far.endpoint.options.user_key: it may be a secret; give your own"]
         assert "sk-0123456789" not in str(out.table)
+        assert runs_code(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
+
+    def test_two_skills_of_one_name_are_two(self, tmp_path: Path) -> None:
+        table = recipe()
+        table["agents"][0]["skills"] = ["one/adding", "two/adding"]
+        out = ship(tmp_path, agents=table["agents"])
+        assert out.table["agents"][0]["skills"] == ["skills/adding", "skills/adding-1"]
+        assert {key: str(value) for key, value in out.copied.items()} == {
+            "skills/adding": "one/adding", "skills/adding-1": "two/adding",
+        }  # fmt: skip
 
     def test_what_is_of_training_alone_stays(self, tmp_path: Path) -> None:
         table = ship(tmp_path, output=str(tmp_path / "runs")).table

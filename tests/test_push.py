@@ -55,7 +55,7 @@ class TestTheCommand:
         listed = {*load_export(folder).manifest.files, "team.json", "README.md"}
         assert set(there.files) == listed
         assert all(there.files[name] == (folder / name).read_bytes() for name in listed)
-        assert [(one["name"], one["private"]) for one in there.made] == [("team", True)]
+        assert [(one["name"], one["visibility"]) for one in there.made] == [("team", "private")]
         assert f"Bearer {TOKEN}" in there.tokens
 
     def test_what_the_hub_says_is_told_without_the_token(self, folder: Path) -> None:

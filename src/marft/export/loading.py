@@ -18,7 +18,7 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
     """The tables of an export's recipe.
 
     Args:
-        trust_code: let it name code and programs that are not MARFT's.
+        trust_code: let it name code, programs and servers that are not MARFT's.
 
     Raises:
         ValueError: it names some, and is not to.
@@ -27,8 +27,8 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
     theirs = runs_code(table)
     if theirs and not trust_code:
         raise ValueError(
-            f"{export.path} brings code of its own, which would run here: {'; '.join(theirs[:5])}. Read it, and say "
-            "--trust-code"
+            f"{export.path} would run code, or ask servers, of its author's: {'; '.join(theirs[:5])}. Read it, and "
+            "say --trust-code"
         )
     place = export.path.resolve()
     for key in export.manifest.paths:

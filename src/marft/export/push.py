@@ -37,7 +37,7 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
         raise ValueError(f"{path}: {problem}; nothing was uploaded")
     hub = HfApi(token=token or None)
     try:
-        page = hub.create_repo(repo_id, private=private, exist_ok=True)
+        page = hub.create_repo(repo_id, private=private or None, exist_ok=True)
         hub.upload_folder(
             folder_path=path, repo_id=repo_id, commit_message="A team trained with MARFT",
             allow_patterns=[_literally(name) for name in files],

@@ -100,11 +100,12 @@ def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
 
 
 def runs_code(table: Mapping[str, Any]) -> list[str]:
-    """What of a recipe runs code or programs that are not MARFT's: whoever did not write it should read it first."""
+    """What of a recipe runs code or programs that are not MARFT's, or sends something somewhere, keys of the
+    environment with it: whoever did not write it should read it first."""
     found = []
     for key, value in _texts(table, ()):
         named = IMPORT_PATH.fullmatch(value)
-        if (named and named[1].partition(".")[0] != OURS) or (key[-1] in ("python",) and value):
+        if (named and named[1].partition(".")[0] != OURS) or (key[-1] in ("python", "url") and value):
             found.append(f"{_dotted(key)} = {value}")
     for where in [("team",), *(("tools", name) for name in table.get("tools", {}))]:
         command = _at(table, where).get("command")
@@ -129,9 +130,11 @@ def _without_secrets(out: Shipped) -> None:
 
 def _skills(out: Shipped) -> None:
     for number, agent in enumerate(out.table["agents"]):
-        names = []
+        names: list[str] = []
         for skill in agent.get("skills", []):
             target = f"{SKILLS}/{Path(skill).name}"
+            if out.copied.get(target, Path(skill)) != Path(skill):  # another one of that name
+                target += f"-{len(out.copied)}"
             out.copied[target] = Path(skill)
             out.paths.append(f"agents.{number}.skills.{len(names)}")
             names.append(target)

@@ -14,21 +14,22 @@ class Measured:
     """The metrics of one server."""
 
     def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
-        self.registry = CollectorRegistry()
-        kept = {"registry": self.registry}
-        self.requests = Counter("marft_requests", "Requests, by what became of them.", ["model", "status"], **kept)
-        self.tokens = Counter("marft_tokens", "Tokens of all agents that acted.", ["model", "kind"], **kept)
+        self.registry = kept = CollectorRegistry()
+        self.requests = Counter(
+            "marft_requests", "Requests, by what became of them.", ["model", "status"], registry=kept
+        )
+        self.tokens = Counter("marft_tokens", "Tokens of all agents that acted.", ["model", "kind"], registry=kept)
         self.seconds = Histogram(
             "marft_request_seconds",
             "From a request to its answer, waiting included.",
             ["model"],
             buckets=SECONDS,
-            **kept,
+            registry=kept,
         )
-        self.actions = Counter("marft_actions", "Actions, by agent.", ["agent"], **kept)
-        self.unrecorded = Counter("marft_unrecorded", "Sessions that could not be written down.", **kept)
-        Gauge("marft_running", "Requests that are answered now.", **kept).set_function(running)
-        Gauge("marft_waiting", "Requests that wait for a place.", **kept).set_function(waiting)
+        self.actions = Counter("marft_actions", "Actions, by agent.", ["agent"], registry=kept)
+        self.unrecorded = Counter("marft_unrecorded", "Sessions that could not be written down.", registry=kept)
+        Gauge("marft_running", "Requests that are answered now.", registry=kept).set_function(running)
+        Gauge("marft_waiting", "Requests that wait for a place.", registry=kept).set_function(waiting)
 
     def text(self) -> bytes:
         """All of them."""
