@@ -247,6 +247,7 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one answer.")] = 600.0,
     grace: Annotated[int, typer.Option(min=0, help="Seconds for what was begun, once it is to end.")] = 30,
     record: Annotated[Path | None, typer.Option(help="A folder for what is asked and answered.")] = None,
+    mcp: Annotated[str, typer.Option(help="Also as an MCP tool: http (at /mcp), or stdio and nothing else.")] = "",
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
@@ -259,7 +260,7 @@ def serve(
 
     shipping.serve(
         team, options.overrides_of(context, team), checkpoint, (host, port, token, without_token),
-        (concurrency, queue, timeout), grace=grace, record=record, trust_code=trust_code,
+        (concurrency, queue, timeout), grace=grace, record=record, mcp=mcp, trust_code=trust_code,
     )  # fmt: skip
 
 

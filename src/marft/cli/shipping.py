@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, cast
 
 from marft.cli.commands import bar, console, quieten
 from marft.cli.console import evaluation_table
@@ -58,12 +59,16 @@ def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
 
 def serve(
     path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
-    limits: tuple[int, int, float], *, grace: int, record: Path | None, trust_code: bool,
+    limits: tuple[int, int, float], *, grace: int, record: Path | None, mcp: str, trust_code: bool,
 ) -> None:  # fmt: skip
     """``marft serve``."""
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise ValueError("serving needs packages that are not installed: pip install 'marft[serve]'")
+    if mcp not in ("", "http", "stdio"):
+        raise ValueError(f"--mcp: {mcp!r} is none of http, stdio")
+    if mcp and find_spec("mcp") is None:
+        raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
     quieten()
     from marft.serving.app import Limits
     from marft.serving.server import Place
@@ -74,8 +79,10 @@ def serve(
     where.check()
 
     def ready(address: str, models: Sequence[str]) -> None:
-        console.print(f"{address}/v1 answers for {', '.join(models)}", soft_wrap=True)
+        if mcp != "stdio":  # where standard output is the protocol's
+            console.print(f"{address}/v1 answers for {', '.join(models)}", soft_wrap=True)
 
     run_server(
-        served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record, ready=ready
-    )
+        served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record,
+        mcp=cast("Any", mcp), ready=ready,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from marft.config.models import ModelSettings, PolicySettings, local_model
 from marft.config.run import RunSettings

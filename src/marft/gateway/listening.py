@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import h11
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -26,22 +26,30 @@ class Listener:
         host: where it listens; port 0 is any that is free.
         what: listens, for the message where it cannot.
         grace: seconds for what was begun to be answered once it ends.
+        lifespan: whether the app is told that it begins and ends.
 
     Raises:
         ValueError: it cannot listen there.
     """
 
-    def __init__(self, app: Starlette, host: str, port: int, what: str, grace: int | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, what: str, grace: int | None = None, lifespan: bool = False
+    ) -> None:
         self._socket = _listening(host, port, what)
         name, self.port = self._socket.getsockname()[:2]
         self.address = f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
         self._thread = LoopThread()
+        events: Literal["on", "off"] = "on" if lifespan else "off"
         config = Config(
-            app, http=_Patient, ws="none", lifespan="off", interface="asgi3", log_config=None, log_level="critical",
+            app, http=_Patient, ws="none", lifespan=events, interface="asgi3", log_config=None, log_level="critical",
             access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=grace,
         )  # fmt: skip
         self._server = Server(config)
         self._serving = asyncio.run_coroutine_threadsafe(self._server.serve([self._socket]), self._thread.loop)
+
+    async def ended(self) -> None:
+        """Until it has ended by itself."""
+        await asyncio.wait([asyncio.wrap_future(self._serving)])
 
     async def finish(self) -> None:
         """Take nothing new, and wait until what was begun is answered, or the grace is over."""

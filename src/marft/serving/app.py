@@ -84,7 +84,7 @@ class App:
         return endpoint
 
     async def _answer(self, protocol: Protocol, request: Request, known: list[str]) -> Response:
-        self._check(request)
+        self.check(request)
         body = await body_of(request, self.bounds)
         asked = protocol.read(body)
         model = str(json.loads(body).get("model") or self.asking.teams[0])
@@ -103,7 +103,7 @@ class App:
             return StreamingResponse(one_by_one(events), headers=headers, media_type="text/event-stream")
         return JSONResponse(one.body(answered), headers=headers)
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         """See that a request may be answered.
 
         Raises:
@@ -122,7 +122,7 @@ class App:
 
     async def _models(self, request: Request) -> Response:
         try:
-            self._check(request)
+            self.check(request)
             named = request.path_params.get("model")
             models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.asking.models]
             if named is None:
@@ -135,7 +135,7 @@ class App:
 
     async def _metrics(self, request: Request) -> Response:
         try:
-            self._check(request)
+            self.check(request)
         except RequestError as error:
             return JSONResponse(ChatCompletions().error(error), error.status)
         return Response(self.measured.text(), media_type="text/plain; version=0.0.4")
@@ -154,6 +154,17 @@ class OneRequest:
         """Wait for the turn, and ask."""
         self._task = asyncio.create_task(self._asked(place))
         self._task.add_done_callback(lambda task: self._ended(place, task))
+
+    async def answer(self) -> Answered:
+        """The answer. Who stops waiting for it ends what was begun.
+
+        Raises:
+            RequestError: there is none.
+        """
+        try:
+            return await self._task
+        finally:
+            self._task.cancel()
 
     async def unless_gone(self, request: Request) -> Answered | None:
         """The answer; None where the client has gone before, which ends what was begun.

@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any, Literal
 
 from marft.export.loading import check_bases
+from marft.game.loop_threads import LoopThread
 from marft.gateway.listening import Listener
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
@@ -19,6 +21,8 @@ from marft.serving.app import App, Limits
 from marft.serving.asking import Asking
 from marft.serving.recording import Recorder
 from marft.serving.settings import Served
+
+MCP = Literal["", "http", "stdio"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,15 @@ class Place:
 
 
 def serve(
-    served: Served, place: Place, limits: Limits, *, grace: int = 30, record: Path | None = None,
+    served: Served, place: Place, limits: Limits, *, grace: int = 30, record: Path | None = None, mcp: MCP = "",
     ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
 ) -> None:  # fmt: skip
     """Answer requests until SIGTERM or SIGINT; what was begun until then is answered, for ``grace`` seconds at most.
 
     Args:
         record: a folder for what is asked and answered.
+        mcp: the team as a tool of the Model Context Protocol as well, at ``/mcp``; or over standard input and output
+            alone, until that ends.
         ready: told the address and the models once requests are taken.
 
     Raises:
@@ -77,7 +83,7 @@ def serve(
         asking = Asking(rollouts.game, served.run.name, recorder.add if recorder else lambda _: None)
         told = _Told()
         with told.heeded():
-            rollouts.wait_for(_until_told(asking, place, limits, grace, ready, apps, told))
+            rollouts.wait_for(_until_told(asking, place, limits, grace, ready, apps, told, mcp))
 
 
 class _Told:
@@ -104,12 +110,12 @@ class _Told:
 
 async def _until_told(
     asking: Asking, place: Place, limits: Limits, grace: int, ready: Callable[[str, tuple[str, ...]], None],
-    apps: list[App], told: _Told,
+    apps: list[App], told: _Told, mcp: MCP,
 ) -> None:  # fmt: skip
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     app = App(asking, loop, place.token, limits)
     apps.append(app)
-    listener = Listener(app.asgi, place.host, place.port, "marft serve", grace)
+    listener = _opened(app, place, grace, mcp)
 
     def act(times: int) -> None:
         if times > 1:
@@ -121,10 +127,50 @@ async def _until_told(
         if told.times:  # while the models were loaded
             over.set()
         ready(listener.address, asking.models)
-        await over.wait()
+        waiting = [asyncio.ensure_future(one) for one in (listener.ended(), over.wait())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
         await listener.finish()
     finally:
         listener.close()
+
+
+def _opened(app: App, place: Place, grace: int, mcp: MCP) -> Listener | OverStandardStreams:
+    if not mcp:
+        return Listener(app.asgi, place.host, place.port, "marft serve", grace)
+    from marft.serving.mcp import beside, team_server  # what the extra brings
+
+    if mcp == "stdio":
+        return OverStandardStreams(team_server(app))
+    return Listener(beside(app, team_server(app)), place.host, place.port, "marft serve", grace, lifespan=True)
+
+
+class OverStandardStreams:
+    """A server of the Model Context Protocol on a thread of its own, until its input ends."""
+
+    address = "standard input"
+
+    def __init__(self, server: Any) -> None:
+        self._thread = LoopThread()
+        self._serving = asyncio.run_coroutine_threadsafe(server.run_stdio_async(), self._thread.loop)
+
+    async def ended(self) -> None:
+        """Until its input ends."""
+        await asyncio.wait([asyncio.wrap_future(self._serving)])
+
+    async def finish(self) -> None:
+        """Take nothing new."""
+        self._serving.cancel()
+
+    def cut(self) -> None:
+        """The same."""
+        self._serving.cancel()
+
+    def close(self) -> None:
+        """End."""
+        self._serving.cancel()
+        self._thread.stop()
 
 
 def _is_loopback(host: str) -> bool:
