@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import LoraSettings, ModelSettings
@@ -18,7 +19,7 @@ from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.loading import load_backbone
-from marft.models.lora import Adapter
+from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.packed_rows import PackedRows
 
 ROWS = [
@@ -180,6 +181,44 @@ def test_adapters_are_float32_on_a_half_precision_base(random_model: Path) -> No
     hidden = half.hidden_states(PackedRows.of(ROWS, ["new"] * 3, half.device))
     assert hidden.dtype == torch.bfloat16
     hidden.float().sum().backward()
+
+
+@pytest.mark.parametrize("how", ["stretches", "whole", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_an_adapters_change_counts_alpha_over_rank_times_in_every_precision(dtype: torch.dtype, how: str) -> None:
+    """Values and gradients of one layer, against float64 on the same weights and inputs."""
+    torch.manual_seed(0)
+    base, routing = nn.Linear(16, 12).to(dtype).requires_grad_(False), Routing()
+    layer = MultiLoraLinear(base, routing)
+    layer.add("one", 2, 16.0, torch.Generator().manual_seed(0))
+    layer.add("two", 4, 2.0, torch.Generator().manual_seed(1))
+    owners = ["one"] * 3 + ["two"] * 2 + [None, "one"]
+    x = torch.randn(1, 7, 16).to(dtype)
+    adapters = {name: found for name in ("one", "two") if (found := layer.adapter(name)) is not None}
+    for adapter in adapters.values():
+        nn.init.normal_(adapter.b, std=0.5)
+    stretches = [("one", 0, 3), ("two", 3, 5), (None, 5, 6), ("one", 6, 7)]
+    with routing.by_row(owners) if how == "rows" else routing.by_stretch(stretches, 7, whole=how == "whole"):
+        mine = layer(x)[0]
+    halves = {name: (a.a.detach().double(), a.b.detach().double()) for name, a in adapters.items()}
+    leaves = [half.requires_grad_() for pair in halves.values() for half in pair]
+    rows = []
+    for row, owner in zip(x[0].double(), owners, strict=True):
+        out = base.weight.double() @ row + base.bias.double()
+        if owner is not None:
+            out = out + (8.0 if owner == "one" else 0.5) * (halves[owner][1] @ (halves[owner][0] @ row))
+        rows.append(out)
+    expected = torch.stack(rows)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
+    assert mine.dtype == dtype
+    torch.testing.assert_close(mine.double(), expected, **close)
+    weights = torch.linspace(-1, 2, expected.numel(), dtype=torch.float64).view(expected.shape)
+    (mine.double() * weights).sum().backward()
+    wanted = torch.autograd.grad((expected * weights).sum(), leaves)
+    found = [half.grad for adapter in adapters.values() for half in (adapter.a, adapter.b)]
+    for gradient, right in zip(found, wanted, strict=True):
+        assert gradient is not None
+        torch.testing.assert_close(gradient.double(), right, **close)
 
 
 def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tmp_path: Path) -> None:
