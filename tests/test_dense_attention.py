@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def compared(mine: Tensor, expected: Tensor, leaves: Sequence[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 23), min_size=1, max_size=4), WEIGHINGS, st.integers(0, 5))
 def test_packed_rows(lengths: list[int], weighing: Weighing, spare: int) -> None:
     size = sum(lengths)
@@ -92,7 +92,9 @@ def test_tokens_beside_the_rows_of_a_filled_batch_have_no_gradient() -> None:
 TREES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
+@example([[0] * 14, [0] * 9 + [1] * 5], 0, Weighing(0.4), 4, 0)
+@example([[0] * 14, [0] * 9 + [1] * 5], 5, Weighing(0.4, 6), 3, 2)
 @given(TREES, st.integers(0, 12), st.one_of(PLAIN, WEIGHINGS), st.integers(1, 4), st.integers(0, 3))
 def test_trees(rows: list[list[int]], known: int, weighing: Weighing, block: int, spare: int) -> None:
     """Rows that share what they begin with, some of it computed before; with blocks of a few queries."""
@@ -116,7 +118,8 @@ def test_trees(rows: list[list[int]], known: int, weighing: Weighing, block: int
         compared(torch.cat([mine[queries] for queries in own]), torch.cat(expected), leaves)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
+@example([6, 6], True, Weighing(0.4, 3), 2)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.booleans(), WEIGHINGS, st.integers(1, 3))
 def test_new_tokens(lengths: list[int], equal: bool, weighing: Weighing, steps: int) -> None:
     """Tokens one at a time after rows that have been read."""

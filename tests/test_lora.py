@@ -260,6 +260,26 @@ def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+ANOTHER_COMPUTATION: dict[str, object] = {
+    "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"q_proj": 2}, "fan_in_fan_out": True, "bias": "all",
+    "lora_bias": True, "layers_to_transform": [0], "use_dora": True, "modules_to_save": ["lm_head"],
+    "target_parameters": ["mlp.experts.gate_up_proj"], "trainable_token_indices": [1], "layer_replication": [[0, 1]],
+    "alora_invocation_tokens": [1], "use_qalora": True, "arrow_config": {"top_k": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ANOTHER_COMPUTATION)
+def test_an_adapter_that_asks_for_another_computation_is_refused_by_what_it_asks_for(
+    tuned: Backbone, key: str, tmp_path: Path
+) -> None:
+    """Read as plain LoRA it would compute something else than where it was trained."""
+    save_adapter(tuned.adapters("one"), LORA["one"], "base", tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, key: ANOTHER_COMPUTATION[key]}))
+    with pytest.raises(ValueError, match=f"asks for {key}"):
+        read_lora_settings(tmp_path)
+
+
 def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(
     tuned: Backbone, random_model: Path, tmp_path: Path
 ) -> None:
