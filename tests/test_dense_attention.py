@@ -60,6 +60,7 @@ def compared(mine: Tensor, expected: Tensor, leaves: Sequence[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 23), min_size=1, max_size=4), WEIGHINGS, st.integers(0, 5))
 def test_packed_rows(lengths: list[int], weighing: Weighing, spare: int) -> None:
@@ -92,6 +93,7 @@ def test_tokens_beside_the_rows_of_a_filled_batch_have_no_gradient() -> None:
 TREES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @example([[0] * 14, [0] * 9 + [1] * 5], 0, Weighing(0.4), 4, 0)
 @example([[0] * 14, [0] * 9 + [1] * 5], 5, Weighing(0.4, 6), 3, 2)

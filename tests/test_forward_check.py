@@ -147,6 +147,26 @@ def test_a_model_that_differs_on_its_real_weights_is_not_packed(monkeypatch: pyt
     assert backbone.plain
 
 
+@pytest.mark.parametrize(
+    ("made", "where"), [("_packed_logits", "in a batch"), ("_decoded_logits", "decoded")], ids=["batch", "decoded"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_model_that_is_another_in_a_batch_or_decoded_than_alone_is_refused(
+    made: str, where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that runs its own forward: whatever leaks from row to row, or is lost in a cache."""
+    backbone = backbone_of(FAMILY["LFM 2"].small_config(), dtype)
+    original = getattr(forward_check, made)
+
+    def leaking(of: Backbone, rows: object) -> torch.Tensor:
+        logits = original(of, rows)
+        return logits + torch.randn_like(logits) if of is backbone else logits
+
+    monkeypatch.setattr(forward_check, made, leaking)
+    with pytest.raises(ValueError, match=f"log-probs of Lfm2ForCausalLM are others {where} than transformers' own"):
+        forward_check.settle_forward(backbone, "it")
+
+
 def test_a_small_copy_has_a_layer_of_each_kind_and_short_windows() -> None:
     config = transformers.Gemma3TextConfig(**{**SMALL, "head_dim": 256, "num_hidden_layers": 26, "vocab_size": 300})
     small = small_config(backbone_of(config).model, backbone_of(config).decoder)
