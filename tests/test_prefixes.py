@@ -170,6 +170,17 @@ def test_a_next_turn_computes_only_what_is_new(tuned: Backbone) -> None:
     assert (batch.prefill.tokens.asked, batch.prefill.tokens.computed) == (asked, 52)
 
 
+def test_prompts_that_go_on_from_other_places_of_one_row_each_find_their_own_part_of_it(tuned: Backbone) -> None:
+    ids = list(range(5, 45))
+    kept, plain = batch_of(tuned), batch_of(tuned, 0)
+    for batch in (kept, plain):
+        finished(batch, [row(ids)])
+    rows = [row([*ids[:length], 3, 4]) for length in (37, 20, 28)]
+    for one, other in zip(finished(kept, rows), finished(plain, rows), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=2e-5)
+
+
 def test_prompts_that_come_together_share_what_they_begin_with(tuned: Backbone) -> None:
     batch, seen = batch_of(tuned, 0), lengths_read(tuned)
     head = list(range(5, 45))
