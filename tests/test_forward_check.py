@@ -147,6 +147,23 @@ def test_a_model_that_differs_on_its_real_weights_is_not_packed(monkeypatch: pyt
     assert backbone.plain
 
 
+def test_what_recomputes_is_checked_by_the_forward_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    original = forward_check._packed_logits
+
+    def seen(of: Backbone, rows: object) -> torch.Tensor:
+        checked.append((of.fused, of.plain))
+        return original(of, rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward_check, "_packed_logits", seen)
+    monkeypatch.setattr(forward_check, "_seen", {})
+    for recomputes in (False, True):
+        settings = ModelSettings(path="tiny", gradient_checkpointing=recomputes)
+        backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
+        assert {(backbone.fused, backbone.plain)} == set(checked) == {(not recomputes, False)}
+        checked.clear()
+
+
 @pytest.mark.parametrize(
     ("made", "where"), [("_packed_logits", "in a batch"), ("_decoded_logits", "decoded")], ids=["batch", "decoded"]
 )
