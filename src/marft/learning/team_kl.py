@@ -35,7 +35,7 @@ def joint_kl(
     Args:
         old: π_old's log-probs, which the tokens were sampled with, by the action's key.
         new: those of the policies now.
-        steps: environment steps of the batch, whoever of those that move acted: sums over policies add up to the team's.
+        steps: environment steps of the batch, whoever of those that move acted: sums over policies are the team's.
     """
     moved = np.concatenate([new[sample.action.key] - old[sample.action.key] for sample in samples])
     return float(k3(torch.from_numpy(moved)).sum()) / steps
