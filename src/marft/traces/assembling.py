@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from marft.game.rendering import ChatMessage
 from marft.texts import storable
-from marft.traces.conventions import CUT, exchange_of, is_call
+from marft.traces.conventions import CUT, Exchange, exchange_of, is_call
 from marft.traces.conversations import reward_of, task_of
 from marft.traces.messages import TracedMessage, chat, made, message_of, tools_of
 from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, TracedTurn, UnreadableError
@@ -71,22 +72,13 @@ class Assembly:
 def _episode(name: str, spans: Mapping[str, Span], tally: Tally) -> Iterator[TracedEpisode]:
     """The episode of a trace, if a model was called in it."""
     trace = Trace(spans)
-    calls = sorted((span for span in spans.values() if is_call(span)), key=lambda span: (span.started, span.place))
     first = min(spans.values(), key=lambda span: span.started)
-    turns, answers = list[TracedTurn](), trace.answers()
-    for span in calls:
-        if any(is_call(outer) for outer in trace.around(span)):
-            tally.skip("span", "it is within another call of a model, which is read", span.place)
-        elif len(turns) >= MOST_TURNS:
-            tally.skip("turn", f"its trace has more than {MOST_TURNS} turns", span.place)
-        else:
-            try:
-                turns.append(_turn(span, trace, answers))
-            except UnreadableError as error:
-                tally.skip("turn", str(error), span.place)
-    if not turns:
+    heard = list(_heard(trace, tally))
+    if not heard:
         tally.skip("trace", "no model is called in it that could be read", first.place)
         return
+    answers = trace.answers()
+    turns = [_turn(one, trace, {**answers, **_told(one, heard[number + 1 :])}) for number, one in enumerate(heard)]
     root = next((span for span in spans.values() if span.parent not in spans), first)
     told = {key: value for span in (first, root) for key, value in span.attributes.items()}
     task = told.get("marft.task")
@@ -135,34 +127,68 @@ class Trace:
         }
 
 
-def _turn(span: Span, trace: Trace, answers: Mapping[str, str]) -> TracedTurn:
-    """
-    Raises:
-        UnreadableError: what was asked and said is not there, or cannot be read.
-    """
-    exchange = exchange_of(span)
-    asked = [message_of(one) for one in exchange.asked]
-    said = next((message_of(one) for one in exchange.said), None)
-    assert said is not None, "an exchange has at least one choice"
-    told = {message.answers: message.text for message in asked if message.role == "tool"}
-    calls = made(said.calls, {**told, **answers})
-    attributes = span.attributes
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A call of a model that could be read."""
+
+    span: Span
+    exchange: Exchange
+    asked: Sequence[TracedMessage]
+    chat: tuple[ChatMessage, ...]
+    said: TracedMessage
+
+
+def _heard(trace: Trace, tally: Tally) -> Iterator[_Heard]:
+    """The calls of models in a trace, in the order in which they began. What cannot be read is counted."""
+    calls = sorted(
+        (span for span in trace.spans.values() if is_call(span)), key=lambda span: (span.started, span.place)
+    )
+    count = 0
+    for span in calls:
+        if any(is_call(outer) for outer in trace.around(span)):
+            tally.skip("span", "it is within another call of a model, which is read", span.place)
+        elif count == MOST_TURNS:
+            tally.skip("turn", f"its trace has more than {MOST_TURNS} turns", span.place)
+        else:
+            try:
+                exchange = exchange_of(span)
+                asked = [message_of(one) for one in exchange.asked]
+                shown = chat([_unnamed(message) for message in asked], UNNAMED)
+                yield _Heard(span, exchange, asked, shown, message_of(exchange.said[0]))
+                count += 1
+            except UnreadableError as error:
+                tally.skip("turn", str(error), span.place)
+
+
+def _told(one: _Heard, later: Sequence[_Heard]) -> dict[str, str]:
+    """What the first of later calls that is told so has as the answers to one's calls, by the call's id."""
+    answers: dict[str, str] = {}
+    for other in later if one.said.calls else ():
+        told = {message.answers: message.text for message in other.asked if message.role == "tool"}
+        answers = {**told, **answers}
+        if all(call.id in answers for call in one.said.calls):
+            break
+    return answers
+
+
+def _turn(heard: _Heard, trace: Trace, answers: Mapping[str, str]) -> TracedTurn:
+    span, attributes = heard.span, heard.span.attributes
+    models = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
     return TracedTurn(
         id=span.id,
         names=tuple(trace.names(span)) or (UNNAMED,),
-        messages=chat([_unnamed(message) for message in asked], UNNAMED),
-        text=said.text,
-        thought=said.thought,
-        calls=calls,
-        tools=tools_of(exchange.tools),
-        model=str(attributes.get("gen_ai.response.model", attributes.get("gen_ai.request.model",
-                  attributes.get("llm.model_name", "")))),
+        messages=heard.chat,
+        text=heard.said.text,
+        thought=heard.said.thought,
+        calls=made(heard.said.calls, answers),
+        tools=tools_of(heard.exchange.tools),
+        model=next((str(attributes[key]) for key in models if key in attributes), ""),
         usage=_usage(attributes),
         started=span.started,
         ended=span.ended,
-        whole=exchange.finish not in CUT,
+        whole=heard.exchange.finish not in CUT,
         place=span.place,
-    )  # fmt: skip
+    )
 
 
 def _unnamed(message: TracedMessage) -> TracedMessage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from marft.texts import storable
@@ -74,7 +75,6 @@ def _turns(
     messages: Sequence[TracedMessage], table: Mapping[str, Any], place: str, tally: Tally
 ) -> Iterator[TracedTurn]:  # fmt: skip
     tools = tools_of(table.get("tools") or table.get("functions"))
-    answers = {message.answers: message.text for message in messages if message.role == "tool"}
     said = [number for number, message in enumerate(messages) if message.role == "assistant"]
     for number in said[MOST_TURNS:]:
         tally.skip("turn", f"its conversation has more than {MOST_TURNS} turns", f"{place} message {number + 1}")
@@ -91,12 +91,18 @@ def _turns(
             messages=asked,
             text=message.text,
             thought=message.thought,
-            calls=made(message.calls, answers),
+            calls=made(message.calls, _answers(messages[number + 1 :])),
             tools=tools,
             model=_text(table.get("model")),
             weight=message.weight,
             place=place,
         )
+
+
+def _answers(after: Sequence[TracedMessage]) -> dict[str, str]:
+    """What tools answered to a turn, by the call's id: ids may come again."""
+    told = takewhile(lambda message: message.role != "assistant", after)
+    return {message.answers: message.text for message in told if message.role == "tool"}
 
 
 def _joined(parts: Sequence[TracedEpisode], name: str) -> TracedEpisode:
