@@ -173,6 +173,7 @@ def _told(one: _Heard, later: Sequence[_Heard]) -> dict[str, str]:
 
 def _turn(heard: _Heard, trace: Trace, answers: Mapping[str, str]) -> TracedTurn:
     span, attributes = heard.span, heard.span.attributes
+    calls, unanswered = made(heard.said.calls, answers)
     models = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
     return TracedTurn(
         id=span.id,
@@ -180,7 +181,8 @@ def _turn(heard: _Heard, trace: Trace, answers: Mapping[str, str]) -> TracedTurn
         messages=heard.chat,
         text=heard.said.text,
         thought=heard.said.thought,
-        calls=made(heard.said.calls, answers),
+        calls=calls,
+        unanswered=unanswered,
         tools=tools_of(heard.exchange.tools),
         model=next((str(attributes[key]) for key in models if key in attributes), ""),
         usage=_usage(attributes),

@@ -85,13 +85,15 @@ def _turns(
         except UnreadableError as error:
             tally.skip("turn", str(error), f"{place} message {number + 1}")
             continue
+        calls, unanswered = made(message.calls, _answers(messages[number + 1 :]))
         yield TracedTurn(
             id=str(number),
             names=(message.name,),
             messages=asked,
             text=message.text,
             thought=message.thought,
-            calls=made(message.calls, _answers(messages[number + 1 :])),
+            calls=calls,
+            unanswered=unanswered,
             tools=tools,
             model=_text(table.get("model")),
             weight=message.weight,

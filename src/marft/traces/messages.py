@@ -181,13 +181,14 @@ def tools_of(listed: object) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def made(calls: Sequence[CallSaid], answers: Mapping[str, str]) -> tuple[ToolCall, ...]:
-    """A turn's calls with what tools answered.
+def made(calls: Sequence[CallSaid], answers: Mapping[str, str]) -> tuple[tuple[ToolCall, ...], tuple[int, ...]]:
+    """A turn's calls with what tools answered, and the places of those of which nobody says.
 
     Args:
         answers: by the call's id.
     """
-    return tuple(ToolCall(call.name, call.arguments, answers.get(call.id, "")) for call in calls)
+    unanswered = tuple(place for place, call in enumerate(calls) if call.id not in answers)
+    return tuple(ToolCall(call.name, call.arguments, answers.get(call.id, "")) for call in calls), unanswered
 
 
 def _word(value: object) -> str:

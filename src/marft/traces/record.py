@@ -32,7 +32,8 @@ class TracedTurn:
         messages: what it was asked, as chat templates take it.
         text: what it said, without thought and calls.
         thought: what it wrote for itself before that.
-        calls: of tools, with what they answered where the trace says.
+        calls: of tools, with what they answered.
+        unanswered: places of those whose answer the trace does not have.
         tools: that it was offered.
         model: the model's name.
         started: seconds, of any clock that is the same within the episode; 0 where that is not known.
@@ -48,6 +49,7 @@ class TracedTurn:
     text: str
     thought: str = ""
     calls: tuple[ToolCall, ...] = ()
+    unanswered: tuple[int, ...] = ()
     tools: tuple[Tool, ...] = ()
     model: str = ""
     usage: Usage | None = None

@@ -161,7 +161,7 @@ class RecordedTools(StatelessSource):
         self.offered, self.retold = offered, retold
         self._answers: dict[str, deque[ToolCall]] = defaultdict(deque)
         for _, turn in retold.turns:
-            for call in turn.calls:
+            for call in (one for place, one in enumerate(turn.calls) if place not in turn.unanswered):
                 self._answers[_call_key(call.name, arguments_of(call.arguments))].append(call)
 
     @property
