@@ -21,6 +21,7 @@ import machine
 from marft.cli.commands import quieten
 from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import tasks_of
+from marft.evaluation.compare import between, percent
 from marft.evaluation.session import evaluate_checkpoints
 from marft.game.game import Attempt
 from marft.rollouts import open_rollouts
@@ -59,9 +60,8 @@ def main() -> None:
     }  # fmt: skip
     machine.save("warm_start", row)
     print(f"{kept} of {given.attempts} conversations were right; {done.steps} steps in {seconds:.0f} s")
-    for one in rows:
-        low, high = one["interval"]
-        print(f"{one['team']:>12} {one['mode']:>8}  {one['accuracy']:.1%}  ({low:.1%} to {high:.1%})")
+    for one in found:
+        print(f"{one.checkpoint:>12} {one.mode:>8}  {percent(one.accuracy)}  ({between(one.interval, percent)})")
 
 
 def played(run: RunSettings, attempts: int) -> list[Episode]:

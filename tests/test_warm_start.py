@@ -130,7 +130,7 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert "Begin with 0." in marft(capsys, "show", str(tmp_path / "told"), "--step", "1")
     assert "wrote" in marft(capsys, "report", str(tmp_path / "told"))
-    assert "did you mean 'actor'?" in marft(capsys, "sft", *told, "--role", "solver=actr", status=1)
+    assert "did you mean 'actor'?" in marft(capsys, "sft", *told, "--role", "solver=actr", status=2)
     small = ("--sft.batch_tokens", "2000", "--role", "solver=actor", "--evaluation.tasks", "2")
     text = marft(capsys, "sft", str(recipe), "--from", str(path), *small)
     assert "imitation loss" in text
@@ -140,5 +140,5 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     text = marft(capsys, "sft", str(folder), "--resume")
     assert "steps; held out:" in text
     assert "last" in marft(capsys, "eval", str(folder), "--mode", "greedy") or (folder / "evaluations").is_dir()
-    text = marft(capsys, "train", str(recipe), "--from", str(path), "--name", "no", status=1)
+    text = marft(capsys, "train", str(recipe), "--from", str(path), "--name", "no", status=2)
     assert "ratios of policies" in text
