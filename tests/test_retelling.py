@@ -294,3 +294,11 @@ def test_turns_of_weight_0_are_marked_as_read() -> None:
     assert left.log_probs.tolist() == [-3.0, -4.0]
     assert weighed(action, [(1.0, 2), (1.0, 2)]) is action
     assert weighed(action, [(0.0, 2), (0.0, 2)]).decisions == 0
+
+
+def test_a_programs_prompts_are_its_own_messages(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
+    program = {"organization": "program", "call": "marft.examples.openai_team:solve"}
+    for team, by_messages in ((program, True), ({"organization": "chain"}, False)):
+        with Stage(parse_recipe(recipe("tiny", tmp_path, team=team)), Tally()) as stage:
+            assert stage.by_messages is by_messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -378,3 +379,27 @@ class TestRoles:
 
     def test_names_may_hold_equals_signs(self) -> None:
         assert given_roles(["a=b=planner"], ["planner"]) == {"a=b": "planner"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["conversations", "spans"])
+def test_memory_does_not_grow_with_the_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembling, "MOST_OPEN", 32)
+    monkeypatch.setattr(assembling, "MOST_CLOSED", 100)
+    attributes, _ = current([USER], {**SAID, "content": "x" * 1000})
+    peaks = []
+    for count in (300, 3000):
+        rows = (
+            {"messages": [USER, {**SAID, "content": "x" * 1000}]}
+            if kind == "conversations"
+            else readable([{**span(1, "chat", attributes), "trace": number + 1}])[0]
+            for number in range(count)
+        )
+        path = tmp_path / f"{count}.jsonl"
+        with path.open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        tracemalloc.start()
+        assert sum(1 for _ in read_traces([path], Tally())) == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
