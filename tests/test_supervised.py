@@ -165,6 +165,7 @@ def test_a_mean_of_nothing_is_no_number() -> None:
     assert math.isnan(nothing.mean())
     assert math.isnan(nothing.mean("actor"))
     assert Imitation({"a": 3.0, "b": 1.0}, {"a": 1, "b": 1}).mean() == 2.0
+    assert Imitation({"a": 3.0}, {"a": 1, "b": 0}).mean() == 3.0
 
 
 def test_state_comes_back(tmp_path: Path) -> None:
@@ -189,6 +190,18 @@ def test_traces_are_not_trained_with_ratios(tmp_path: Path) -> None:
         learner.learn(told, None)  # type: ignore[arg-type]
 
 
-def test_an_action_to_imitate_has_one_row() -> None:
+def test_an_action_to_imitate_has_no_advantage() -> None:
     sample = as_sample(make_action("actor"))
-    assert sample.advantages.tolist() == [0.0]
+    assert (sample.normaliser, sample.advantages.tolist()) == (1.0, [0.0])
+
+
+def test_where_all_is_frozen_nothing_imitates(tmp_path: Path) -> None:
+    frozen = ("--policies.reasoner.train", "frozen", "--policies.actor.train", "frozen")
+    with pytest.raises(ValueError, match="all are frozen"):
+        supervisor(run_of(tmp_path, *frozen))
+
+
+@pytest.mark.parametrize(("said", "shared"), [("auto", True), ("always", True), ("never", False)])
+def test_rows_share_what_they_begin_with_unless_told_not_to(tmp_path: Path, said: str, shared: bool) -> None:
+    it, _ = supervisor(run_of(tmp_path, "--training.share_prefixes", said))
+    assert it.packing.share is shared
