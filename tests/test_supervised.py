@@ -145,6 +145,34 @@ def test_nothing_but_a_roles_own_tokens_teaches_it(tmp_path: Path) -> None:
     assert all(name.startswith("actor/") for name in gradients(it, models))
 
 
+def test_every_step_has_a_gradient_of_its_own(tmp_path: Path) -> None:
+    still = ("--sft.learning_rate", "1e-30")
+    batch = samples(4)
+    once, models = supervisor(run_of(tmp_path, *still))
+    once.learn(batch[4:], 1)
+    expected = gradients(once, models)
+    twice, models = supervisor(run_of(tmp_path, *still))
+    twice.learn(batch[:4], 0)
+    twice.learn(batch[4:], 1)
+    for name, gradient in gradients(twice, models).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-6)
+
+
+def test_norms_are_those_of_each_policy_and_what_is_not_finite_is_skipped(tmp_path: Path) -> None:
+    it, models = supervisor(run_of(tmp_path))
+    _, metrics = it.learn(samples(2), 0)
+    norms = {role: metrics[f"policies/{role}/gradient_norm"] for role in ROLES}
+    for role, norm in norms.items():
+        parts = [g.double().square().sum() for name, g in gradients(it, models).items() if name.startswith(role)]
+        assert norm == pytest.approx(float(torch.stack(parts).sum().sqrt()), rel=1e-4)
+    assert metrics["gradient_norm"] == pytest.approx(sum(norms.values()) / 2)
+    assert metrics["skipped_updates"] == 0.0
+    with torch.no_grad():
+        next(iter(models.policies["actor"].parameters().values())).fill_(math.nan)
+    _, metrics = it.learn(samples(2), 1)
+    assert metrics["skipped_updates"] == 1.0  # they share a forward
+
+
 def test_a_policy_without_turns_stays_as_it_is(tmp_path: Path) -> None:
     it, models = supervisor(run_of(tmp_path))
     before = {name: p.detach().clone() for name, p in models.policies["reasoner"].parameters().items()}
@@ -173,7 +201,8 @@ def test_state_comes_back(tmp_path: Path) -> None:
     it.learn(samples(2), 0)
     other, _ = supervisor(run_of(tmp_path))
     other.load_optimizer_state(it.optimizer_state())
-    other.load_state_dict(it.state_dict())
+    assert it.state_dict() == {}
+    other.load_state_dict({})
     found = other.optimizer_state()
     assert found.keys() == it.optimizer_state().keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in it.optimizer_state().items())

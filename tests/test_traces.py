@@ -82,6 +82,7 @@ def check(turns: tuple[TracedTurn, ...], talk: Talk, thoughts: bool = True) -> N
 
 
 class TestRoundTrips:
+    @settings(max_examples=40)
     @given(talk=talks())
     def test_a_conversation_is_read_as_it_was_written(
         self, talk: Talk, tmp_path_factory: pytest.TempPathFactory
@@ -284,7 +285,7 @@ class TestHostileFiles:
         assert tally.skipped["span: another one of its trace has the same id"] == (1, ["t.jsonl:2"])
         assert tally.count("trace") == 2
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(
         value=st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
