@@ -131,6 +131,7 @@ def test_the_commands_work_together(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Begin with 0." in marft(capsys, "show", str(tmp_path / "told"), "--step", "1")
     assert "wrote" in marft(capsys, "report", str(tmp_path / "told"))
     assert "did you mean 'actor'?" in marft(capsys, "sft", *told, "--role", "solver=actr", status=2)
+    assert "there is no such file" in marft(capsys, "score", str(recipe), "--from", "nowhere.jsonl", status=2)
     small = ("--sft.batch_tokens", "2000", "--role", "solver=actor", "--evaluation.tasks", "2")
     text = marft(capsys, "sft", str(recipe), "--from", str(path), *small)
     assert "imitation loss" in text

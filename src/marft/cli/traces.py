@@ -110,7 +110,14 @@ def _recipe_of(
 
 
 def _changes(run: RunSettings, traces: Sequence[Path], roles: Sequence[str]) -> Mapping[str, object]:
-    """What a command's options say of the recipe's ``[sft]``."""
+    """What a command's options say of the recipe's ``[sft]``.
+
+    Raises:
+        ValueError: a file is not there, or a role is none.
+    """
+    for path in traces:
+        if not path.is_file():
+            raise ValueError(f"--from {path}: there is no such file")
     given = given_roles(roles, [agent.role for agent in run.agents])
     changes: dict[str, object] = {}
     if traces:
