@@ -113,7 +113,7 @@ def test_the_gradient_is_that_of_each_policys_mean_over_its_tokens(tmp_path: Pat
             log_probs = torch.log_softmax(logits[torch.from_numpy(at)], -1)
             targets = torch.from_numpy(action.tokens[action.sampled].astype(np.int64))
             loss = loss - log_probs.gather(1, targets[:, None]).sum() / count
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     expected = gradients(other, models)
     assert expected.keys() == found.keys()
     for name, gradient in expected.items():
