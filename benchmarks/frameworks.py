@@ -1,10 +1,10 @@
 """Teams of other frameworks, as their examples have them: do they learn, and do all of them train?
 
     python benchmarks/frameworks.py                    # teams that learn: 30 steps, three seeds, in this environment
-    python benchmarks/frameworks.py --two-steps        # two steps of every example; makes environments where one is wanted
+    python benchmarks/frameworks.py --two-steps        # two steps of every example; makes the environments they want
 
-Their packages: ``pip install --constraint constraints.txt -e '.[frameworks]'``; CrewAI and AutoGen have an environment of
-their own (``--environments``), which is made at the first call. Writes results/frameworks.json, .md and .svg, and
+Their packages: ``pip install --constraint constraints.txt -e '.[frameworks]'``; CrewAI and AutoGen have an environment
+of their own (``--environments``), which is made at the first call. Writes results/frameworks.json, .md and .svg, and
 results/frameworks_two_steps.json and .md.
 """
 
@@ -129,8 +129,8 @@ def two_steps(name: str, output: Path, environments: Path) -> Row:
     if packages := ALL[name].packages:
         changes += ["--team.python", str(python_with(packages, environments / name))]
     run = load_recipe(EXAMPLES / name / "recipe.toml", changes)
-    folder = RunFolder.create(run, overwrite=True)
-    train(run, folder)
+    folder = RunFolder(Path(run.output) / run.name)
+    train(run, folder, overwrite=True)
     row = what_happened(run, folder)
     print(f"{ALL[name].title}: {row['ended']}, {row['calls']} calls, {row['seconds_a_step']:.1f} s a step", flush=True)
     return {"framework": name, "packages": list(packages), **row}

@@ -2,9 +2,9 @@ r"""The bundled model that can just about hand over and call a tool: ``models.ba
 
     python benchmarks/handoffs.py --output src/marft/models/tiny_tools     # about five minutes on one core
 
-The bundled model goes on learning from demonstrations of mixed quality: products of three-digit numbers, which it cannot
-work out, asked of whoever is to hand them over, and of who has a calculator. They are in the words in which frameworks
-put handoffs and tools, and teach bad habits at every hop.
+The bundled model goes on learning from demonstrations of mixed quality: products of three-digit numbers, which it
+cannot work out, asked of whoever is to hand them over, and of who has a calculator. They are in the words in which
+frameworks put handoffs and tools, and teach bad habits at every hop.
 
     problem     361 * 220
     triage      works:  <tool_call>{"name": "transfer_to_calculator", "arguments": {}}</tool_call>
@@ -137,7 +137,7 @@ def loss_of(
     rows, asked = [], []
     for one in batch:
         prompt = tokenizer.apply_chat_template(
-            one.messages, tools=list(one.tools), tokenize=False, add_generation_prompt=True
+            one.messages, tools=list(map(dict, one.tools)), tokenize=False, add_generation_prompt=True
         )
         ids = tokenizer.encode(prompt, add_special_tokens=False)
         reply = tokenizer.encode(one.reply, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""The demo's team as a round of AutoGen, in an environment of its own: the task comes as JSON, addresses as variables."""
+"""The demo's team as a round of AutoGen, in an environment of its own: tasks come as JSON, addresses as variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-MODEL = {"vision": False, "function_calling": True, "json_output": False, "structured_output": False, "family": "unknown"}
+MODEL = {
+    "vision": False,
+    "function_calling": True,
+    "json_output": False,
+    "structured_output": False,
+    "family": "unknown",
+}
 
 
 def agent(role: str) -> AssistantAgent:

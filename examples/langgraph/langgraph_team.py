@@ -1,4 +1,4 @@
-"""The demo's team as a graph of LangGraph, a node each. Training changes the address that a node asks at, and no more."""
+"""The demo's team as a graph of LangGraph, a node each. Training changes the address that a node asks at, no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TypedDict
 from langchain_openai import ChatOpenAI
 from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
-
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 
 from marft.gateway.client import Client

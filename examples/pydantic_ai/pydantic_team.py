@@ -21,7 +21,7 @@ def multiply(a: int, b: int) -> int:
 
 
 async def solve(task: Task, clients: Mapping[str, Client]) -> str:
-    """What the team answers. What PydanticAI cannot make sense of is no answer: it earns nothing, and is learned from."""
+    """What the team answers. What cannot be made sense of is no answer: it earns nothing, and is learned from."""
     async with DefaultAsyncHttpxClient(verify=False) as connections:
 
         def model_of(client: Client) -> OpenAIChatModel:
