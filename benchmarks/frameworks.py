@@ -1,6 +1,6 @@
 """Teams of other frameworks, as their examples have them: do they learn, and do all of them train?
 
-    python benchmarks/frameworks.py                    # teams that learn: 30 steps, three seeds, in this environment
+    python benchmarks/frameworks.py                    # teams that learn: 60 steps, three seeds, in this environment
     python benchmarks/frameworks.py --two-steps        # two steps of every example; makes the environments they want
 
 Their packages: ``pip install --constraint constraints.txt -e '.[frameworks]'``; CrewAI and AutoGen have an environment
