@@ -32,6 +32,7 @@ SPACED = (
     r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"
 )
+MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
 MOST_CHARACTERS = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
 
 
@@ -138,10 +139,11 @@ class ChatRecord:
         return _reason("trimmed") if any(message in mine for message in rest) else ""
 
     def _check(self, chat: Chat, earlier: Sequence[Action]) -> None:
-        if chat.constraint:
-            raise ChatRefusedError("unsupported", "answers of a given form (a forced call, a JSON schema) are not made")
+        context = self.renderer.context(self.agent.policy)
+        if len(chat.messages) > min(context, MOST_MESSAGES):  # each takes a token at least
+            raise self._too_long(f"{len(chat.messages)} messages")
         size = sum(len(str(message["content"])) for message in chat.messages)
-        if size > MOST_CHARACTERS * self.renderer.context(self.agent.policy):
+        if size > MOST_CHARACTERS * context:
             raise self._too_long(f"{size} characters")
         unknown = set(chat.sees or ()) - {action.id for action in earlier}
         if unknown:
@@ -151,6 +153,8 @@ class ChatRecord:
                 self.renderer.calls(self.agent.policy, np.empty(0, np.int32), chat.tools)
         except ValueError as error:
             raise ChatRefusedError("invalid", str(error)) from error
+        if chat.constraint:
+            check_constraint(self.renderer, self.agent.policy, chat)
 
     def _check_room(self, tokens: int) -> None:
         if tokens >= self.renderer.context(self.agent.policy):
@@ -161,6 +165,17 @@ class ChatRecord:
         return ChatRefusedError(
             "too_long", f"This model's maximum context length is {most} tokens, and the messages have {size}."
         )
+
+
+def check_constraint(renderer: Renderer, policy: str, chat: Chat) -> None:
+    """
+    Raises:
+        ChatRefusedError: no answer can be held to what a chat asks for.
+    """
+    try:
+        renderer.grammar(policy, chat)
+    except ValueError as error:
+        raise ChatRefusedError("unsupported", f"no answer can have the form that is asked for: {error}") from error
 
 
 def _reason(slug: str) -> str:

@@ -143,7 +143,7 @@ class Turns:
         return acting.result()
 
     async def _acted(self, step: int, observation: Observation) -> JointAction:
-        outside = Outside(self.game.engine.external_wait, self.game.threads)
+        outside = Outside(self.game.engine.external_wait, self.game.threads, self.game.renderer)
         seats = Agents(self.game.team.agents, partial(self._ask, step), partial(self._reply, step), outside)
         try:
             joint: object = await self.organization.act(observation, seats)

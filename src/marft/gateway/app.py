@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from marft.game.chat import Reply
+from marft.game.chat import ChatRefusedError, Reply
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Event, Protocol
@@ -80,6 +80,8 @@ class App:
         body = await self._body(request)
         asked = protocol.read(body)
         wanted = _wanted(request, role, asked, body)
+        if asked.chat.constraint:
+            await _checked(await _there(session, session.check_of, wanted))
         answered = await _unless_gone(request, _on(session, session.ask(wanted)))
         if answered is None:
             return Response(status_code=499)  # which nobody reads
@@ -202,6 +204,18 @@ async def _there(session: Session, function: Callable[..., T], *arguments: objec
         return function(*arguments)
 
     return await _on(session, call())  # type: ignore[no-any-return]
+
+
+async def _checked(check: Callable[[], None]) -> None:
+    """Look, on a thread, whether an answer can be held to what is asked for: to compile a grammar may take a second.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    try:
+        await asyncio.to_thread(check)
+    except ChatRefusedError as error:
+        raise RequestError.of(error) from error
 
 
 async def _unless_gone(

@@ -11,9 +11,11 @@ import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from marft.game.agents import Agents, Seat
 from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.chat_record import check_constraint
 from marft.gateway.refusals import RequestError, closed, spent, unknown
 from marft.types import Observation
 
@@ -124,6 +126,17 @@ class Session:
             RequestError: the episode is over, or has no such role.
         """
         return self._seat(role).agent.policy
+
+    def check_of(self, request: ClientRequest) -> Callable[[], None]:
+        """What looks whether an answer can be held to what a request asks for. It may be called on any thread, and take
+        long: what it has found is known when the request is asked.
+
+        Raises:
+            RequestError: the episode is over, or has no such role.
+        """
+        policy, renderer = self._seat(request.role).agent.policy, self._seats().outside().renderer
+        assert renderer is not None, "seats of a game have one"
+        return partial(check_constraint, renderer, policy, request.chat)
 
     async def ask(self, request: ClientRequest) -> tuple[Exchange, list[Reply]]:
         """The actions that answer a request: those that it was answered with before, where it is sent again. Whoever

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
@@ -21,10 +22,12 @@ from marft.gateway.protocol.reading import (
     Stops,
     Table,
     chat_of,
+    forced_call,
     left_out,
     read,
     stops_of,
     text_of,
+    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -93,6 +96,7 @@ class Request(Table):
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    parallel_tool_calls: bool | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] | None = None
     stop: Stops = None
     stream: bool | None = None
@@ -134,7 +138,7 @@ class ChatCompletions(Protocol):
             pieces=bool(request.logprobs),
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        ignored = tuple(left_out(request, CHANGE_NOTHING))
+        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
         return Asked(chat, request.n or 1, bool(request.stream), ignored, {"usage": usage})
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,16 +210,18 @@ def _tool(tool: OfferedTool) -> Tool:
 
 
 def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
-    choice, form = request.tool_choice, request.response_format
+    choice, form, parallel = request.tool_choice, request.response_format, request.parallel_tool_calls is not False
     if isinstance(choice, Forced):
-        if choice.function.name not in [tool.name for tool in tools]:
-            raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
-        return Constraint("call", choice.function.name)
+        return forced_call(tools, choice.function.name, parallel)
     if choice == "required":
-        return Constraint("call")
+        return forced_call(tools, "", parallel)
     if form is None or form.type == "text":
         return None
-    return Constraint("json", schema=form.json_schema.json_schema if form.json_schema else {})
+    if form.type == "json_object":
+        return Constraint("json", parallel=parallel)
+    if form.json_schema is None:
+        raise RequestError(400, "invalid_value", "response_format: json_schema is missing", "response_format")
+    return Constraint("json", schema=form.json_schema.json_schema, parallel=parallel)
 
 
 def _head(replies: Sequence[Reply], told: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -242,7 +248,10 @@ def _message(reply: Reply) -> dict[str, Any]:
 
 
 def _log_probs(reply: Reply) -> dict[str, Any]:
-    pairs = zip(reply.pieces, reply.action.log_probs.tolist(), strict=True)
+    action = reply.action
+    log_probs = np.zeros(len(action.tokens))  # of a token that was forced
+    log_probs[action.sampled] = action.log_probs
+    pairs = zip(reply.pieces, log_probs.tolist(), strict=True)
     return {
         "content": [
             {"token": piece, "logprob": log_prob, "bytes": list(piece.encode()), "top_logprobs": []}

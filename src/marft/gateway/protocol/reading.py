@@ -10,9 +10,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from marft.game.chat import Chat, Constraint
 from marft.game.rendering import ChatMessage, arguments_of
 from marft.gateway.refusals import RequestError
 from marft.texts import storable
+from marft.types import Tool
 
 MOST_ACTIONS = 64  # of one request
 MOST_STOPS = 16
@@ -100,6 +102,25 @@ def text_of(content: Content, texts: Sequence[str] = ("text",)) -> str:
 def stops_of(stop: list[str] | str | None) -> tuple[str, ...]:
     """Texts that end an answer."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def forced_call(tools: Sequence[Tool], name: str, parallel: bool) -> Constraint:
+    """What an answer must look like that calls a tool.
+
+    Args:
+        name: of the tool; "" is any.
+
+    Raises:
+        RequestError: it is not offered.
+    """
+    if not any(name in ("", tool.name) for tool in tools):
+        raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
+    return Constraint("call", name, parallel=parallel)
+
+
+def unheld(parallel: bool | None, chat: Chat) -> list[str]:
+    """The field of parallel calls, where it asks for one call and nothing holds an answer to that."""
+    return ["parallel_tool_calls"] if parallel is False and chat.tools and chat.constraint is None else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ from marft.gateway.protocol.reading import (
     Schema,
     Table,
     chat_of,
+    forced_call,
     left_out,
     read,
     text_of,
+    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -62,7 +64,7 @@ class Forced(Table):
 
 class Format(Table):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Schema = Field(default_factory=dict, alias="schema")
+    json_schema: Schema | None = Field(default=None, alias="schema")
 
 
 class Text(Table):
@@ -75,6 +77,7 @@ class Request(Table):
     instructions: str | None = None
     tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: Count | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -102,7 +105,7 @@ class Responses(Protocol):
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
         )
-        ignored = tuple(left_out(request, CHANGE_NOTHING))
+        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
         return Asked(chat, 1, bool(request.stream), ignored, json.loads(body))
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,14 +145,14 @@ class Responses(Protocol):
             "error": None,
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata") or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": None,
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
             "max_output_tokens": body.get("max_output_tokens"),
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
-            "text": {"format": {"type": "text"}},
+            "text": body.get("text") or {"format": {"type": "text"}},
             "usage": None,
             "marft": told["marft"],
         }
@@ -184,15 +187,17 @@ def _tool(tool: OfferedTool) -> Tool:
 
 
 def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
-    choice = request.tool_choice
+    choice, parallel = request.tool_choice, request.parallel_tool_calls is not False
     if isinstance(choice, Forced):
-        if choice.name not in [tool.name for tool in tools]:
-            raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
-        return Constraint("call", choice.name)
+        return forced_call(tools, choice.name, parallel)
     if choice == "required":
-        return Constraint("call")
+        return forced_call(tools, "", parallel)
     form = request.text.format if request.text else None
-    return Constraint("json", schema=form.json_schema) if form and form.type != "text" else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_schema" and form.json_schema is None:
+        raise RequestError(400, "invalid_value", "text.format: schema is missing", "text.format")
+    return Constraint("json", schema=form.json_schema, parallel=parallel)
 
 
 def _name(reply: Reply) -> str:
