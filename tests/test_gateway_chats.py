@@ -164,6 +164,16 @@ class TestWhatItDependsOn:
         assert self.seen("Somebody said: 142. Or 42nd? Or 420?") == []
         assert self.seen("Sure?") == []  # an empty text is held by none
 
+    def test_words_that_stand_in_the_task_are_nobodys(self) -> None:
+        async def talk(_: Observation, agents: Agents) -> None:
+            task = "Is it so? Say yes or no."
+            await asked(agents.a, [user(task)], shown=task)
+            for text in (task, f"Question: {task} Hm.", f"{task}\n\nOne says: yes", "yes"):
+                await asked(agents.b, [{"role": "system", "content": "You are b."}, user(text)], shown=task)
+
+        episode, _ = talked(format_named("hermes"), scripted("yes", "1", "2", "3", "4"), talk, "a", "b")
+        assert [action.sees for action in episode.actions[1:]] == [(), (), ("0/a/0",), ("0/a/0",)]
+
     @pytest.mark.parametrize(
         ("text", "part", "held"),
         [

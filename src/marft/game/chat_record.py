@@ -44,11 +44,12 @@ class ChatRecord:
         self._conversations: dict[str, Conversation] = {}
         self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by id of the action
 
-    def asked(self, chat: Chat, earlier: Sequence[Action]) -> Asked:
+    def asked(self, chat: Chat, earlier: Sequence[Action], task: str = "") -> Asked:
         """What an action is made from.
 
         Args:
             earlier: the episode's actions so far.
+            task: what the environment shows: words that stand in it are nobody's.
 
         Raises:
             ChatRefusedError: it cannot be answered.
@@ -69,7 +70,9 @@ class ChatRecord:
         seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
         if chat.sees is None:
             unseen = [action for action in earlier if action.id not in seen]
-            others = [one for one in unseen if _shows(chat.messages, one.message, self._content(one))]
+            given = [text for text in (task, self.agent.profile.instructions) if text]
+            texts = [(text, _apart(text, given)) for message in chat.messages for text in _texts(message)]
+            others = [one for one in unseen if _shows(texts, one.message, self._content(one))]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
         heard = [Heard(other, Message(other.agent, other.message), other.message) for other in others]
@@ -196,10 +199,27 @@ def _calls(action: Action) -> tuple[ToolCall, ...]:
     return tuple(call for call in action.calls if call.name)
 
 
-def _shows(messages: Sequence[ChatMessage], *said: str) -> bool:
-    """Whether messages hold one of these texts: as a whole message, or within one, as words of their own."""
-    texts = {text for one in said if (text := one.strip())}
-    return any(_holds(part, text) for message in messages for part in _texts(message) for text in texts)
+def _shows(texts: Sequence[tuple[str, str]], *said: str) -> bool:
+    """Whether texts hold what was said: as a whole, or within one, as words of their own.
+
+    Args:
+        texts: and what of each may hold it.
+    """
+    wanted = {text for one in said if (text := one.strip())}
+    return any(whole.strip() == part or _holds(rest, part) for whole, rest in texts for part in wanted)
+
+
+def _apart(text: str, given: Sequence[str]) -> str:
+    """A text without what everybody was given, where that stands in it word for word: a short answer stands in many a
+    task by chance.
+
+    >>> _apart("Yes or no?\\n\\nThe other one says: no", ["Yes or no?"])
+    '\\n\\n\\nThe other one says: no'
+    """
+    for words in given:
+        if _is_text(words, text):
+            text = re.sub(_pattern(words), "\n", text)
+    return text
 
 
 def _texts(message: ChatMessage) -> Iterator[str]:
@@ -215,9 +235,17 @@ def _holds(text: str, part: str) -> bool:
     >>> _holds("It is 142.", "42"), _holds("It is 42.", "42")
     (False, True)
     """
-    if part not in text or not any(map(str.isalnum, part)):
-        return False
+    return _is_text(part, text) and re.search(_pattern(part), text) is not None
+
+
+def _is_text(part: str, text: str) -> bool:
+    """Whether a text holds another one at all, and that is more than signs."""
+    return part in text and any(map(str.isalnum, part))
+
+
+def _pattern(part: str) -> str:
+    """The regular expression of a text that is no piece of a longer word or number."""
     before = (f"(?<!{SPACED})" if re.match(SPACED, part) else "") + (r"(?<!\d[.,])" if part[0].isdecimal() else "")
     before += r"(?<!\d)" if re.match(r"[.,]\d", part) else ""
     after = (f"(?!{SPACED})" if re.match(SPACED, part[-1]) else "") + (r"(?![.,]\d)" if part[-1].isdecimal() else "")
-    return re.search(before + re.escape(part) + after, text) is not None
+    return before + re.escape(part) + after

@@ -177,8 +177,8 @@ class Turns:
 
     async def _made(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_request(agent, request)
-        chatted = self._chatted(agent, request.chat) if request.chat else None  # refused before it counts as an action
-        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
+        chatted = self._chatted(agent, request.chat, request.observation.text) if request.chat else None
+        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited, unless refused
         self._calls[agent.role] += 1
         self._asked += 1
         key = ActionKey(
@@ -233,10 +233,10 @@ class Turns:
             self.game.watcher.acted(action)
         return action
 
-    def _chatted(self, agent: Agent, chat: Chat) -> Asked:
+    def _chatted(self, agent: Agent, chat: Chat, shown: str) -> Asked:
         """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""
         record = self._chats.setdefault(agent.role, ChatRecord(agent, self.game.renderer))
-        return record.asked(chat, [self.actions[index] for index in sorted(self.actions)])
+        return record.asked(chat, [self.actions[index] for index in sorted(self.actions)], shown)
 
     def _asked_with(self, agent: Agent, request: Request, room: int, name: str) -> Asked:
         """What an agent is asked with: what it is given, and what it remembers."""

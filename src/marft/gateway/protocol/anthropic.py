@@ -11,7 +11,7 @@ from pydantic import Field
 from marft.game.chat import Chat, Constraint, Reply
 from marft.game.rendering import arguments_of
 from marft.gateway.protocol.chat_completions import Number
-from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
 from marft.gateway.protocol.reading import (
     MOST_STOPS,
     CallSaid,
@@ -84,7 +84,7 @@ class Request(Table):
 
 
 class Messages(Protocol):
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
         if request.messages[-1].role == "assistant":
             raise unsupported("messages", "no answer goes on from the beginning of one; end with the user's message")

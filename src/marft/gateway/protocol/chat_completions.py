@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
-from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
 from marft.gateway.protocol.reading import (
     MOST_ACTIONS,
     CallSaid,
@@ -115,7 +115,7 @@ class Request(Table):
 
 
 class ChatCompletions(Protocol):
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
         if request.top_logprobs:
             raise unsupported("top_logprobs", "log-probs are kept of sampled tokens alone")

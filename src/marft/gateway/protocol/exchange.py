@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from marft.game.chat import Chat, Reply
+from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError
 
+NOTHING: Mapping[str, tuple[Said, ...]] = MappingProxyType({})
 Event = tuple[str, Mapping[str, Any] | str]  # of a stream: its name ("": none), and what it says
 
 
@@ -21,6 +24,7 @@ class Asked:
         count: actions that are wanted.
         ignored: fields that nobody reads.
         detail: what else the response takes.
+        turns: what is to be kept of it, for requests that name its response.
     """
 
     chat: Chat
@@ -28,14 +32,18 @@ class Asked:
     stream: bool = False
     ignored: tuple[str, ...] = ()
     detail: Mapping[str, Any] | None = None
+    turns: tuple[Said, ...] | None = None
 
 
 class Protocol(ABC):
     """One way to ask and to be answered."""
 
     @abstractmethod
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
         """The request.
+
+        Args:
+            earlier: the conversations that end with responses of this agent, by what those are called.
 
         Raises:
             RequestError: it cannot be answered.
@@ -52,6 +60,10 @@ class Protocol(ABC):
     @abstractmethod
     def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
         """The same as a stream of events."""
+
+    def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:  # noqa: ARG002
+        """What later requests may go on from: conversations by the names of their responses."""
+        return NOTHING
 
     @abstractmethod
     def error(self, error: RequestError) -> Mapping[str, Any]:

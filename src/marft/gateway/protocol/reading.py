@@ -148,21 +148,24 @@ def chat_of(messages: Iterable[Said]) -> tuple[ChatMessage, ...]:
     :func:`marft.game.rendering.exchange`: so a prompt does not depend on what a client calls them.
 
     Raises:
-        RequestError: there is none, or an answer belongs to no call of the turn before it.
+        RequestError: there is none, or an answer belongs to no call of the turn before it that still has none.
     """
-    chat, open_calls = list[ChatMessage](), dict[str, tuple[str, str]]()
+    chat, open_calls = list[ChatMessage](), dict[str, list[tuple[str, str]]]()
     for message in messages:
         if message.answers is not None:
-            if message.answers not in open_calls:
+            if not open_calls.get(message.answers):
                 raise RequestError(
-                    400, "invalid_value", "a tool's answer must follow on the turn that calls it, under that call's id",
+                    400, "invalid_value",
+                    "a tool's answer must follow on the turn that calls it, under the id of a call that has none yet",
                     "messages",
                 )  # fmt: skip
-            place, name = open_calls[message.answers]
+            place, name = open_calls[message.answers].pop(0)  # the first of those of one id that has no answer
             chat.append({"role": "tool", "name": name, "tool_call_id": place, "content": message.text})
             continue
         places = [(f"call{number:05d}", call) for number, call in enumerate(message.calls)]
-        open_calls = {call.id: (place, call.name) for place, call in places}
+        open_calls = {}
+        for place, call in places:
+            open_calls.setdefault(call.id, []).append((place, call.name))
         turn: dict[str, object] = {"role": message.role, "content": message.text}
         if places:
             turn["tool_calls"] = [

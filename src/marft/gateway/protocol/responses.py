@@ -1,4 +1,5 @@
-"""OpenAI's Responses: ``POST …/responses``. Nothing is kept between requests: each sends its whole input."""
+"""OpenAI's Responses: ``POST …/responses``. A request sends its whole input, or what is new since a response that it
+names; responses are kept as long as their episode is played."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
 from marft.gateway.protocol.chat_completions import ChatCompletions, Number
-from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
 from marft.gateway.protocol.reading import (
     CallSaid,
     Count,
@@ -32,7 +33,7 @@ from marft.gateway.refusals import RequestError
 from marft.types import Tool
 
 CHANGE_NOTHING = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "include", "background", "truncation",
 )  # fmt: skip
 TEXTS = ("text", "input_text", "output_text", "summary_text")
@@ -84,21 +85,28 @@ class Request(Table):
     text: Text | None = None
     stream: bool | None = None
     previous_response_id: str | None = None
+    store: bool | None = None
     conversation: object = None
 
 
 class Responses(Protocol):
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
         request = read(Request, body)
-        for field in ("previous_response_id", "conversation"):
-            if getattr(request, field) is not None:
-                raise unsupported(field, "nothing is kept between requests; send the whole input")
+        if request.conversation is not None:
+            raise unsupported("conversation", "send the whole input, or what is new since previous_response_id")
+        previous = request.previous_response_id
+        if previous is not None and previous not in earlier:
+            raise RequestError(
+                400, "previous_response_not_found", "no response of this agent that was stored is called so",
+                "previous_response_id",
+            )  # fmt: skip
         tools = tuple(map(_tool, request.tools or ()))
         items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         told = [Said("system", request.instructions)] if request.instructions else []
+        turns = _turns(items, earlier[previous] if previous else ())
         wishes = {name: getattr(request, name) for name in ("temperature", "top_p")}
         chat = Chat(
-            messages=chat_of([*told, *_turns(items)]),
+            messages=chat_of([*told, *turns]),
             tools=tools,
             calls=request.tool_choice != "none",
             max_tokens=request.max_output_tokens,
@@ -106,7 +114,16 @@ class Responses(Protocol):
             constraint=_constraint(request, tools),
         )
         ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
-        return Asked(chat, 1, bool(request.stream), ignored, json.loads(body))
+        keeps = None if request.store is False else tuple(turns)
+        return Asked(chat, 1, bool(request.stream), ignored, json.loads(body), keeps)
+
+    def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:
+        if asked.turns is None:
+            return NOTHING
+        (reply,) = replies
+        calls = [CallSaid(call_id(reply, n), call.name, call.arguments) for n, call in enumerate(reply.calls)]
+        said = Said("assistant", str(reply.message["content"] or ""), tuple(calls))
+        return {f"resp_{_name(reply)}": (*asked.turns, said)}
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
         (reply,) = replies
@@ -146,7 +163,8 @@ class Responses(Protocol):
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata") or {},
             "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.get("previous_response_id"),
+            "store": asked.turns is not None,
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
             "max_output_tokens": body.get("max_output_tokens"),
@@ -158,9 +176,9 @@ class Responses(Protocol):
         }
 
 
-def _turns(items: Sequence[Item]) -> list[Said]:
-    """The messages of an input. Calls are part of the assistant's turn that they follow on."""
-    turns = list[Said]()
+def _turns(items: Sequence[Item], earlier: Sequence[Said]) -> list[Said]:
+    """The messages of an input, after earlier ones. Calls are part of the assistant's turn that they follow on."""
+    turns = list(earlier)
     for number, item in enumerate(items):
         kind = item.type or "message"
         if kind == "message" and item.role:
