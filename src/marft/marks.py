@@ -92,6 +92,15 @@ def only(token: int) -> bytes:
     return bytes(token // 8) + bytes([1 << token % 8])
 
 
+def allows(mask: bytes, token: int) -> bool:
+    """Whether a mask allows for a token.
+
+    >>> [allows(b"\x06", token) for token in (0, 1, 2, 99)]
+    [False, True, True, False]
+    """
+    return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+
+
 def allows_one(mask: bytes) -> bool:
     """Whether a mask allows for no more than one token.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.names import Role
-from marft.config.settings import Count, CountOrNone, Few, Names, Positive, Settings
+from marft.config.settings import Count, CountOrNone, Few, Names, Plain, Positive, Settings
 from marft.marks import Grammar
 from marft.types import Profile, Sampling
 
@@ -23,10 +23,9 @@ class SamplingSettings(Settings):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of probability that is sampled from; 1: all
     top_k: CountOrNone = 0  # tokens that are sampled from; 0: all
     stop: Strings = ()  # texts that end an action
-    # what each of its turns must be, of which one may be given: JSON of this schema, …
-    json_schema: dict[str, Any] = {}
-    regex: str = ""  # … what this regular expression describes
-    grammar: str = ""  # … or what this grammar does, in Lark's format
+    json_schema: Plain = {}  # each of its turns is JSON of this schema; of this key and the next two one at most
+    regex: str = ""  # each of its turns is what this regular expression describes
+    grammar: str = ""  # each of its turns is what this grammar describes, in Lark's format
 
     @field_validator("temperature")
     @classmethod
