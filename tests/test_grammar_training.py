@@ -160,14 +160,31 @@ def test_every_api_streams_what_it_was_asked_to_be_and_that_is_trained(tmp_path:
         answer = send(address.anthropic["base_url"] + "/v1/messages", body)
         assert answer.status == 200
         assert b'"stop_reason": "tool_use"' in answer.body
+        likely = client.chat.completions.create(
+            model="m",
+            messages=[USER],
+            max_tokens=4,
+            logprobs=True,
+            top_logprobs=3,
+            response_format={"type": "json_object"},
+        )
+        for token in likely.choices[0].logprobs.content:
+            assert 1 <= len(token.top_logprobs) <= 3
+            found = {other.token: other.logprob for other in token.top_logprobs}
+            assert abs(found.get(token.token, token.logprob) - token.logprob) < 1e-5
+        part = (
+            client.responses.create(model="m", input="1 + 2?", max_output_tokens=4, top_logprobs=2).output[0].content[0]
+        )
+        assert {len(token.top_logprobs) for token in part.logprobs} == {2}
         cut = client.chat.completions.create(
             model="m", messages=[USER], max_tokens=2, response_format={"type": "json_object"}
         )
         assert cut.choices[0].finish_reason == "length"
 
     for episode in asked(solve, tmp_path):
-        assert [action.finish for action in episode.actions] == ["stop"] * 4 + ["length"]
-        assert all(action.masks for action in episode.actions)
+        assert [action.finish for action in episode.actions][:4] == ["stop"] * 4
+        assert episode.actions[-1].finish == "length"
+        assert [action.masks is not None for action in episode.actions] == [True] * 5 + [False, True]
 
 
 def test_recipes_that_cannot_be_held_to_are_refused(tmp_path: Path) -> None:

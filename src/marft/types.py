@@ -133,15 +133,15 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0; ``grammar`` says
-    what a text must be."""
+    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0."""
 
     temperature: float = 1.0
     max_new_tokens: int = 512
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
-    grammar: Grammar | None = None
+    grammar: Grammar | None = None  # what a text must be
+    alternatives: int = 0  # how many of the likeliest tokens are told beside each
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,7 @@ class Completion:
     ``tokens`` holds every sampled id, the end-of-turn token included; ``log_probs[j]`` is that of ``tokens[j]``
     at the sampling temperature (at temperature 1 for a greedy sample). ``text`` leaves out the end-of-turn token
     and everything from a stop string on. ``calls`` are the tools it calls, where the engine itself has read them.
-    ``masks`` are those of a grammar, where it allowed for more than one token; where it allowed for one alone, that is
-    ``forced`` and has log-prob 0.
+    ``masks`` are those of a grammar, where it allowed for more than one token; where for one alone, that is ``forced``.
     """
 
     tokens: TokenIds  # [T]
@@ -182,6 +181,7 @@ class Completion:
     usage: Usage | None = None
     masks: Masks | None = None
     forced: tuple[int, ...] = ()  # places
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # of each token: ids and log-probs, likeliest first
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from marft.models.running_rows import running_rows
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
 PREFILL_TOKENS = 8192  # in one forward
+Alternatives = tuple[tuple[int, float], ...]  # ids and log-probs, likeliest first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,7 @@ class Finished:
     masks: Masks | None = None
     forced: tuple[int, ...] = ()  # places at which a grammar allowed for one token
     problem: str = ""  # why a grammar could not be held
+    alternatives: tuple[Alternatives, ...] = ()  # of each token, where they were asked for
 
 
 class RunningBatch:
@@ -70,6 +73,7 @@ class RunningBatch:
         self.prefill = Prefill(backbone, self.running, prefix_bytes)
         self.rows: list[Row] = []
         self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
+        self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
         self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the token not cached yet
@@ -135,6 +139,8 @@ class RunningBatch:
             uniforms[index, : len(row.uniforms)] = row.uniforms
         self.rows = [*self.rows, *rows]
         for row in rows:
+            if row.sampling.alternatives:
+                self.alternatives[id(row)] = []
             if row.sampling.grammar:
                 assert self.holding is not None, "a row has a grammar"
                 self.texts[id(row)] = self.holding.begin(row.sampling.grammar)
@@ -163,6 +169,8 @@ class RunningBatch:
         uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
         greedy = self.greedy[part] if any(option.temperature == 0.0 for option in options) else None
         ids, log_probs = draw(logits, uniforms, greedy, allowed_tokens(logits, options))
+        if self.alternatives:
+            self._tell_alternatives(logits, logits.gather(1, ids[:, None])[:, 0] - log_probs, part)
         self.tokens[part].scatter_(1, made[:, None], ids[:, None])
         self.log_probs[part].scatter_(1, made[:, None], log_probs[:, None])
         self.last[part] = ids
@@ -185,6 +193,21 @@ class RunningBatch:
         self._remove(leaving)
         return finished
 
+    def _tell_alternatives(self, shifted: Tensor, normalisers: Tensor, part: slice) -> None:
+        """Note the likeliest tokens of the rows that ask for them.
+
+        Args:
+            shifted: logits of the rows of ``part``, which :func:`draw` has used up, [B, V].
+            normalisers: what each row's differ from log-probs by, [B].
+        """
+        for offset, row in enumerate(self.rows[part]):
+            if id(row) in self.alternatives:
+                values, ids = (shifted[offset] - normalisers[offset]).topk(row.sampling.alternatives)
+                pairs = zip(ids.tolist(), values.tolist(), strict=True)
+                self.alternatives[id(row)].append(
+                    tuple((token, value) for token, value in pairs if math.isfinite(value))
+                )
+
     def _hit_stop_string(self, index: int) -> bool:
         text = self.decode(self.tokens[index, : int(self.made[index])].tolist())
         return any(stop in text for stop in self.rows[index].sampling.stop)
@@ -195,10 +218,9 @@ class RunningBatch:
         log_probs = self.log_probs[index, :made].cpu().numpy().astype(np.float32)
         row = self.rows[index]
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
+        done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
         text = self.texts.pop(id(row), None)
-        if text is None:
-            return Finished(row, tokens, log_probs, finish)
-        return Finished(row, tokens, log_probs, finish, text.masks(), tuple(text.forced), text.problem)
+        return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
 
     def _remove(self, leaving: Sequence[int]) -> None:
         """Take rows out: live rows from the end move into their slots."""

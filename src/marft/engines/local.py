@@ -236,6 +236,7 @@ class LocalEngine:
                 self._now(request.policy),
                 masks=done.masks,
                 forced=done.forced,
+                alternatives=done.alternatives,
             )
         )
 

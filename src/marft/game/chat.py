@@ -50,6 +50,7 @@ class Chat:
         wishes: what was asked for and is only recorded, such as a temperature: the recipe's holds.
         constraint: of the answer.
         pieces: whether the text of each token is asked for.
+        alternatives: how many of the likeliest tokens are asked for beside each.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -61,6 +62,7 @@ class Chat:
     wishes: Mapping[str, float | int] = field(default_factory=dict)
     constraint: Constraint | None = None
     pieces: bool = False
+    alternatives: int = 0
 
     def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None) -> Sampling:
         """How the answer is sampled: as the recipe says, but for less tokens, more texts that end it, and what it must
@@ -73,7 +75,7 @@ class Chat:
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
         stop = tuple(dict.fromkeys((*own.stop, *self.stop)))
-        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, grammar or own.grammar)
+        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, grammar or own.grammar, self.alternatives)
 
     def recorded(self) -> str:
         """The wishes, as JSON; "" where there are none."""
@@ -89,6 +91,7 @@ class Reply:
         calls: of tools in it, for the client to make.
         thought: what of the text the message leaves out.
         pieces: the text of each token, where it was asked for.
+        alternatives: the texts of the likeliest tokens in the place of each, and their log-probs, where they were.
     """
 
     action: Action
@@ -96,3 +99,4 @@ class Reply:
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     pieces: tuple[str, ...] = ()
+    alternatives: tuple[tuple[tuple[str, float], ...], ...] = ()

@@ -43,6 +43,7 @@ class ChatRecord:
         self.agent, self.renderer = agent, renderer
         self._conversations: dict[str, Conversation] = {}
         self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by id of the action
+        self._alternatives: dict[str, Sequence[Sequence[tuple[int, float]]]] = {}  # by id of the action
 
     def asked(self, chat: Chat, earlier: Sequence[Action], task: str = "") -> Asked:
         """What an action is made from.
@@ -95,7 +96,17 @@ class ChatRecord:
             pieces: the text of each token too.
         """
         reply = self._said[action.id][1]
-        return replace(reply, pieces=self.renderer.pieces(action.policy, action.tokens)) if pieces else reply
+        if not pieces:
+            return reply
+        told = self._alternatives.get(action.id, ())
+        ids = np.array([token for of_one in told for token, _ in of_one], np.int32)
+        texts = iter(self.renderer.pieces(action.policy, ids))
+        alternatives = tuple(tuple((next(texts), value) for _, value in of_one) for of_one in told)
+        return replace(reply, pieces=self.renderer.pieces(action.policy, action.tokens), alternatives=alternatives)
+
+    def note_alternatives(self, name: str, alternatives: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Tokens that were as likely as those of an action: they are told its client, and are in no record."""
+        self._alternatives[name] = alternatives
 
     def read(self, asked: Asked, unseen: Sequence[Heard]) -> TokenIds:
         """What a critic reads in the agent's place: its chat, and what others said that it did not see. The chat alone

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from marft.game.agents import Agent, Request
 from marft.game.chat import Chat
+from marft.game.chat_record import ChatRecord
 from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import ChatMessage, NotExact, Renderer
@@ -228,12 +229,13 @@ class Draft:
 
 
 async def answer(
-    engine: Sampler, renderer: Renderer, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
+    engine: Sampler, record: ChatRecord, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
 ) -> Action:  # fmt: skip
     """Sample one turn of a client's chat. The calls in it are the client's to make.
 
     Where it stands in the episode is filled in by the caller.
     """
+    renderer = record.renderer
     room = renderer.context(agent.policy) - len(prompt.ids)
     sampling = chat.sampling(agent.sampling, room, renderer.grammar(agent.policy, chat) if chat.constraint else None)
     completion = await engine.sample(agent.policy, prompt, sampling, key)
@@ -242,7 +244,10 @@ async def answer(
     if chat.tools and chat.calls and completion.finish == "stop":
         read = completion.calls
         draft.calls += renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
-    return replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
+    action = replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
+    if completion.alternatives:
+        record.note_alternatives(action.id, completion.alternatives)
+    return action
 
 
 async def choose(

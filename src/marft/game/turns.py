@@ -207,7 +207,7 @@ class Turns:
             if options:
                 made = await choose(self.game.engine, agent, request, prompt, options, key)
             elif request.chat:
-                made = await answer(self.game.engine, self.game.renderer, agent, request.chat, prompt, key)
+                made = await answer(self.game.engine, self._chats[agent.role], agent, request.chat, prompt, key)
             else:
                 made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
         self._check_acting(step, agent)

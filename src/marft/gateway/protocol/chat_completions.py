@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
-from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, log_probs_of, usage_of
 from marft.gateway.protocol.reading import (
     MOST_ACTIONS,
+    MOST_ALTERNATIVES,
     CallSaid,
     Content,
     Count,
@@ -107,7 +107,7 @@ class Request(Table):
     top_p: Number | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     response_format: ResponseFormat | None = None
     logit_bias: dict[str, float] | None = None
     functions: list[object] | None = None
@@ -117,8 +117,8 @@ class Request(Table):
 class ChatCompletions(Protocol):
     def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
-        if request.top_logprobs:
-            raise unsupported("top_logprobs", "log-probs are kept of sampled tokens alone")
+        if request.top_logprobs and not request.logprobs:
+            raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
         if request.logit_bias:
             raise unsupported("logit_bias", "it would change what is trained on")
         if request.functions:
@@ -136,6 +136,7 @@ class ChatCompletions(Protocol):
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
             pieces=bool(request.logprobs),
+            alternatives=request.top_logprobs or 0,
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
         ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
@@ -146,7 +147,7 @@ class ChatCompletions(Protocol):
             {
                 "index": index,
                 "message": _message(reply),
-                "logprobs": _log_probs(reply) if asked.chat.pieces else None,
+                "logprobs": {"content": log_probs_of(reply), "refusal": None} if asked.chat.pieces else None,
                 "finish_reason": finish_of(reply),
             }
             for index, reply in enumerate(replies)
@@ -166,7 +167,7 @@ class ChatCompletions(Protocol):
             message = _message(reply)
             yield chunk(index, {"role": "assistant", "content": ""})
             if asked.chat.pieces:
-                yield chunk(index, {"content": ""}, logprobs=_log_probs(reply))
+                yield chunk(index, {"content": ""}, logprobs={"content": log_probs_of(reply), "refusal": None})
             for piece in in_pieces(message.get("reasoning_content") or ""):
                 yield chunk(index, {"reasoning_content": piece})
             for piece in in_pieces(message["content"] or ""):
@@ -245,20 +246,6 @@ def _message(reply: Reply) -> dict[str, Any]:
             for number, call in enumerate(reply.calls)
         ]
     return message
-
-
-def _log_probs(reply: Reply) -> dict[str, Any]:
-    action = reply.action
-    log_probs = np.zeros(len(action.tokens))  # of a token that was forced
-    log_probs[action.sampled] = action.log_probs
-    pairs = zip(reply.pieces, log_probs.tolist(), strict=True)
-    return {
-        "content": [
-            {"token": piece, "logprob": log_prob, "bytes": list(piece.encode()), "top_logprobs": []}
-            for piece, log_prob in pairs
-        ],
-        "refusal": None,
-    }
 
 
 def _usage(replies: Sequence[Reply]) -> dict[str, int]:

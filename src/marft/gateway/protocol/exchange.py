@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from marft.game.chat import Chat, Reply
 from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError
@@ -78,6 +80,25 @@ def call_id(reply: Reply, number: int) -> str:
 def in_pieces(text: str, size: int = 64) -> Iterator[str]:
     """A text in pieces, as streams have it."""
     return (text[at : at + size] for at in range(0, len(text), size))
+
+
+def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
+    """The tokens of an answer with their log-probs, and the likeliest ones in the place of each, as OpenAI has it; none
+    where their texts were not asked for."""
+    if not reply.pieces:
+        return []
+    action = reply.action
+    log_probs = np.zeros(len(action.tokens))  # of a token that was forced
+    log_probs[action.sampled] = action.log_probs
+    others = reply.alternatives or ((),) * len(log_probs)
+    return [
+        {**_piece(text, value), "top_logprobs": [_piece(*other) for other in alternatives]}
+        for text, value, alternatives in zip(reply.pieces, log_probs.tolist(), others, strict=True)
+    ]
+
+
+def _piece(text: str, log_prob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 
 def usage_of(replies: Sequence[Reply]) -> tuple[int, int]:

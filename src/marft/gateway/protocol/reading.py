@@ -18,6 +18,7 @@ from marft.types import Tool
 
 MOST_ACTIONS = 64  # of one request
 MOST_STOPS = 16
+MOST_ALTERNATIVES = 20  # of a token
 
 
 class Table(BaseModel):

@@ -12,8 +12,9 @@ from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
 from marft.gateway.protocol.chat_completions import ChatCompletions, Number
-from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, log_probs_of, usage_of
 from marft.gateway.protocol.reading import (
+    MOST_ALTERNATIVES,
     CallSaid,
     Count,
     Name,
@@ -34,8 +35,9 @@ from marft.types import Tool
 
 CHANGE_NOTHING = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "include", "background", "truncation",
+    "background", "truncation",
 )  # fmt: skip
+LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
 TEXTS = ("text", "input_text", "output_text", "summary_text")
 
 
@@ -86,6 +88,8 @@ class Request(Table):
     stream: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     conversation: object = None
 
 
@@ -112,6 +116,8 @@ class Responses(Protocol):
             max_tokens=request.max_output_tokens,
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
+            pieces=LOG_PROBS in (request.include or ()) or bool(request.top_logprobs),
+            alternatives=request.top_logprobs or 0,
         )
         ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
         keeps = None if request.store is False else tuple(turns)
@@ -230,7 +236,12 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
         summary = [{"type": "summary_text", "text": reply.thought}]
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary})
     if text or not reply.calls:
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        part = {
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": log_probs_of(reply),
+        }
         items.append(
             {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": [part]}
         )
