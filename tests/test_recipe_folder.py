@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tomli_w
 
-from marft.config import load_recipe, to_toml
+from marft.config import load_recipe, parse_recipe, to_toml
 from marft.config.folders import from_recipe
 from marft.envs.table import Table
 from marft.runs.changes import changes
@@ -20,7 +21,7 @@ GRADES = "def grade(row, text):\n    return float(text == row['answer'])\n"
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path) -> Iterator[Path]:
     """A recipe beside its table and its module."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -28,7 +29,8 @@ def file(tmp_path: Path) -> Path:
     (folder / "grades_of_mine.py").write_text(GRADES)
     table = {"name": "table", "path": "rows.csv", "grading": "grades_of_mine:grade"}
     (folder / "recipe.toml").write_text(tomli_w.dumps(recipe(output=tmp_path / "runs", environment=table)))
-    return folder / "recipe.toml"
+    yield folder / "recipe.toml"
+    sys.modules.pop("grades_of_mine", None)
 
 
 def dry_run(recipe: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -51,9 +53,27 @@ def test_a_recipe_is_read_from_anywhere_and_so_is_its_run(file: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_module_of_the_folder_that_the_command_runs_in_comes_first(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "grades_of_mine.py").write_text("raise RuntimeError('the other one')\n")
-    assert "the other one" in dry_run(file, tmp_path).stderr
+def test_a_module_of_the_folder_that_the_command_runs_in_is_not_taken_for_the_recipes(
+    file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "grades_of_mine.py").write_text(GRADES)
+    done = dry_run(file, tmp_path)
+    assert done.returncode != 0
+    assert all(str(folder / "grades_of_mine.py") in done.stderr for folder in (tmp_path, file.parent))
+
+
+@pytest.mark.parametrize("inside", ["", "/__init__"])
+def test_a_second_recipes_module_is_never_another_recipes_of_the_same_name(inside: str, tmp_path: Path) -> None:
+    name = f"rewards_of_two_{bool(inside)}"
+    written = {"rewards": [{"name": "function", "call": f"{name}:reward"}]}
+    for folder in ("one", "two"):
+        file = tmp_path / folder / f"{name}{inside}.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("def reward(episode):\n    return 1.0\n")
+    first = {**recipe(), **written, "recipe_folder": str(tmp_path / "one")}
+    assert parse_recipe(first) == parse_recipe(first)
+    with pytest.raises(ValueError, match=rf"two/{name}{inside}.py: .*one/{name}{inside}.py has the same name"):
+        parse_recipe({**first, "recipe_folder": str(tmp_path / "two")})
 
 
 def test_paths_of_the_command_line_are_the_recipes_too(file: Path) -> None:

@@ -10,10 +10,40 @@ from pathlib import Path
 FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
 
 
+_LOOKED_IN: list[str] = []  # folders of the recipes that this process has read, as sys.path has them: at its end
+
+
 def look_for_modules_in(folder: object) -> None:
-    """Let import paths find modules of a recipe's folder, after all others."""
-    if isinstance(folder, str) and folder and "\0" not in folder and folder not in sys.path and Path(folder).is_dir():
-        sys.path.append(folder)
+    """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes."""
+    if not isinstance(folder, str) or not folder or "\0" in folder or not Path(folder).is_dir():
+        return
+    if folder in _LOOKED_IN:
+        _LOOKED_IN.remove(folder)
+        sys.path[:] = [known for known in sys.path if known != folder]
+    if folder not in sys.path:
+        first = min((sys.path.index(known) for known in _LOOKED_IN if known in sys.path), default=len(sys.path))
+        sys.path.insert(first, folder)
+        _LOOKED_IN.append(folder)
+
+
+def refuse_namesakes(path: str, context: Mapping[str, object] | None) -> None:
+    """Refuse an imported module where the recipe's folder holds another one of its name: Python has room for one.
+
+    Raises:
+        ValueError: naming both files.
+    """
+    name = path.partition(":")[0].partition(".")[0]
+    folder = (context or {}).get(FOLDER)
+    if not isinstance(folder, str) or not folder:
+        return
+    files = (Path(folder, name, "__init__.py"), Path(folder, f"{name}.py"))
+    beside = next((file for file in files if file.is_file()), None)
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    if beside and loaded and not beside.samefile(loaded):
+        raise ValueError(
+            f"cannot import {path!r} from {beside}: {loaded} has the same name, and a process can hold one of the two; "
+            "rename one of them"
+        )
 
 
 def from_recipe(path: str, context: Mapping[str, object] | None) -> str:

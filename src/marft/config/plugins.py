@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from marft.config.folders import refuse_namesakes
 from marft.config.given import Given
 from marft.config.seams import SEAMS, class_problems, refusal, value_problems
 from marft.config.settings import Settings, did_you_mean
@@ -133,8 +134,8 @@ def plugin_names(kind: str) -> list[str]:
     return sorted({*BUILT_IN[kind], *(point.name for point in entry_points(group=f"marft.{kind}"))})
 
 
-def find_plugin(kind: str, name: str) -> type[Plugin]:
-    """The class behind ``name``.
+def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = None) -> type[Plugin]:
+    """The class behind ``name``, in a recipe whose folder ``context`` tells.
 
     Raises:
         ValueError: nothing goes by that name, it cannot be imported, or what does is no plugin of this kind.
@@ -142,7 +143,7 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
     if name in BUILT_IN[kind]:
         found = import_path(BUILT_IN[kind][name])
     elif ":" in name:
-        found = import_path(name)
+        found = import_path(name, context)
     else:
         registered = {point.name: point for point in entry_points(group=f"marft.{kind}")}
         if name not in registered:
@@ -158,18 +159,20 @@ def find_plugin(kind: str, name: str) -> type[Plugin]:
     return found
 
 
-def import_path(path: str) -> Any:
-    """What ``"package.module:name"`` names.
+def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
+    """What ``"package.module:name"`` names; where a recipe is read, ``context`` tells its folder.
 
     Raises:
-        ValueError: it cannot be imported.
+        ValueError: it cannot be imported, or the recipe's folder holds another module of that name.
     """
     if isinstance(path, Given):
         return path.value
     module, _, attribute = path.partition(":")
     if not attribute:
         raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
-    return _imported(path, lambda: getattr(importlib.import_module(module), attribute))
+    found = _imported(path, lambda: getattr(importlib.import_module(module), attribute))
+    refuse_namesakes(path, context)
+    return found
 
 
 def _imported(path: str, load: Callable[[], object]) -> object:
@@ -202,7 +205,7 @@ def resolver(kind: str) -> object:
         if not isinstance(table.get(tag), str):
             known = ", ".join(plugin_names(kind))
             raise PydanticCustomError("plugin_tag", "needs {tag}: one of {known}", {"tag": repr(tag), "known": known})
-        cls = find_plugin(kind, table[tag])
+        cls = find_plugin(kind, table[tag], info.context)
         plugin = _made(cls, {key: value for key, value in table.items() if key != tag}, info.context)
         if isinstance(table[tag], Given) and isinstance(table[tag].value, Plugin):
             plugin = _itself(table[tag].value, plugin)

@@ -191,8 +191,8 @@ class ByFunction(Grading):
 
     @field_validator("call")
     @classmethod
-    def _can_be_called(cls, call: str) -> str:
-        function = import_path(call)
+    def _can_be_called(cls, call: str, info: ValidationInfo) -> str:
+        function = import_path(call, info.context)
         fits = callable(function) and not inspect.iscoroutinefunction(function)
         try:
             inspect.signature(function).bind({}, "")

@@ -72,8 +72,8 @@ class Program(OrganizationPart):
 
     @field_validator("call")
     @classmethod
-    def _can_be_called(cls, path: str) -> str:
-        if path and not callable(import_path(path)):
+    def _can_be_called(cls, path: str, info: ValidationInfo) -> str:
+        if path and not callable(import_path(path, info.context)):
             raise PydanticCustomError("call", "{path} is no function", {"path": repr(path)})
         return path
 

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from pydantic import Field, Strict, field_validator
+from pydantic import Field, Strict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.given import ImportPath
@@ -199,8 +199,8 @@ class Function(Term):
 
     @field_validator("call")
     @classmethod
-    def _can_be_imported(cls, call: str) -> str:
-        import_path(call)
+    def _can_be_imported(cls, call: str, info: ValidationInfo) -> str:
+        import_path(call, info.context)
         return call
 
     def written(self) -> str:

@@ -8,7 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUserError,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
 from marft.config.given import ImportPath
 from marft.config.plugins import Plugin, import_path
@@ -36,8 +45,8 @@ class Functions(Plugin):
 
     @field_validator("call")
     @classmethod
-    def _is_callable(cls, call: str) -> str:
-        _functions(import_path(call))
+    def _is_callable(cls, call: str, info: ValidationInfo) -> str:
+        _functions(import_path(call, info.context))
         return call
 
     def connect(self) -> FunctionSource:
