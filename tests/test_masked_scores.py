@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from marft.game.generation import Draft, ResponsePrefix, response_prefix_of
 from marft.learning.batching import make_samples
 from marft.learning.choice_scoring import scored_tokens
 from marft.learning.interfaces import Credits
@@ -20,7 +21,7 @@ from marft.models.log_probs import token_scores
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.models.masked import PackedMasks, allowed
 from marft.segments import Restart
-from marft.types import Action, Episode, Task
+from marft.types import Action, Completion, Episode, Prompt, Task
 from tests.episodes import make_action
 
 TOKENS, VOCABULARY = 23, 50
@@ -169,3 +170,39 @@ def test_a_mask_of_one_token_is_told_from_one_of_more(token: int, other: int) ->
     both = bytes(a | b for a, b in zip(only(token).ljust(30, b"\0"), only(other).ljust(30, b"\0"), strict=True))
     assert allows_one(only(token))
     assert allows_one(both) == (token == other)
+
+
+def test_what_a_teammate_was_forced_to_write_is_its_text_with_certainty() -> None:
+    class AsTheyAre:
+        def response_prefix(self, policy: str, other: Action) -> int:
+            return len(other.tokens)
+
+    marks = [Mark.FORCED, Mark.SAMPLED, Mark.FORCED]
+    author = replace(masked((4, 5, 6), marks, Masks.of([1], [b"\x60"])), log_probs=np.array([-0.5], np.float32))
+    prefix = response_prefix_of(AsTheyAre(), "p", author)  # type: ignore[arg-type]
+    assert prefix.marks.tolist() == [Mark.TEAMMATE] * 3
+    assert prefix.log_probs.tolist() == [0.0, -0.5, 0.0]
+
+
+class TestDrafts:
+    def said(self, *turns: Completion) -> Action:
+        draft = Draft(Prompt(np.array([7], np.int32)), ResponsePrefix())
+        for turn in turns:
+            draft.say(turn)
+        return draft.action(make_action().key, "p", "stop")
+
+    def test_masks_and_log_probs_of_several_turns_keep_to_their_tokens(self) -> None:
+        first = Completion(
+            np.array([4, 5], np.int32), np.array([0.0, -0.5], np.float32), "a", "stop",
+            masks=Masks.of([1], [b"\x60"]), forced=(0,),
+        )  # fmt: skip
+        action = self.said(first, first)
+        assert action.marks.tolist() == [Mark.FORCED, Mark.SAMPLED] * 2
+        assert action.log_probs.tolist() == [-0.5, -0.5]
+        assert action.masks
+        assert action.masks.at.tolist() == [1, 3]
+
+    def test_where_all_was_forced_the_last_token_stands_for_a_decision(self) -> None:
+        action = self.said(Completion(np.array([4, 2], np.int32), np.zeros(2, np.float32), "7", "stop", forced=(0, 1)))
+        assert action.marks.tolist() == [Mark.FORCED, Mark.SAMPLED]
+        assert (action.decisions, action.settled, action.log_probs.tolist()) == (1, True, [0.0])
