@@ -30,6 +30,7 @@ from marft.learning.interfaces import CreditInputs, Level
 from marft.learning.rewarding import price_overlong
 from marft.models.backbone import Backbone
 from marft.models.choice_distribution import ChoiceSets, entropies
+from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
@@ -112,8 +113,11 @@ class TestTheEngine:
         total = math.log(sum(map(math.exp, found)))
         return [x - total for x in found]
 
+    @pytest.mark.parametrize("shape", [AS_THEY_ARE, LogitShape(0.5, 3.0)], ids=["plain", "capped"])
     @pytest.mark.parametrize("adapter", [None, "one"])
-    def test_options_are_scored_as_one_by_one(self, double: Backbone, adapter: str | None) -> None:
+    def test_options_are_scored_as_one_by_one(self, double: Backbone, adapter: str | None, shape: LogitShape) -> None:
+        """As the learner scores them, whatever the model does to its logits."""
+        double.logit_shape = shape
         prompt = np.array([5, 6], np.int32)
         expected = self.scores(double, adapter)
         edges = np.cumsum(np.exp(expected))

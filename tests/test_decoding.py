@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
+from marft.models import running_rows
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.packed_rows import PackedRows
@@ -70,7 +71,12 @@ def test_the_likeliest_tokens_are_told_of_rows_that_ask_for_them(backbone: Backb
             assert token in dict(others) or log_prob <= values[-1] + 1e-6
 
 
-def test_greedy_tokens_and_log_probs_equal_a_forward_over_the_whole_row(tuned: Backbone) -> None:
+@pytest.mark.parametrize("room", [1, 64])
+def test_greedy_tokens_and_log_probs_equal_a_forward_over_the_whole_row(
+    tuned: Backbone, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where rows outgrow the room that they begin with."""
+    monkeypatch.setattr(running_rows, "FIRST_COLUMNS", room)
     policies = ["one", "two", None, "one", "two", "one"]
     rows = [row(p, a, temperature=0.0) for p, a in zip(PROMPTS, policies, strict=True)]
     done = run(new_batch(tuned), rows)

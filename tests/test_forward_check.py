@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from marft.models.backbone import Backbone
 from marft.models.families import SMALL
 from marft.models.loading import load_backbone
 from marft.models.logit_shape import AS_THEY_ARE
-from marft.models.small_copy import WINDOW, small_config, small_copy
+from marft.models.small_copy import VOCABULARY, WINDOW, small_config, small_copy
 from marft.models.weighing import Weighing
 from tests.families import FAMILY, random_model
 
@@ -146,6 +147,43 @@ def test_a_model_that_differs_on_its_real_weights_is_not_packed(monkeypatch: pyt
     assert backbone.plain
 
 
+def test_what_recomputes_is_checked_by_the_forward_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    original = forward_check._packed_logits
+
+    def seen(of: Backbone, rows: object) -> torch.Tensor:
+        checked.append((of.fused, of.plain))
+        return original(of, rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward_check, "_packed_logits", seen)
+    monkeypatch.setattr(forward_check, "_seen", {})
+    for recomputes in (False, True):
+        settings = ModelSettings(path="tiny", gradient_checkpointing=recomputes)
+        backbone = load_backbone(settings, torch.device("cpu"), torch.float32)
+        assert {(backbone.fused, backbone.plain)} == set(checked) == {(not recomputes, False)}
+        checked.clear()
+
+
+@pytest.mark.parametrize(
+    ("made", "where"), [("_packed_logits", "in a batch"), ("_decoded_logits", "decoded")], ids=["batch", "decoded"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_model_that_is_another_in_a_batch_or_decoded_than_alone_is_refused(
+    made: str, where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that runs its own forward: whatever leaks from row to row, or is lost in a cache."""
+    backbone = backbone_of(FAMILY["LFM 2"].small_config(), dtype)
+    original = getattr(forward_check, made)
+
+    def leaking(of: Backbone, rows: object) -> torch.Tensor:
+        logits = original(of, rows)
+        return logits + torch.randn_like(logits) if of is backbone else logits
+
+    monkeypatch.setattr(forward_check, made, leaking)
+    with pytest.raises(ValueError, match=f"log-probs of Lfm2ForCausalLM are others {where} than transformers' own"):
+        forward_check.settle_forward(backbone, "it")
+
+
 def test_a_small_copy_has_a_layer_of_each_kind_and_short_windows() -> None:
     config = transformers.Gemma3TextConfig(**{**SMALL, "head_dim": 256, "num_hidden_layers": 26, "vocab_size": 300})
     small = small_config(backbone_of(config).model, backbone_of(config).decoder)
@@ -153,6 +191,45 @@ def test_a_small_copy_has_a_layer_of_each_kind_and_short_windows() -> None:
     assert set(small.layer_types) == {"sliding_attention", "full_attention"}
     assert small.sliding_window == WINDOW
     assert config.sliding_window == 4096  # the model itself is as it was
+
+
+SETTINGS = (
+    ("Qwen 2", "rope_parameters.rope_theta"), ("Llama", "rope_parameters.rope_theta"),
+    ("Llama", "rope_parameters.factor"), ("Llama", "rope_parameters.high_freq_factor"),
+    ("Mistral", "sliding_window"), ("Gemma 2", "sliding_window"), ("Gemma 2", "query_pre_attn_scalar"),
+    ("Gemma 2", "attn_logit_softcapping"), ("Gemma 2", "final_logit_softcapping"),
+    ("Granite 3", "attention_multiplier"), ("Granite 3", "residual_multiplier"), ("Granite 3", "logits_scaling"),
+    ("Granite 3", "embedding_multiplier"), ("Ministral 3", "rope_parameters.llama_4_scaling_beta"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_a_setting_that_is_off_by_two_percent_or_by_one_shows_in_a_small_copy(name: str, setting: str) -> None:
+    """What is called the same is far above rounding and below whatever is left out or taken wrongly."""
+    backbone = backbone_of(FAMILY[name].small_config())
+    copy = small_copy(backbone.model, backbone.decoder)
+    assert copy is not None
+    rows = forward_check._rows(forward_check.COPIED, VOCABULARY)
+    own = forward_check._own_logits(copy, rows, "eager")
+    config = deepcopy(copy.config)
+    *within, last = setting.split(".")
+    table = vars(config)
+    for part in within:
+        table = table[part]
+    table[last] = table[last] + 1 if isinstance(table[last], int) else 1.02 * table[last]
+    other = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    other.load_state_dict(copy.state_dict())
+    off = forward_check._differences(forward_check._own_logits(other, rows, "eager"), own).max()
+    assert off > 10 * forward_check.SAME
+    assert not forward_check._computes_alike(other, own, fused=False, plain=False)
+    packed = Backbone(copy, 64)
+    packed.fused = False
+    copy.set_attn_implementation(attention.IMPLEMENTATION)
+    for mine, wanted in (
+        (forward_check._packed_logits(packed, rows), own),
+        (forward_check._decoded_logits(packed, rows), own[torch.tensor(forward_check.COPIED).cumsum(0) - 1]),
+    ):
+        assert forward_check._differences(mine, wanted).max() < forward_check.SAME / 50
 
 
 def test_making_a_small_copy_draws_nothing_from_the_common_generator() -> None:

@@ -101,6 +101,16 @@ def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def test_a_tuned_model_that_is_no_number_any_more_is_refused_and_changes_nothing(model: Path) -> None:
+    backbone = load_backbone(ModelSettings(path=str(model)), torch.device("cpu"), torch.float32)
+    before = backbone.head.weight.clone()
+    change_weights(model, lambda weights: weights[f"{Q_PROJ}.weight"][3, 4].fill_(math.nan))
+    with pytest.raises(ValueError, match=f"the weights at {model}: {Q_PROJ}.weight holds NaN"):
+        load_weights(backbone, model)
+    assert torch.equal(backbone.head.weight, before)
+    assert all(torch.isfinite(weight).all() for weight in backbone.base_weights().values())
+
+
 def refusal(folder: Path) -> str:
     with pytest.raises(ValueError, match=r"models: ") as caught:
         load_backbone(ModelSettings(path=str(folder)), torch.device("cpu"), torch.float32)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from marft.config.models import LoraSettings, ModelSettings
@@ -18,7 +19,7 @@ from marft.models.attention import DecodePlan, PackedPlan
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.loading import load_backbone
-from marft.models.lora import Adapter
+from marft.models.lora import Adapter, MultiLoraLinear, Routing
 from marft.models.packed_rows import PackedRows
 
 ROWS = [
@@ -182,6 +183,44 @@ def test_adapters_are_float32_on_a_half_precision_base(random_model: Path) -> No
     hidden.float().sum().backward()
 
 
+@pytest.mark.parametrize("how", ["stretches", "whole", "rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_an_adapters_change_counts_alpha_over_rank_times_in_every_precision(dtype: torch.dtype, how: str) -> None:
+    """Values and gradients of one layer, against float64 on the same weights and inputs."""
+    torch.manual_seed(0)
+    base, routing = nn.Linear(16, 12).to(dtype).requires_grad_(False), Routing()
+    layer = MultiLoraLinear(base, routing)
+    layer.add("one", 2, 16.0, torch.Generator().manual_seed(0))
+    layer.add("two", 4, 2.0, torch.Generator().manual_seed(1))
+    owners = ["one"] * 3 + ["two"] * 2 + [None, "one"]
+    x = torch.randn(1, 7, 16).to(dtype)
+    adapters = {name: found for name in ("one", "two") if (found := layer.adapter(name)) is not None}
+    for adapter in adapters.values():
+        nn.init.normal_(adapter.b, std=0.5)
+    stretches = [("one", 0, 3), ("two", 3, 5), (None, 5, 6), ("one", 6, 7)]
+    with routing.by_row(owners) if how == "rows" else routing.by_stretch(stretches, 7, whole=how == "whole"):
+        mine = layer(x)[0]
+    halves = {name: (a.a.detach().double(), a.b.detach().double()) for name, a in adapters.items()}
+    leaves = [half.requires_grad_() for pair in halves.values() for half in pair]
+    rows = []
+    for row, owner in zip(x[0].double(), owners, strict=True):
+        out = base.weight.double() @ row + base.bias.double()
+        if owner is not None:
+            out = out + (8.0 if owner == "one" else 0.5) * (halves[owner][1] @ (halves[owner][0] @ row))
+        rows.append(out)
+    expected = torch.stack(rows)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
+    assert mine.dtype == dtype
+    torch.testing.assert_close(mine.double(), expected, **close)
+    weights = torch.linspace(-1, 2, expected.numel(), dtype=torch.float64).view(expected.shape)
+    (mine.double() * weights).sum().backward()
+    wanted = torch.autograd.grad((expected * weights).sum(), leaves)
+    found = [half.grad for adapter in adapters.values() for half in (adapter.a, adapter.b)]
+    for gradient, right in zip(found, wanted, strict=True):
+        assert gradient is not None
+        torch.testing.assert_close(gradient.double(), right, **close)
+
+
 def test_a_saved_adapter_loads_as_it_was(tuned: Backbone, random_model: Path, tmp_path: Path) -> None:
     save_adapter(tuned.adapters("two"), LORA["two"], str(random_model), tmp_path)
     assert read_lora_settings(tmp_path).rank == 8
@@ -219,6 +258,26 @@ def test_an_adapter_that_peft_made_is_read_as_peft_reads_it(
         theirs = torch.cat([other(torch.from_numpy(row).long()[None]).logits[0] for row in ROWS])
         mine = backbone.hidden_states(PackedRows.of(ROWS, ["read"] * 3, backbone.device)) @ backbone.head.weight.T
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+ANOTHER_COMPUTATION: dict[str, object] = {
+    "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"q_proj": 2}, "fan_in_fan_out": True, "bias": "all",
+    "lora_bias": True, "layers_to_transform": [0], "use_dora": True, "modules_to_save": ["lm_head"],
+    "target_parameters": ["mlp.experts.gate_up_proj"], "trainable_token_indices": [1], "layer_replication": [[0, 1]],
+    "alora_invocation_tokens": [1], "use_qalora": True, "arrow_config": {"top_k": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ANOTHER_COMPUTATION)
+def test_an_adapter_that_asks_for_another_computation_is_refused_by_what_it_asks_for(
+    tuned: Backbone, key: str, tmp_path: Path
+) -> None:
+    """Read as plain LoRA it would compute something else than where it was trained."""
+    save_adapter(tuned.adapters("one"), LORA["one"], "base", tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, key: ANOTHER_COMPUTATION[key]}))
+    with pytest.raises(ValueError, match=f"asks for {key}"):
+        read_lora_settings(tmp_path)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(

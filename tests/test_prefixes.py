@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +14,17 @@ from hypothesis import strategies as st
 
 from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
-from marft.engines.local import _pass_of
+from marft.engines.local import LocalEngine, LocalPolicy, _pass_of
 from marft.engines.prefilling import Asked, Prefill
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.forest import Forest
+from marft.models.packed_rows import PackedRows
 from marft.models.prefixes import Prefixes
 from marft.models.running_rows import running_rows
 from marft.rollouts import LocalRollouts
-from marft.types import ActionKey, Prompt, Sampling
+from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import lengths_read
 from tests.helpers import settings as run_settings
 
@@ -167,6 +170,17 @@ def test_a_next_turn_computes_only_what_is_new(tuned: Backbone) -> None:
     assert (batch.prefill.tokens.asked, batch.prefill.tokens.computed) == (asked, 52)
 
 
+def test_prompts_that_go_on_from_other_places_of_one_row_each_find_their_own_part_of_it(tuned: Backbone) -> None:
+    ids = list(range(5, 45))
+    kept, plain = batch_of(tuned), batch_of(tuned, 0)
+    for batch in (kept, plain):
+        finished(batch, [row(ids)])
+    rows = [row([*ids[:length], 3, 4]) for length in (37, 20, 28)]
+    for one, other in zip(finished(kept, rows), finished(plain, rows), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=2e-5)
+
+
 def test_prompts_that_come_together_share_what_they_begin_with(tuned: Backbone) -> None:
     batch, seen = batch_of(tuned, 0), lengths_read(tuned)
     head = list(range(5, 45))
@@ -193,6 +207,44 @@ def test_nothing_is_shared_across_policies_passes_and_versions(tuned: Backbone) 
     finished(batch, [row(ids, "one", "train/1")])
     assert seen == [40, 40, 40, 1, 40, 40, 40]
     assert batch.prefill.tokens.asked == 7 * 40
+
+
+def test_what_is_sampled_once_weights_have_moved_is_by_the_new_weights(tuned: Backbone) -> None:
+    """In an engine, in the same pass over tasks: neither keys and values nor stacked adapters are those of before."""
+    local = {str(name): LocalPolicy(tuned, name, Silent(), (2,)) for name in ("one", "two", None)}  # type: ignore[arg-type]
+    prompt = Prompt(np.arange(5, 45, dtype=np.int32))
+
+    async def sampled(engine: LocalEngine) -> list[Completion]:
+        keys = [ActionKey("test/greedy", "t", 0, 0, name, 0) for name in local]
+        asked = [engine.sample(key.agent, prompt, Sampling(max_new_tokens=4), key) for key in keys]
+        return await asyncio.gather(*asked)
+
+    with ThreadPoolExecutor(1) as worker:
+        engine = LocalEngine(local, worker, seed=0, prefix_bytes=ROOM)
+
+        async def played() -> list[Completion]:
+            await sampled(engine)
+            with torch.no_grad():
+                for policy in ("one", "two"):
+                    for adapter in tuned.adapters(policy).values():
+                        adapter.b.neg_()
+            await engine.publish(dict.fromkeys(local), 1)  # type: ignore[arg-type]
+            return await sampled(engine)
+
+        completions = asyncio.run(played())
+    for policy, done in zip(local.values(), completions, strict=True):
+        row = np.concatenate([prompt.ids, done.tokens])
+        with torch.no_grad():
+            hidden = tuned.hidden_states(PackedRows.of([row], [policy.adapter], tuned.device))[39:-1]
+        scores = tuned.logits(hidden, None).log_softmax(-1).gather(1, torch.from_numpy(done.tokens).long()[:, None])
+        np.testing.assert_allclose(done.log_probs, scores[:, 0].numpy(), atol=1e-4)
+
+
+class Silent:
+    """A tokenizer whose texts nobody reads."""
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return ""
 
 
 def test_a_step_and_its_forks_are_one_pass() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from marft.config.models import ModelSettings
 from marft.models.loading import load_backbone
+from marft.models.quantised import to_one_dtype
 from tests.families import FAMILY, random_model
 from tests.test_families import CPU
 from tests.test_multimodal import saved
@@ -119,6 +120,23 @@ def test_the_language_model_of_a_quantised_checkpoint_that_also_sees_is_read_who
     }
     assert len(text) > 20
     check(tmp_path, text, torch.float32)
+
+
+def test_what_a_model_keeps_in_float32_stays_so_and_all_else_is_of_the_type_asked_for() -> None:
+    class Kept(torch.nn.Module):
+        _keep_in_fp32_modules = None
+        _keep_in_fp32_modules_strict = ("decay",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.decay, self.proj = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    model: Any = Kept()
+    to_one_dtype(model, torch.bfloat16)
+    assert {name: weight.dtype for name, weight in model.named_parameters() if name.endswith("weight")} == {
+        "decay.weight": torch.float32,
+        "proj.weight": torch.bfloat16,
+    }
 
 
 def test_a_way_that_cannot_be_read_is_refused_with_the_models_name(tmp_path: Path) -> None:

@@ -198,6 +198,23 @@ def test_what_teammates_wrote_is_scored_in_the_models_shape_too(double: Backbone
     assert (found[0] - found[1]).abs().max() > 0.01
 
 
+def test_what_teammates_wrote_is_scored_at_the_agents_own_temperature(double: Backbone) -> None:
+    double.logit_shape = LogitShape(0.5, 4.0)
+    scored = set()
+    for seed in range(6):
+        samples = team(seed)
+        (batch,) = packing(double).micro_batches(samples, Denominators.of(samples, pooled=False))
+        if (text := batch.teammate_text) is None:
+            continue
+        with torch.no_grad():
+            theirs = score_all(batch)[1]
+            logits = double.logit_shape(double.hidden_states(batch.rows)[text.predict_from] @ double.head.weight.T)
+        expected = (logits / text.temperatures[:, None]).log_softmax(-1).gather(1, text.targets[:, None])[:, 0]
+        torch.testing.assert_close(theirs, expected, rtol=1e-6, atol=1e-6)
+        scored |= {round(temperature, 3) for temperature in text.temperatures.tolist()}
+    assert 0.7 in scored
+
+
 def test_what_begins_alike_is_read_once(double: Backbone) -> None:
     """Four attempts at a task, and an episode of eight turns, each of which begins with all of those before it."""
     prompt, turns = tuple(range(3, 43)), list(np.random.default_rng(0).integers(3, 40, 324))

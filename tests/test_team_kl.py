@@ -71,8 +71,9 @@ def test_the_joint_kl_is_that_of_plain_loops_and_the_sum_over_policies(batch: li
 def test_phases_share_the_budget_by_how_many_move(turns: list[list[str]], acted: set[str], budget: float) -> None:
     mine = shares([UpdatePhase(tuple(turn)) for turn in turns], acted, budget)
     assert math.fsum(mine) == pytest.approx(budget if acted & {name for turn in turns for name in turn} else 0.0)
+    moves = sum(len(acted & set(turn)) for turn in turns)
     for turn, share in zip(turns, mine, strict=True):
-        assert (share > 0) == bool(acted & set(turn))
+        assert share == pytest.approx(budget * len(acted & set(turn)) / max(1, moves))
 
 
 class TestHolding:
@@ -103,6 +104,25 @@ class TestHolding:
         assert moved <= budget
         assert 0.0 <= fraction <= 1.0
 
+    @pytest.mark.parametrize(("budget", "kept"), [(0.5, True), (math.nan, False)])
+    def test_moments_are_those_of_the_step_where_some_of_it_stays_else_those_before(
+        self, budget: float, kept: bool
+    ) -> None:
+        parameter = torch.nn.Parameter(torch.tensor([1.0]))
+        optimizer = PolicyOptimizer({"x": parameter}, AlgorithmSettings().optimizer, 1.0, 1)
+        taken = []
+        for gradient in (0.3, -0.7):
+            parameter.grad = torch.tensor([gradient])
+            taken.append(optimizer.snapshot())
+            optimizer.step()
+        after = optimizer.snapshot()
+        start = taken[1].parameters[0].item()
+        fraction, _ = hold({"p": optimizer}, {"p": taken[1]}, lambda: 8 * (parameter.item() - start) ** 2, budget)
+        assert (0.0 < fraction < 1.0) == kept
+        wanted, found = (after if kept else taken[1]).moments, optimizer.snapshot().moments
+        assert found.keys() == wanted.keys() == {"x.step", "x.exp_avg", "x.exp_avg_sq"}
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
     @pytest.mark.parametrize("kl", [math.nan, math.inf])
     def test_what_cannot_be_measured_is_undone(self, kl: float) -> None:
         fraction, moved, now = self.held(lambda move: kl if move else 0.0, 1.0)
@@ -117,6 +137,22 @@ class TestLearning:
         metrics = learner.learn(batch, Progress(0, 0))
         moved = references.joint_kl(batch, old, scored(learner, batch))
         assert 0 < moved <= budget * 1.001
+        assert metrics["team_kl"] == pytest.approx(moved, rel=1e-3)
+
+    def test_where_agents_act_in_steps_of_their_own_kl_is_still_a_mean_over_all_steps(self, tmp_path: Path) -> None:
+        learner = begun(recipe(tmp_path, "happo", *FAST, "--algorithm.team_kl", "1e-4"))
+        batch = [
+            replace(
+                one,
+                actions=tuple(replace(a, key=a.key._replace(step=n)) for n, a in enumerate(one.actions)),
+                transitions=(*one.transitions, *one.transitions),
+            )
+            for one in episodes()
+        ]
+        old = scored(learner, batch)
+        metrics = learner.learn(batch, Progress(0, 0))
+        moved = references.joint_kl(batch, old, scored(learner, batch))
+        assert 0.0 < moved <= 1e-4 * 1.001
         assert metrics["team_kl"] == pytest.approx(moved, rel=1e-3)
 
     def test_everybody_keeps_the_same_fraction_of_a_move(self, tmp_path: Path) -> None:

@@ -66,6 +66,52 @@ def train(
     commands.train(recipe, changes, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
 
 
+@app.command(context_settings=OVERRIDES)
+def sft(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    traces: Annotated[
+        list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+    ] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+) -> None:
+    """Warm start a team from traces of other programs.
+
+    By imitation, each role of its own turns alone. Settings can be changed: --sft.epochs 2
+    """
+    from marft.cli import options
+    from marft.cli import traces as of_traces
+
+    changes = options.overrides_of(context, recipe)
+    of_traces.sft(recipe, changes, traces or [], role or [], resume=resume, overwrite=overwrite)
+
+
+@app.command(context_settings=OVERRIDES)
+def score(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
+    traces: Annotated[
+        list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+    ] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+) -> None:
+    """Grade traces of other programs.
+
+    By the environment and the reward terms of a recipe: a table by term and agent. No model is loaded.
+    """
+    from marft.cli import options
+    from marft.cli import traces as of_traces
+
+    of_traces.score(recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite)
+
+
 @app.command("eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,

@@ -22,6 +22,7 @@ from marft.config.parts import (
     ToolPlugin,
 )
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
+from marft.config.sft import SftSettings
 from marft.config.sizes import size_problems
 
 ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
@@ -96,6 +97,7 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
+    sft: SftSettings = SftSettings()  # supervised warm starts from traces
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")

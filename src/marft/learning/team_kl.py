@@ -35,14 +35,15 @@ def joint_kl(
     Args:
         old: π_old's log-probs, which the tokens were sampled with, by the action's key.
         new: those of the policies now.
-        steps: environment steps of the batch, whoever acted in them: sums over policies add up to the team's.
+        steps: environment steps of the batch, whoever of those that move acted: sums over policies are the team's.
     """
     moved = np.concatenate([new[sample.action.key] - old[sample.action.key] for sample in samples])
     return float(k3(torch.from_numpy(moved)).sum()) / steps
 
 
 def environment_steps(samples: Sequence[Sample]) -> int:
-    """In how many environment steps, over all episodes, the samples' actions were taken."""
+    """In how many environment steps, over all episodes, the samples' actions were taken. Steps in which frozen agents
+    alone act are none."""
     return len({step_of(sample.action) for sample in samples})
 
 

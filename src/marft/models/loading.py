@@ -80,6 +80,7 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     torch.nn.Module.to(model, device).eval().requires_grad_(False)
     refuse_not_finite(model.state_dict(), what)
     backbone = Backbone(model, context_of(config, settings))
+    backbone.fused = backbone.fused and not settings.gradient_checkpointing  # which recomputes modules
     settle_forward(backbone, what)
     if settings.gradient_checkpointing:
         backbone.recompute_activations()
