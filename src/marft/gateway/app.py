@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from marft.game.chat import Reply
+from marft.game.chat import ChatRefusedError, Reply
 from marft.gateway.http import Bounds, body_of, gone, no_address, one_by_one, written
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
@@ -64,13 +64,16 @@ class App:
     async def _answer(self, protocol: Protocol, request: Request) -> Response:
         session, role = self._session(request), request.path_params["role"]
         body = await body_of(request, self.bounds)
-        asked = protocol.read(body)
+        asked = protocol.read(body, session.kept.get(role, {}))
         wanted = _wanted(request, role, asked, body)
+        if asked.chat.constraint:
+            await _checked(await _there(session, session.check_of, wanted))
         answered = await _unless_gone(request, _on(session, session.ask(wanted)))
         if answered is None:
             return Response(status_code=499)  # which nobody reads
         exchange, replies = answered
         try:
+            session.kept.setdefault(role, {}).update(protocol.kept(asked, replies))
             response = _response(protocol, asked, replies)
         except Exception as error:  # the same request would be an action of its own, and end here as well
             raise RequestError(500, "no_response", "the action is recorded, and no response can say it") from error
@@ -80,7 +83,7 @@ class App:
     async def _models(self, request: Request) -> Response:
         try:
             session, role = self._session(request), request.path_params["role"]
-            policy = await _there(session, session.policy_of, role)
+            policy = await _there(session, session.policy_of, role, request.path_params["secret"])
             model = {"id": policy, "object": "model", "created": 0, "owned_by": "marft"}
             named = request.path_params.get("model")
             if named not in (None, policy):
@@ -92,7 +95,7 @@ class App:
     async def _waiting(self, request: Request) -> Response:
         try:
             session = self._session(request)
-            await _there(session, session.wait)
+            await _there(session, session.wait, request.path_params["secret"])
             return Response(status_code=204)
         except RequestError as error:
             return JSONResponse(ChatCompletions().error(error), error.status)
@@ -117,9 +120,11 @@ def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientReq
     chat, declared = asked.chat, headers.get("x-marft-sees")
     if declared is not None:
         chat = replace(chat, sees=tuple(unquote(name) for part in declared.split(",") if (name := part.strip())))
-    digest = hashlib.sha256(f"{role}\n{request.url.path}\n{declared}\n".encode() + body).digest()
+    digest = hashlib.sha256(f"{role}\n{request.scope['path']}\n{declared}\n".encode() + body).digest()
     waits = headers.get("x-marft-waiting", "") not in ("", "0", "false")
-    return ClientRequest(role, chat, asked.count, digest, key, int(counts[0]) if counts else 0, waits)
+    return ClientRequest(
+        role, chat, asked.count, digest, key, int(counts[0]) if counts else 0, waits, request.path_params["secret"]
+    )
 
 
 def _response(protocol: Protocol, asked: Asked, replies: list[Reply]) -> Response:
@@ -164,6 +169,18 @@ async def _there(session: Session, function: Callable[..., T], *arguments: objec
         return function(*arguments)
 
     return await _on(session, call())  # type: ignore[no-any-return]
+
+
+async def _checked(check: Callable[[], None]) -> None:
+    """Look, on a thread, whether an answer can be held to what is asked for: to compile a grammar may take a second.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    try:
+        await asyncio.to_thread(check)
+    except ChatRefusedError as error:
+        raise RequestError.of(error) from error
 
 
 async def _unless_gone(

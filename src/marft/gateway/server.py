@@ -35,11 +35,15 @@ class Gateway:
         self._sessions[session.secret] = session
         return f"{self.address}/e/{session.secret}"
 
-    def forget(self, session: Session) -> None:
-        """The session's episode is over."""
+    def leave(self, session: Session) -> None:
+        """The session's step is over: nothing is reached by its secret any more."""
         if self._sessions.pop(session.secret, None):
             self._closed.append(session.secret)
-            self.overdue += session.overdue
+
+    def forget(self, session: Session) -> None:
+        """The session's episode is over."""
+        self.leave(session)
+        self.overdue += session.overdue
 
     def counts(self) -> dict[str, float]:
         """What was lost, by the name of a metric."""
