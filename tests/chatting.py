@@ -106,4 +106,7 @@ def talked(
     ]
     team = replace(g.team, agents=tuple(replace(agent, **changes) for agent in agents))
     g = replace(g, team=team, engine=engine, renderer=ChatRenderer(dict.fromkeys(roles, format)))
-    return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", critic_states=critic))), engine
+    try:
+        return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", critic_states=critic))), engine
+    finally:
+        g.threads.close()

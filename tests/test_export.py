@@ -29,6 +29,13 @@ from tests.runs import contents, finished
 
 
 @pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run whose policies have moved, each its own way."""
+    rewarded = "--rewards", "[{ name = 'format', pattern = '[0-4] ' }]", "--algorithm.optimizer.learning_rate", "0.02"
+    return finished(tmp_path_factory.mktemp("trained"), *rewarded)[1]
+
+
+@pytest.fixture(scope="module")
 def folder(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_run(trained, "last", tmp_path_factory.mktemp("exports") / "team", merged=True)
 

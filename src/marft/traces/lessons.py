@@ -14,12 +14,13 @@ from marft.config.run import RunSettings
 from marft.learning.choice_scoring import scored_tokens
 from marft.learning.cutting import length
 from marft.learning.supervised import as_sample
+from marft.marks import Mark
 from marft.models.batches import in_batches
 from marft.models.formats import Format
 from marft.traces.reading import read_traces
 from marft.traces.record import Tally, TracedTurn
 from marft.traces.stage import Stage, Told
-from marft.types import Action, ActionKey, Mark, Sample
+from marft.types import Action, ActionKey, Sample
 
 NOTHING = "the traces hold no turn that a policy in training could learn from"
 
