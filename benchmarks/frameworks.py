@@ -45,7 +45,6 @@ ALL: Mapping[str, Framework] = {
     "langgraph": Framework("LangGraph"),
     "openai_agents": Framework("OpenAI Agents SDK"),
     "pydantic_ai": Framework("PydanticAI"),
-    "smolagents": Framework("smolagents"),
     "crewai": Framework("CrewAI", ("crewai==1.15.30",)),
     "autogen": Framework("AutoGen", ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5")),
 }

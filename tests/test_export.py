@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -26,6 +27,8 @@ from marft.runs.folder import RunFolder
 from marft.types import Episode
 from tests.exports import Plain, merged_logits, texts_in, whole
 from tests.runs import contents, finished
+
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,7 @@ class TestWhatPeftMakesOfIt:
         self.says_the_same(trained, exported, 4)
 
     @pytest.mark.slow
+    @pytest.mark.skipif(not NIGHT, reason="the same on a hundred tasks: make nightly")
     def test_also_on_a_hundred_tasks(self, exported: Export, tmp_path: Path, trained: RunFolder) -> None:
         many = shutil.copytree(trained.path, tmp_path / "test")
         recipe = RunFolder(many).config

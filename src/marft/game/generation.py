@@ -198,8 +198,11 @@ class Draft:
 
     def action(self, key: ActionKey, policy: str, finish: Finish) -> Action:
         tokens, marks = np.concatenate(self._tokens), np.concatenate(self._marks)
-        if not (marks == Mark.SAMPLED).any():  # a grammar has left no choice: the last token stands for a decision
-            last = int(np.flatnonzero(marks == Mark.FORCED)[-1])
+        forced = np.flatnonzero(marks == Mark.FORCED)
+        if len(forced) and not (marks == Mark.SAMPLED).any():  # the last token stands for a decision
+            len(forced) and not (marks == Mark.SAMPLED).any()
+        ):  # no choice was left: the last token stands for a decision
+            last = int(forced[-1])
             marks[last] = Mark.SAMPLED
             self._masks.append((last, Masks.of([0], [only(int(tokens[last]))])))
         log_probs = np.zeros(len(tokens), np.float32)
