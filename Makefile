@@ -60,6 +60,8 @@ nightly: install
 	for study in throughput concurrency chains algorithms paper large_teams team_game organizations tools; do \
 		$(BIN)/python benchmarks/$$study.py || exit 1; \
 	done
+	$(BIN)/python benchmarks/frameworks.py
+	$(BIN)/python benchmarks/frameworks.py --two-steps
 	@echo "Results lie in benchmarks/results and tools/mutants/killers.json: look at what has changed, and commit it"
 
 lint: install

@@ -21,7 +21,8 @@ import numpy as np
 from marft.learning.credit.gae import GAE
 from marft.learning.credit.links import Chain
 from marft.learning.interfaces import CreditInputs, Floats, Values
-from marft.types import Action, ActionKey, Episode, Mark, Observation, Task, Transition
+from marft.marks import Mark
+from marft.types import Action, ActionKey, Episode, Observation, Task, Transition
 
 CHAINS: tuple[Chain, ...] = ("joint", "agent", "graph")
 LAMBDAS = (0.95, 0.5)

@@ -32,10 +32,11 @@ from marft.config.models import ModelSettings
 from marft.engines.decoding import Row, RunningBatch
 from marft.learning.batching import Denominators, Packing
 from marft.learning.scoring import score
+from marft.marks import Mark
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone
 from marft.models.memory import keep_freed_memory
-from marft.types import Action, ActionKey, Mark, Sample, Sampling
+from marft.types import Action, ActionKey, Sample, Sampling
 
 ATTEMPTS, ACTION, NEXT = 4, 1024, 64
 PROMPTS = (512, 4096, 16_384)

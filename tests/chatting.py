@@ -75,12 +75,18 @@ class Talking:
         return JointAction()
 
 
-async def asked(seat: Seat, messages: Sequence[Mapping[str, Any]], **fields: Any) -> tuple[dict[str, Any], Reply]:
-    """Ask as a client would, but for HTTP → the message of the response, as it comes out of JSON, and the reply."""
+async def asked(
+    seat: Seat, messages: Sequence[Mapping[str, Any]], shown: str = "?", **fields: Any
+) -> tuple[dict[str, Any], Reply]:
+    """Ask as a client would, but for HTTP → the message of the response, as it comes out of JSON, and the reply.
+
+    Args:
+        shown: by the environment.
+    """
     protocol = ChatCompletions()
     body = json.dumps({"model": "any", "messages": list(messages), **fields})
     request = protocol.read(body.encode())
-    reply = await seat.reply(Observation("?"), request.chat)
+    reply = await seat.reply(Observation(shown), request.chat)
     told = {"model": "any", "marft": {}}
     response = json.loads(json.dumps(protocol.response(request, [reply], told)))
     return response["choices"][0]["message"], reply
@@ -100,4 +106,7 @@ def talked(
     ]
     team = replace(g.team, agents=tuple(replace(agent, **changes) for agent in agents))
     g = replace(g, team=team, engine=engine, renderer=ChatRenderer(dict.fromkeys(roles, format)))
-    return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", critic_states=critic))), engine
+    try:
+        return asyncio.run(play(g, Attempt(Task("t", "begin"), "s", critic_states=critic))), engine
+    finally:
+        g.threads.close()

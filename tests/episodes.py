@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from marft.learning.interfaces import Level, Values, all_actions
-from marft.types import Action, ActionKey, Episode, Mark, Observation, Task, Transition
+from marft.marks import Mark
+from marft.types import Action, ActionKey, Episode, Observation, Task, Transition
 
 ROLES = ("a", "b", "c", "d")
 FLOATS = st.floats(-3, 3, allow_nan=False, width=32)

@@ -11,12 +11,14 @@ import numpy as np
 
 from marft.engines.tool_format import Syntax
 from marft.game.agents import Agent
+from marft.game.chat import Chat
 from marft.game.engine import Weights
 from marft.game.game import Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose, exchange
 from marft.game.team import Organization, Team
+from marft.marks import Grammar
 from marft.thoughts import thought
 from marft.types import (
     Action,
@@ -91,6 +93,9 @@ class FakeRenderer:
     ) -> TokenIds | NotExact:
         text = "".join(f"[{call.output}]" for call in calls)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def grammar(self, policy: str, chat: Chat) -> Grammar | None:
+        raise ValueError("nothing is held here")
 
     def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:
         return tuple(map(chr, tokens))

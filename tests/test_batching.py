@@ -20,8 +20,9 @@ from marft.learning.batching import (
     of_all_lengths,
 )
 from marft.learning.interfaces import Credits
+from marft.marks import Mark
 from marft.models.backbone import Backbone
-from marft.types import Choice, Episode, Mark, Observation, Option, Sample, Task, Transition
+from marft.types import Choice, Episode, Observation, Option, Sample, Task, Transition
 from tests.episodes import make_action
 
 

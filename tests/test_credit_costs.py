@@ -20,7 +20,8 @@ from marft.learning.credit.rloo import RLOO
 from marft.learning.credit.step_gae import StepGAE
 from marft.learning.credit.tree import Tree
 from marft.learning.interfaces import CreditInputs, Credits, Values
-from marft.types import Episode, Fork, Mark, Observation, Task, Transition
+from marft.marks import Mark
+from marft.types import Episode, Fork, Observation, Task, Transition
 from tests.episodes import make_action
 
 COSTS = [(0.1, 0.2), (0.4, 0.8), (1.6, 3.2)]  # of a's and b's action in each of three episodes

@@ -55,6 +55,22 @@ def tuned(backbone: Backbone) -> Backbone:
     return backbone
 
 
+def test_the_likeliest_tokens_are_told_of_rows_that_ask_for_them(backbone: Backbone) -> None:
+    rows = [row((5, 6, 7), alternatives=4, temperature=0.5), row((8, 9)), row((5, 6), alternatives=3, temperature=0.0)]
+    done = run(new_batch(backbone), rows)
+    first, plain, greedy = (done[id(one)] for one in rows)
+    assert plain.alternatives == ()
+    assert [len(of_one) for of_one in first.alternatives] == [4] * len(first.tokens)
+    assert [of_one[0][0] for of_one in greedy.alternatives] == greedy.tokens.tolist()
+    for one in (first, greedy):
+        for token, log_prob, others in zip(one.tokens.tolist(), one.log_probs.tolist(), one.alternatives, strict=True):
+            values = [value for _, value in others]
+            assert values == sorted(values, reverse=True)
+            assert sum(np.exp(values)) < 1 + 1e-5
+            assert dict(others).get(token, log_prob) == pytest.approx(log_prob, abs=1e-6)
+            assert token in dict(others) or log_prob <= values[-1] + 1e-6
+
+
 @pytest.mark.parametrize("room", [1, 64])
 def test_greedy_tokens_and_log_probs_equal_a_forward_over_the_whole_row(
     tuned: Backbone, room: int, monkeypatch: pytest.MonkeyPatch

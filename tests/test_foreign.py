@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.engines.foreign import problem_of
+from marft.engines.foreign import _says_masks, problem_of
 from marft.engines.kinds import Local
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
+from marft.marks import Masks
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Completion
@@ -125,3 +126,19 @@ def test_what_nobody_could_learn_from_is_told_apart(given: object, said: str) ->
 def test_what_is_as_it_should_be_has_no_problem() -> None:
     assert problem_of(FINE, 3, 9) == ""
     assert problem_of(replace(FINE, tokens=FINE.tokens.astype(np.int64)), 3, 7) == ""
+
+
+@pytest.mark.parametrize(
+    ("masks", "forced", "says"),
+    [
+        (Masks.of([1, 2], [b"\xff", b"\x06"]), (0,), True),
+        (Masks.of([1, 2], [b"\xff", b"\x06"]), (), False),
+        (Masks.of([1, 2], [b"\x01", b"\x06"]), (0,), False),
+        (None, (0, 1, 2), True),
+        (None, (), False),
+    ],
+)
+def test_masks_of_a_grammar_are_of_all_tokens_and_allow_for_them(
+    masks: Masks | None, forced: tuple[int, ...], says: bool
+) -> None:
+    assert _says_masks(replace(FINE, masks=masks, forced=forced)) is says

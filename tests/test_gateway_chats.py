@@ -24,6 +24,12 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 Talk = Callable[[Observation, Agents], Awaitable[object]]
 
 
+BAD = {
+    "type": "function",
+    "function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}},
+}
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -158,6 +164,16 @@ class TestWhatItDependsOn:
         assert self.seen("Somebody said: 142. Or 42nd? Or 420?") == []
         assert self.seen("Sure?") == []  # an empty text is held by none
 
+    def test_words_that_stand_in_the_task_are_nobodys(self) -> None:
+        async def talk(_: Observation, agents: Agents) -> None:
+            task = "Is it so? Say yes or no."
+            await asked(agents.a, [user(task)], shown=task)
+            for text in (task, f"Question: {task} Hm.", f"{task}\n\nOne says: yes", "yes"):
+                await asked(agents.b, [{"role": "system", "content": "You are b."}, user(text)], shown=task)
+
+        episode, _ = talked(format_named("hermes"), scripted("yes", "1", "2", "3", "4"), talk, "a", "b")
+        assert [action.sees for action in episode.actions[1:]] == [(), (), ("0/a/0",), ("0/a/0",)]
+
     @pytest.mark.parametrize(
         ("text", "part", "held"),
         [
@@ -245,15 +261,16 @@ class TestHowItIsSampled:
     @pytest.mark.parametrize(
         "fields",
         [
-            {"tools": [ADD], "tool_choice": "required"},
-            {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
-            {"response_format": {"type": "json_object"}},
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}},
+            {"tools": [BAD], "tool_choice": "required"},
         ],
     )
-    def test_answers_of_a_given_form_are_refused_in_words(self, fields: dict[str, Any]) -> None:
+    def test_an_answer_of_a_form_that_cannot_be_held_is_refused_in_words(self, fields: dict[str, Any]) -> None:
+        pytest.importorskip("llguidance", reason="needs grammars: pip install 'marft[grammar]'")
+
         async def talk(_: Observation, agents: Agents) -> None:
-            with pytest.raises(ChatRefusedError, match="not made") as caught:
+            with pytest.raises(ChatRefusedError, match="no answer can have the form") as caught:
                 await asked(agents.a, [user("1 + 2?")], **fields)
             assert caught.value.why == "unsupported"
 

@@ -145,7 +145,37 @@ class TestResponses:
         episode = with_client(talk, CALLS)
         assert (episode.status, episode.error) == ("terminated", "")
 
-    @pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"tools": [{"type": "web_search"}]}])
+    def test_a_request_goes_on_from_a_response_that_it_names(self) -> None:
+        def talk(client: OpenAI, _: Client) -> None:
+            first = client.responses.create(model="m", instructions="Be brief.", input="1 + 2?", tools=self.TOOLS)
+            new: Any = [
+                {"type": "function_call_output", "call_id": item.call_id, "output": "3"}
+                for item in first.output
+                if item.type == "function_call"
+            ]
+            more: Any = {"model": "m", "instructions": "Be brief.", "tools": self.TOOLS}
+            second = client.responses.create(input=new, previous_response_id=first.id, **more)
+            assert second.previous_response_id == first.id
+            third = client.responses.create(input="Sure?", previous_response_id=second.id, store=False, **more)
+            with pytest.raises(BadRequestError) as unknown:
+                client.responses.create(input="Really?", previous_response_id=third.id, **more)
+            assert unknown.value.code == "previous_response_not_found"
+
+        episode = with_client(talk, CALLS, "3.", "Yes.")
+        assert (episode.status, episode.error) == ("terminated", "")
+        assert [action.continues for action in episode.actions] == [(), ("0/a/0",), ("0/a/0", "0/a/1")]
+        assert not any(action.restarted for action in episode.actions)
+
+    def test_another_agents_response_is_not_gone_on_from(self) -> None:
+        def solve(task: Task, clients: Clients) -> None:
+            with OpenAI(**clients["a"].keywords) as one, OpenAI(**clients["b"].keywords) as other:
+                first = one.responses.create(model="m", input="1 + 2?")
+                with pytest.raises(BadRequestError):
+                    other.responses.create(model="m", input="Sure?", previous_response_id=first.id)
+
+        assert played(solve, "a", "b").status == "terminated"
+
+    @pytest.mark.parametrize("fields", [{"conversation": "conv_1"}, {"tools": [{"type": "web_search"}]}])
     def test_what_would_need_more_is_refused(self, fields: Any) -> None:
         def talk(client: OpenAI, _: Client) -> None:
             with pytest.raises(APIStatusError) as refused:

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
-from marft.gateway import app, server
+from marft.gateway import app, listening
 from marft.gateway.client import Client
 from marft.gateway.session import Session
 from marft.types import Episode, Task
@@ -188,7 +188,7 @@ class TestTooMuch:
         assert b"request_timeout" in b"".join(answers)
 
     def test_neither_is_a_head(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
+        monkeypatch.setattr(listening, "HEADER_SECONDS", 0.2)
         ended: list[bytes] = []
 
         def solve(task: Task, clients: Clients) -> None:

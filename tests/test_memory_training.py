@@ -21,11 +21,12 @@ from marft.engines.local import LocalEngine
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.game.rendering import Message
+from marft.marks import Mark
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Action, ActionKey, Completion, Episode, Mark, Observation, Prompt, Sampling
+from marft.types import Action, ActionKey, Completion, Episode, Observation, Prompt, Sampling
 from tests import templates
 from tests.endpoint import says, serving
 from tests.helpers import settings

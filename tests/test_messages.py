@@ -13,7 +13,8 @@ from marft.engines.messages import REWRITES, changes_turns, continue_ids, render
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.conversation import Conversation
 from marft.game.rendering import ChatMessage, NotExact
-from marft.types import Action, Mark, TokenIds, Tool, ToolCall
+from marft.marks import Mark
+from marft.types import Action, TokenIds, Tool, ToolCall
 from tests import templates
 from tests.episodes import make_action
 from tests.test_tool_format import speaks

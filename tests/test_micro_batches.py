@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from marft.learning.batching import Denominators, FixedLogProbs, MicroBatch, Packing
+from marft.marks import Mark
 from marft.models.backbone import Backbone
 from marft.models.log_probs import TokenScores
-from marft.types import Choice, Mark, Option, Sample
+from marft.types import Choice, Option, Sample
 from tests.episodes import make_action
 
 CPU = torch.device("cpu")

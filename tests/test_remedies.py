@@ -27,7 +27,10 @@ FROZEN = ("--policies.actor.train", "frozen", "--policies.reasoner.train", "froz
     ("options", "remedies"),
     [
         (("--steps", "3"), ["unknown key 'steps'; did you mean 'training.steps'?"]),
-        (("--learning_rate", "3"), ["'algorithm.optimizer.learning_rate' or 'algorithm.critic.learning_rate'?"]),
+        (
+            ("--learning_rate", "3"),
+            ["did you mean 'algorithm.optimizer.learning_rate' or 'algorithm.critic.learning_rate' or "],
+        ),
         (
             ("--policies.actor.lora", "{ rank = 16"),
             ["'{ rank = 16' is no TOML: Unclosed inline table; see that brackets and quotes end"],

@@ -21,11 +21,12 @@ from marft.evaluation.metrics import remote_metrics
 from marft.evaluation.replay import replay
 from marft.evaluation.report import write_report
 from marft.game.game import Attempt, EpisodeFailedError
+from marft.marks import Mark
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Mark, Option, Prompt, Sampling, Tool, Usage
+from marft.types import Option, Prompt, Sampling, Tool, Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
 from tests.remotely import KEY_OF_ACTION, ask, asking, play_many, remote_game, team, teammates

@@ -9,7 +9,8 @@ import pytest
 
 from marft.config.algorithm import RewardSettings
 from marft.learning.rewarding import price_overlong, rewards_for_credit
-from marft.types import Action, Choice, Episode, Mark, Observation, Option, Task, Transition
+from marft.marks import Mark
+from marft.types import Action, Choice, Episode, Observation, Option, Task, Transition
 from tests.episodes import make_action
 
 

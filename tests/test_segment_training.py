@@ -29,12 +29,13 @@ from marft.game.game import Attempt, Game
 from marft.game.memory import AT_ONCE
 from marft.game.rendering import ChatMessage, NotExact, exchange
 from marft.game.team import Team
+from marft.marks import Mark
 from marft.models.packed_rows import PackedRows
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Action, Episode, JointAction, Mark, Observation, TokenIds, Tool, ToolCall
+from marft.types import Action, Episode, JointAction, Observation, TokenIds, Tool, ToolCall
 from tests import templates
 from tests import tools as offered
 from tests.fakes import FakeRenderer, Script, ends, goes_on

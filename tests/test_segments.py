@@ -19,10 +19,11 @@ from marft.learning.credit.grpo import GRPO
 from marft.learning.critic import readings
 from marft.learning.interfaces import CreditInputs, Credits, Level
 from marft.learning.scoring import score
+from marft.marks import Mark
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.segments import Restart
-from marft.types import Action, Episode, Mark, Sample, TokenIds
+from marft.types import Action, Episode, Sample, TokenIds
 from tests.episodes import episodes, make_action, values_for
 from tests.test_updates import POLICIES, _double_backbone, assert_equal, gradients, packing, random_samples
 

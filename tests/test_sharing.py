@@ -18,11 +18,12 @@ from marft.learning.cutting import length
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.scoring import picked, score_actions, score_all
+from marft.marks import Mark
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.logit_shape import LogitShape
 from marft.models.pool import Models
-from marft.types import Choice, Mark, Option, Sample
+from marft.types import Choice, Option, Sample
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import episodes, recipe

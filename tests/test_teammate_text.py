@@ -21,11 +21,12 @@ from marft.learning.batching import normaliser
 from marft.learning.critic import reading
 from marft.learning.objectives.terms import teammate_terms
 from marft.learning.rewarding import price_overlong
+from marft.marks import Mark
 from marft.models.backbone import Backbone
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Episode, Mark, Observation, Sample, Task, Transition
+from marft.types import Episode, Observation, Sample, Task, Transition
 from tests.episodes import make_action
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import settings as recipe

@@ -15,13 +15,14 @@ from marft.config import RunSettings, parse_recipe
 from marft.config.load import to_toml
 from marft.engines.local import LocalEngine
 from marft.evaluation.evaluate import evaluate
+from marft.marks import Mark
 from marft.models.log_probs import token_scores
 from marft.models.packed_rows import PackedRows
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes, write_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import ActionKey, Completion, Mark, Prompt, Sampling
+from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests import templates
 from tests.helpers import recipe, settings, shown_in_docs
 

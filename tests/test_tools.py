@@ -21,10 +21,11 @@ from marft.game.agents import Agent
 from marft.game.game import Attempt
 from marft.game.rollout import play_all
 from marft.game.tool_sources import StatelessSource
+from marft.marks import Mark
 from marft.rewards.terms import ToolErrors
 from marft.tools.functions import Functions, FunctionSource
 from marft.tools.python import Python
-from marft.types import ActionKey, Mark, Profile, Step, Task, Tool
+from marft.types import ActionKey, Profile, Step, Task, Tool
 from tests import tools as offered
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.tool_games import call, isolated, run, says, with_tools

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from marft.game.environment import tool
     from marft.observing import Observer
     from marft.python.commands import evaluate, load_recipe, load_run, train
+    from marft.python.gateway import Gateway
     from marft.python.run import Run
     from marft.types import Action, Episode, JointAction, Observation, Step, Task
 
@@ -26,9 +27,9 @@ wait_briefly(os.environ)  # before torch is imported
 
 __version__ = "0.1.0"
 __all__ = [
-    "Action", "Agents", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "JointAction", "ObjectivePart",
-    "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings", "SchedulePart", "Step",
-    "Task", "evaluate", "load_recipe", "load_run", "tool", "train",
+    "Action", "Agents", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway", "JointAction",
+    "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings",
+    "SchedulePart", "Step", "Task", "evaluate", "load_recipe", "load_run", "tool", "train",
 ]  # fmt: skip
 
 _PLACES = {
@@ -41,6 +42,7 @@ _PLACES = {
     "marft.game.environment": ("tool",),
     "marft.observing": ("Observer",),
     "marft.python.commands": ("evaluate", "load_recipe", "load_run", "train"),
+    "marft.python.gateway": ("Gateway",),
     "marft.python.run": ("Run",),
     "marft.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
 }

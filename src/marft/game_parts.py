@@ -96,4 +96,10 @@ def _team(run: RunSettings, toolkit: Toolkit, renderer: ChatRenderer) -> Team:
                     check(agent.policy)
             except ValueError as error:
                 raise ValueError(f"agents.{agent.role}.{key}: {error}") from error
+        grammar = agent.sampling.grammar
+        try:
+            if grammar:
+                renderer.check_grammar(agent.policy, grammar, thoughts=grammar.kind != "json")
+        except ValueError as error:
+            raise ValueError(f"agents.{agent.role}.sampling: {error}") from error
     return team

@@ -182,6 +182,14 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("critic/skipped_updates", "skipped value updates", "share of the critic's steps skipped, as the "
                "gradient was not finite", better="lower"),
     ],
+    "Warm starts from traces": [
+        Metric("sft/loss", "imitation loss", "negative log-likelihood of the step's recorded turns, before it, mean "
+               "over their tokens", ".3f", "nats", BOTH, better="lower"),
+        Metric("sft/held_out_loss", "held out", "the same of turns that are not trained", ".3f", "nats", BOTH,
+               better="lower", advice="where it rises, stop there: fewer epochs, or a lower sft.learning_rate"),
+        Metric("sft/tokens", "imitated", "tokens that were trained", ".0f", "tokens"),
+        Metric("sft/epoch", "epoch", "pass over the turns, counted from 1", ".0f"),
+    ],
     "What it took": [
         Metric("seconds", "s", "the whole step", ".1f", "s", better="lower"),
         Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, recording", ".2f", "s",

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Protocol, TypeVar, cast
 
 from marft.config.plugins import BUILT_IN
-from marft.config.run import RunSettings
+from marft.config.run import RunSettings, cannot_hold
 from marft.endpoints.client import Endpoint
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.foreign import ForeignEngine
@@ -121,5 +121,8 @@ def _renderer(run: RunSettings, models: Models, remote: Mapping[str, RemotePolic
     formats = {}
     for name, policy in models.policies.items():
         options = run.models[policy.base].template_options
-        formats[name] = ChatFormat(policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote)
+        formats[name] = ChatFormat(
+            policy.tokenizer, policy.context, options, policy.stop_ids, remote=name in remote,
+            unheld=cannot_hold(run, policy.settings.model),
+        )  # fmt: skip
     return ChatRenderer(formats)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of
-from marft.learning.learner import Learner
+from marft.learning.keeping import Kept
 from marft.models.pool import Models
 from marft.runs.changes import notes, refuse_changes
 from marft.runs.checkpoints import (
@@ -27,6 +27,7 @@ from marft.runs.log import Mark, rewind
 from marft.types import Task
 
 Note = Callable[[str], None]
+IMITATED = "imitated "  # what the digest of a warm start's turns begins with, in the place of that of tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,13 @@ class Start:
 
     @staticmethod
     def of(
-        run: RunSettings, folder: RunFolder, note: Note, *, resume: bool, overwrite: bool, start_from: Path | None
-    ) -> Start:
+        run: RunSettings, folder: RunFolder, note: Note, *, resume: bool, overwrite: bool, start_from: Path | None,
+        imitates: bool = False,
+    ) -> Start:  # fmt: skip
         """Look at what is there.
+
+        Args:
+            imitates: it is a warm start by imitation, and no training by rewards.
 
         Raises:
             ValueError: the run, or the checkpoint it is to start from, is not as it must be.
@@ -56,10 +61,12 @@ class Start:
             )
         folder.refuse_links()
         if not resume:
+            if start_from:
+                _refuse_traces(start_from)
             return Start(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
-        return Start(run, folder, resume, overwrite, _last(run, folder, note), note)
+        return Start(run, folder, resume, overwrite, _last(run, folder, note, imitates), note)
 
-    def load(self, models: Models, learner: Learner) -> State:
+    def load(self, models: Models, learner: Kept) -> State:
         """Put the weights in place → where the run stands.
 
         Raises:
@@ -80,15 +87,22 @@ class Start:
         Raises:
             ValueError: up to here it learned from others.
         """
-        digest = digest_of(tasks)
+        return self.with_digest(state, digest_of(tasks), "training tasks")
+
+    def with_digest(self, state: State, digest: str, what: str) -> State:
+        """Note by a digest what the run learns from.
+
+        Raises:
+            ValueError: up to here it learned from something else.
+        """
         if state.tasks not in ("", digest):
             raise ValueError(
-                f"the training tasks are not those that the run learned from up to step {state.step}: put them "
+                f"the {what} are not those that the run learned from up to step {state.step}: put them "
                 f"back, or start a new run from these weights: --from {self.folder.checkpoints / name_of(state.step)}"
             )
         return replace(state, tasks=digest)
 
-    def commit(self, state: State, models: Models, learner: Learner) -> None:
+    def commit(self, state: State, models: Models, learner: Kept) -> None:
         """Nothing was refused: make the folder this run's, and its log what it was at ``state``.
 
         A run that starts with the weights of another one has a checkpoint of them: were it stopped before its first
@@ -130,7 +144,21 @@ class Start:
         rewind(self.folder.metrics, 0, Mark.of(b""))
 
 
-def _last(run: RunSettings, folder: RunFolder, note: Note) -> Record | None:
+def _refuse_traces(start_from: Path) -> None:
+    """
+    Raises:
+        ValueError: it is a file, and so no checkpoint.
+    """
+    if start_from.is_file():
+        raise ValueError(
+            f"--from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
+            "trained with ratios of policies: these need the ids that were sampled and their log-probabilities, and a "
+            f"trace has text. Learn from them by imitation:  marft sft RECIPE --from {start_from}  or grade them:  "
+            f"marft score RECIPE --from {start_from}"
+        )
+
+
+def _last(run: RunSettings, folder: RunFolder, note: Note, imitates: bool) -> Record | None:
     """The checkpoint that a run goes on from; None where it has not written one yet.
 
     Raises:
@@ -156,9 +184,15 @@ def _last(run: RunSettings, folder: RunFolder, note: Note) -> Record | None:
             f"with --from {source} --overwrite"
         )
     if record is not None:
+        if record.state.tasks.startswith(IMITATED) != imitates:
+            there, other = ("a warm start", "sft") if not imitates else ("a run that learns by rewards", "train")
+            raise ValueError(
+                f"{folder.path} is {there}: it goes on with  marft {other} {folder.path} --resume ; a new run starts "
+                f"from its weights with --from {record.path}"
+            )
         before = record.recipe(run.given.values())
         refuse_changes(before, run)
-        if run.training.steps < record.state.step:
+        if not imitates and run.training.steps < record.state.step:
             raise ValueError(
                 f"training.steps = {run.training.steps}, and the run has done {record.state.step} already: to go on, "
                 f"give a larger number; to see what it has learned:  marft eval {folder.path}"

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from enum import IntEnum
 from operator import add
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from marft.marks import Grammar, Mark, Masks, allows_one
 from marft.segments import Restart, Segment, segments_of
 
 TokenIds = npt.NDArray[np.int32]  # [T]
@@ -24,14 +24,6 @@ LogProbs = npt.NDArray[np.float32]  # [T]
 Finish = Literal["stop", "length"]
 Normalisation = Literal["none", "tokens", "words"]  # Z, which a log-probability of a text is divided by
 Status = Literal["terminated", "truncated", "paused", "failed", "timed_out"]
-
-
-class Mark(IntEnum):
-    """Where a token of an action came from; only sampled tokens have log-probs and are trained."""
-
-    SAMPLED = 0
-    TOOL = 1
-    TEAMMATE = 2
 
 
 class Versions(NamedTuple):
@@ -148,6 +140,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None  # what a text must be
+    alternatives: int = 0  # how many of the likeliest tokens are told beside each
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +169,7 @@ class Completion:
     ``tokens`` holds every sampled id, the end-of-turn token included; ``log_probs[j]`` is that of ``tokens[j]``
     at the sampling temperature (at temperature 1 for a greedy sample). ``text`` leaves out the end-of-turn token
     and everything from a stop string on. ``calls`` are the tools it calls, where the engine itself has read them.
+    ``masks`` are those of a grammar, where it allowed for more than one token; where for one alone, that is ``forced``.
     """
 
     tokens: TokenIds  # [T]
@@ -184,15 +179,14 @@ class Completion:
     versions: Versions = Versions()
     calls: tuple[ToolCall, ...] | None = None
     usage: Usage | None = None
+    masks: Masks | None = None
+    forced: tuple[int, ...] = ()  # places
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # of each token: ids and log-probs, likeliest first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """Something that may be chosen: its token ids, end of turn included, and Z, what its log-probability is divided by.
-
-    >>> Option(np.array([7, 8, 2], np.int32), normaliser=3.0).normaliser
-    3.0
-    """
+    """Something that may be chosen: its ids, end of turn included, and Z, what its log-probability is divided by."""
 
     tokens: TokenIds  # [T]
     normaliser: float = 1.0
@@ -254,6 +248,7 @@ class Action:
     continues: tuple[str, ...] = ()  # ids of the agent's own actions that its prompt holds, oldest first
     restarted: str = ""
     restarts: tuple[Restart, ...] = ()
+    masks: Masks | None = None  # what a grammar allowed for, where a token was sampled
     wishes: str = ""  # what a client asked for that is only recorded, such as a seed: JSON
 
     @property
@@ -283,6 +278,16 @@ class Action:
     def sampled(self) -> npt.NDArray[np.bool_]:
         """Mask of the tokens that the agent itself sampled, [T]."""
         return np.equal(self.marks, Mark.SAMPLED)
+
+    @property
+    def own(self) -> npt.NDArray[np.bool_]:
+        """Mask of the tokens of the agent's own turns: those that it sampled, and those that a grammar forced, [T]."""
+        return np.isin(self.marks, (Mark.SAMPLED, Mark.FORCED))
+
+    @property
+    def settled(self) -> bool:
+        """Whether a grammar has left nothing to decide: then the last token stands for a decision, with log-prob 0."""
+        return self.decisions == 1 and self.masks is not None and all(map(allows_one, self.masks.table))
 
     @property
     def decisions(self) -> int:
@@ -334,11 +339,7 @@ class Transition:
 
 
 class Fork(NamedTuple):
-    """Where an episode departs from another one: up to there it holds that one's recorded actions.
-
-    >>> Fork(origin="train/12 chain_sum/17 #3", at="0/actor/0").at
-    '0/actor/0'
-    """
+    """Where an episode departs from another one: up to there it holds that one's recorded actions."""
 
     origin: str  # the other episode's name
     at: str  # id of the action that was sampled anew, and after it everything

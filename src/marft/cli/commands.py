@@ -94,7 +94,7 @@ def evaluate(
     quieten()
     from marft.evaluation.session import evaluate_checkpoints
 
-    with _bar("evaluating") as advance:
+    with bar("evaluating") as advance:
         results = evaluate_checkpoints(
             run,
             folder,
@@ -138,7 +138,7 @@ def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:
     from marft.evaluation import replay_page
     from marft.evaluation.replay import replay as run_replay
 
-    with _bar("crediting") as advance:
+    with bar("crediting") as advance:
         advance(len(algorithms))
         audit = run_replay(folder, algorithms, step, on_done=advance)
     pictures = replay_page.pictures_of(audit, episodes)
@@ -211,7 +211,8 @@ def _save(folder: RunFolder, results: Sequence[Evaluation]) -> None:
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Advance]:
+def bar(label: str) -> Iterator[Advance]:
+    """Shows how far something is, and goes when it is over."""
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(label, total=None)
 

@@ -24,6 +24,7 @@ from marft.texts import one_line, visible
 from marft.types import Episode
 
 TEAM = (
+    "sft/loss", "sft/held_out_loss",
     "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
     "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
     "workers_lost",
@@ -31,6 +32,7 @@ TEAM = (
     "seconds",
 )  # fmt: skip
 AGENT = (
+    "sft/loss", "sft/held_out_loss",
     "action_length", "truncation_rate", "entropy", "kl", "kl_to_base", "clip_fraction", "gradient_share",
     "log_prob_difference_max", "policy_lag",
 )  # fmt: skip
@@ -75,10 +77,11 @@ def in_bold(text: str) -> Text:
 class Terminal(Observer):
     """An observer of training that prints, and turns the first Ctrl-C into a wish to stop after the step."""
 
-    def __init__(self, roles: Sequence[str], samples_every: int = 0) -> None:
+    def __init__(self, roles: Sequence[str], samples_every: int = 0, label: str = "training") -> None:
         """
         Args:
             samples_every: steps, of which one episode is shown; 0 shows none.
+            label: of the progress bar.
         """
         self.roles, self.samples_every = roles, samples_every
         self.done = 0  # steps of the run before this training
@@ -86,7 +89,7 @@ class Terminal(Observer):
         self._lost: list[Episode] = []
         self.console = wide_console()
         self.progress = Progress(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[activity]}"),
+            TextColumn(label), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[activity]}"),
             TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True,
         )  # fmt: skip
         self._task = self.progress.add_task("training", total=None, activity="")

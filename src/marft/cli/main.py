@@ -66,10 +66,56 @@ def train(
     commands.train(recipe, changes, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
 
 
+@app.command(context_settings=OVERRIDES)
+def sft(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    traces: Annotated[
+        list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+    ] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+) -> None:
+    """Warm start a team from traces of other programs.
+
+    By imitation, each role of its own turns alone. Settings can be changed: --sft.epochs 2
+    """
+    from marft.cli import options
+    from marft.cli import traces as of_traces
+
+    changes = options.overrides_of(context, recipe)
+    of_traces.sft(recipe, changes, traces or [], role or [], resume=resume, overwrite=overwrite)
+
+
+@app.command(context_settings=OVERRIDES)
+def score(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
+    traces: Annotated[
+        list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+    ] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+) -> None:
+    """Grade traces of other programs.
+
+    By the environment and the reward terms of a recipe: a table by term and agent. No model is loaded.
+    """
+    from marft.cli import options
+    from marft.cli import traces as of_traces
+
+    of_traces.score(recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite)
+
+
 @app.command("eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or a recipe: then only the base.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run; an export; or a recipe: then only the base.")],
     checkpoint: Annotated[
         str, typer.Option(help="base, last, best or step_000050; several with commas.")
     ] = "base,last",
@@ -78,6 +124,9 @@ def evaluate(
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
@@ -85,6 +134,11 @@ def evaluate(
     """
     from marft.cli import commands, options
 
+    if (run / "team.json").is_file():
+        from marft.cli import shipping
+
+        shipping.evaluate(run, options.overrides_of(context, run), mode, tasks, shuffle_messages, trust_code)
+        return
     names = [name.strip() for name in checkpoint.split(",")]
     commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages)
 
@@ -190,6 +244,70 @@ def show(
         run_follow(run, step, agent, task, orders, count)
         return
     run_show(run, step, agent, task, orders, count)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    checkpoint: Annotated[str, typer.Option(help="best, last, a step, or step_000050.")] = "best",
+    output: Annotated[Path | None, typer.Option(help="The folder to write; exports/<run> where none is named.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Also whole weights, with the adapters in them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Take the place of another export.")] = False,
+) -> None:
+    """Write a trained team as a folder that others can use.
+
+    Adapters, a manifest, a recipe and a model card; peft, vLLM, marft eval and marft serve read it.
+    """
+    from marft.cli import shipping
+
+    shipping.export(run, checkpoint, output, merged=merged, force=force)
+
+
+@app.command()
+def push(
+    export: Annotated[Path, typer.Argument(help="The folder of an export.")],
+    repo_id: Annotated[str, typer.Argument(help="name/model on the Hugging Face hub; made where it is not there.")],
+    private: Annotated[bool, typer.Option("--private", help="Where it is made: for you alone.")] = False,
+    token: Annotated[str, typer.Option(envvar="HF_TOKEN", help="Of the hub; else that of hf auth login.")] = "",
+) -> None:
+    """Upload an export to the Hugging Face hub.
+
+    Its listed files, checked before; nothing else of the folder.
+    """
+    from marft.cli import shipping
+
+    shipping.push(export, repo_id, private=private, token=token)
+
+
+@app.command(context_settings=OVERRIDES)
+def serve(
+    context: typer.Context,
+    team: Annotated[Path, typer.Argument(help="The folder of a run, or an export.")],
+    checkpoint: Annotated[str, typer.Option(help="Of a run: best, last, a step, or step_000050.")] = "best",
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    token: Annotated[str, typer.Option(envvar="MARFT_TOKEN", help="What requests must bring.")] = "",
+    without_token: Annotated[bool, typer.Option("--without-token", help="Let anybody ask who reaches it.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time.")] = 32,
+    queue: Annotated[int, typer.Option(min=0, help="Requests that wait for that; more are refused.")] = 256,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one answer.")] = 600.0,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds for what was begun, once it is to end.")] = 30,
+    record: Annotated[Path | None, typer.Option(help="A folder for what is asked and answered.")] = None,
+    mcp: Annotated[str, typer.Option(help="Also as an MCP tool: http (at /mcp), or stdio and nothing else.")] = "",
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
+) -> None:
+    """Answer requests with a trained team, as OpenAI's API does.
+
+    One model for each role, and one for the whole team. SIGTERM ends it when what was begun is answered.
+    """
+    from marft.cli import options, shipping
+
+    shipping.serve(
+        team, options.overrides_of(context, team), checkpoint, (host, port, token, without_token),
+        (concurrency, queue, timeout), grace=grace, record=record, mcp=mcp, trust_code=trust_code,
+    )  # fmt: skip
 
 
 @app.command()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict, field_validator
+from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.names import Role
-from marft.config.settings import Count, CountOrNone, Few, Names, Positive, Settings
+from marft.config.settings import Count, CountOrNone, Few, Names, Plain, Positive, Settings
+from marft.marks import Grammar
 from marft.types import Profile, Sampling
 
 COLDEST = 0.001
@@ -21,6 +23,9 @@ class SamplingSettings(Settings):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of probability that is sampled from; 1: all
     top_k: CountOrNone = 0  # tokens that are sampled from; 0: all
     stop: Strings = ()  # texts that end an action
+    json_schema: Plain = {}  # each of its turns is JSON of this schema; of this key and the next two one at most
+    regex: str = ""  # each of its turns is what this regular expression describes
+    grammar: str = ""  # each of its turns is what this grammar describes, in Lark's format
 
     @field_validator("temperature")
     @classmethod
@@ -38,8 +43,23 @@ class SamplingSettings(Settings):
             raise PydanticCustomError("stop", "an empty text would end every action before it begins; remove it")
         return stop
 
+    @model_validator(mode="after")
+    def _one_grammar(self) -> SamplingSettings:
+        if sum(map(bool, (self.json_schema, self.regex, self.grammar))) > 1:
+            raise PydanticCustomError("grammar", "json_schema, regex and grammar exclude each other; keep one")
+        return self
+
+    @property
+    def held_to(self) -> Grammar | None:
+        """What its turns must be; None where they may be anything."""
+        if self.json_schema:
+            return Grammar("json", json.dumps(self.json_schema))
+        if self.regex:
+            return Grammar("regex", self.regex)
+        return Grammar("lark", self.grammar) if self.grammar else None
+
     def resolve(self) -> Sampling:
-        return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop)
+        return Sampling(self.temperature, self.max_new_tokens, self.top_p, self.top_k, self.stop, self.held_to)
 
 
 class ContextSettings(Settings):

@@ -23,7 +23,8 @@ def _is_day(text: str) -> str:
 
 
 class ModelSettings(Settings):
-    """A base model: ``"tiny"`` (bundled), a folder, or a Hugging Face id; or, with an ``endpoint``, a remote one."""
+    """A base model: ``"tiny"`` (bundled; ``"tiny-tools"`` can call tools), a folder, or a Hugging Face id; or, with an
+    ``endpoint``, a remote one."""
 
     path: Filled  # "tiny", a folder, or a Hugging Face id; of a remote model its name there
     endpoint: TeammateEndpoint | None = None  # where a remote model is reached
@@ -52,7 +53,7 @@ class PolicySettings(Settings):
     learning_rate: LearningRate | None = None  # in place of the algorithm's
 
 
-TINY = Path(__file__).parents[1] / "models" / "tiny"
+BUNDLED = {name: Path(__file__).parents[1] / "models" / name.replace("-", "_") for name in ("tiny", "tiny-tools")}
 Models = Mapping[str, ModelSettings]
 
 
@@ -71,7 +72,7 @@ def readers(models: Models) -> set[str]:
 
 def hidden_size(model: ModelSettings) -> int | None:
     """The width of a local model, where it lies on this disk and says so."""
-    folder = TINY if model.path == "tiny" else Path(model.path)
+    folder = BUNDLED.get(model.path, Path(model.path))
     try:
         table = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         size = table.get("hidden_size", table.get("text_config", {}).get("hidden_size"))

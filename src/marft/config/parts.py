@@ -29,6 +29,8 @@ class EnvironmentPart(Plugin):
 class EnginePart(Plugin):
     """Base of engines."""
 
+    holds_grammars: ClassVar[bool] = False  # it samples what a grammar allows for, and says what that was
+
 
 class OrganizationPart(Plugin):
     """Base of organizations."""

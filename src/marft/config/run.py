@@ -22,6 +22,7 @@ from marft.config.parts import (
     ToolPlugin,
 )
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
+from marft.config.sft import SftSettings
 from marft.config.sizes import size_problems
 
 ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
@@ -96,6 +97,7 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
+    sft: SftSettings = SftSettings()  # supervised warm starts from traces
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -254,6 +256,8 @@ def _teammate_text_problems(run: RunSettings) -> Iterable[str]:
 def _sampling_problems(run: RunSettings) -> Iterable[str]:
     for agent in run.agents:
         policy = run.policies.get(agent.policy)
+        if agent.sampling.held_to and policy is not None:
+            yield from _grammar_problems(run, agent, policy.model)
         if policy is None or policy.train == "frozen":
             continue
         sampling = agent.sampling
@@ -264,3 +268,22 @@ def _sampling_problems(run: RunSettings) -> Iterable[str]:
             )
         if sampling.temperature == 0:
             yield f"agents.{agent.role}.sampling: temperature 0 never explores; use 1.0, or train = 'frozen'"
+
+
+def _grammar_problems(run: RunSettings, agent: AgentSettings, model: str) -> Iterable[str]:
+    kind = next(key for key in ("json_schema", "regex", "grammar") if getattr(agent.sampling, key))
+    where = f"agents.{agent.role}.sampling.{kind}"
+    why = cannot_hold(run, model)
+    if why:
+        yield f"{where}: {why}; remove it"
+    if kind == "json_schema" and (agent.tools or agent.skills):
+        yield f"{where}: every turn would be JSON of this schema, and its tools could never be called; remove either"
+
+
+def cannot_hold(run: RunSettings, model: str) -> str:
+    """Why what a model writes cannot be held to a grammar; "" where it can."""
+    if run.is_remote(model):
+        return f"model {model!r} is behind an endpoint, which cannot be held to a grammar"
+    if not run.engine.holds_grammars:
+        return f"engine {run.engine.name!r} cannot hold what it samples to a grammar (holds_grammars)"
+    return ""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from marft.engines.holding import Holding, Text
 from marft.engines.prefilling import Asked, Prefill
 from marft.engines.sampling import allowed_tokens, draw
+from marft.marks import Masks
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
 from marft.models.running_rows import running_rows
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
 PREFILL_TOKENS = 8192  # in one forward
+Alternatives = tuple[tuple[int, float], ...]  # ids and log-probs, likeliest first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +40,10 @@ class Finished:
     tokens: TokenIds  # [T]
     log_probs: LogProbs  # [T]
     finish: Finish
+    masks: Masks | None = None
+    forced: tuple[int, ...] = ()  # places at which a grammar allowed for one token
+    problem: str = ""  # why a grammar could not be held
+    alternatives: tuple[Alternatives, ...] = ()  # of each token, where they were asked for
 
 
 class RunningBatch:
@@ -46,6 +54,7 @@ class RunningBatch:
         stop_ids: tokens that end a turn.
         decode: from token ids to text, for stop strings.
         prefix_bytes: what keys and values may take that are kept for rows to come; 0 keeps none.
+        holding: holds rows to their grammars, where any has one.
     """
 
     def __init__(
@@ -54,14 +63,17 @@ class RunningBatch:
         stop_ids: Sequence[int],
         decode: Callable[[Sequence[int]], str],
         prefix_bytes: int = 0,
+        holding: Holding | None = None,
     ) -> None:
-        self.backbone, self.decode, self.prefix_bytes = backbone, decode, prefix_bytes
+        self.backbone, self.decode, self.prefix_bytes, self.holding = backbone, decode, prefix_bytes, holding
         device = backbone.device
         self.is_stop = torch.zeros(backbone.head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_stop[list(stop_ids)] = True
         self.running = running_rows(backbone)
         self.prefill = Prefill(backbone, self.running, prefix_bytes)
         self.rows: list[Row] = []
+        self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
+        self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
         self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the token not cached yet
@@ -100,6 +112,8 @@ class RunningBatch:
     def clear(self) -> None:
         """Forget cached keys and values, which belong to weights that are about to change."""
         assert not self.rows, "the weights change while rows are being sampled"
+        if self.holding:
+            self.holding.forget()
         self.running = running_rows(self.backbone)
         self.prefill = Prefill(self.backbone, self.running, self.prefix_bytes, self.prefill.tokens)
 
@@ -124,6 +138,12 @@ class RunningBatch:
         for index, row in enumerate(rows):
             uniforms[index, : len(row.uniforms)] = row.uniforms
         self.rows = [*self.rows, *rows]
+        for row in rows:
+            if row.sampling.alternatives:
+                self.alternatives[id(row)] = []
+            if row.sampling.grammar:
+                assert self.holding is not None, "a row has a grammar"
+                self.texts[id(row)] = self.holding.begin(row.sampling.grammar)
         self.adapters = [row.adapter for row in self.rows]
         zeros = torch.zeros(len(rows), dtype=torch.long, device=device)
         self.lengths = torch.cat([self.lengths, torch.tensor([len(row.prompt) for row in rows], device=device)])
@@ -142,10 +162,15 @@ class RunningBatch:
         options = [row.sampling for row in self.rows[part]]
         plain = all(option.temperature in (0.0, 1.0) for option in options)
         logits = self.backbone.logits(hidden, None if plain else self.temperatures[part])
+        texts = [self.texts.get(id(row)) for row in self.rows[part]] if self.texts else []
+        if self.holding and any(texts):
+            self.holding.hold_(logits, texts)
         made = self.made[part].clone()
         uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
         greedy = self.greedy[part] if any(option.temperature == 0.0 for option in options) else None
         ids, log_probs = draw(logits, uniforms, greedy, allowed_tokens(logits, options))
+        if self.alternatives:
+            self._tell_alternatives(logits, logits.gather(1, ids[:, None])[:, 0] - log_probs, part)
         self.tokens[part].scatter_(1, made[:, None], ids[:, None])
         self.log_probs[part].scatter_(1, made[:, None], log_probs[:, None])
         self.last[part] = ids
@@ -154,15 +179,34 @@ class RunningBatch:
         full = made + 1 >= self.limits[part]
         ended = (stopped | full).tolist()
         stops = stopped.tolist()
+        for text, token in zip(texts, ids.tolist() if texts else (), strict=True):
+            if text:
+                text.take(token)
         finished, leaving = [], []
         for offset in range(len(ended)):
             index = part.start + offset
             by_string = not stops[offset] and bool(self.rows[index].sampling.stop) and self._hit_stop_string(index)
-            if ended[offset] or by_string:
+            text = self.texts.get(id(self.rows[index]))
+            if ended[offset] or by_string or (text and text.problem):
                 finished.append(self._finish(index, "stop" if stops[offset] or by_string else "length"))
                 leaving.append(index)
         self._remove(leaving)
         return finished
+
+    def _tell_alternatives(self, shifted: Tensor, normalisers: Tensor, part: slice) -> None:
+        """Note the likeliest tokens of the rows that ask for them.
+
+        Args:
+            shifted: logits of the rows of ``part``, which :func:`draw` has used up, [B, V].
+            normalisers: what each row's differ from log-probs by, [B].
+        """
+        for offset, row in enumerate(self.rows[part]):
+            if id(row) in self.alternatives:
+                values, ids = (shifted[offset] - normalisers[offset]).topk(row.sampling.alternatives)
+                pairs = zip(ids.tolist(), values.tolist(), strict=True)
+                self.alternatives[id(row)].append(
+                    tuple((token, value) for token, value in pairs if math.isfinite(value))
+                )
 
     def _hit_stop_string(self, index: int) -> bool:
         text = self.decode(self.tokens[index, : int(self.made[index])].tolist())
@@ -174,7 +218,9 @@ class RunningBatch:
         log_probs = self.log_probs[index, :made].cpu().numpy().astype(np.float32)
         row = self.rows[index]
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
-        return Finished(row, tokens, log_probs, finish)
+        done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
+        text = self.texts.pop(id(row), None)
+        return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
 
     def _remove(self, leaving: Sequence[int]) -> None:
         """Take rows out: live rows from the end move into their slots."""

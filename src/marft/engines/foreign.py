@@ -12,6 +12,7 @@ from marft.errors import RunError
 from marft.faults import described
 from marft.game.engine import Engine, Weights
 from marft.game.game import EpisodeFailedError
+from marft.marks import allows
 from marft.types import ActionKey, Choice, Completion, Finish, Option, Prompt, Sampling, Versions
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ class ForeignEngine:
         """
         found = await self._asked("sample", self.engine.sample(policy, prompt, sampling, key))
         problem = problem_of(found, sampling.max_new_tokens, self.tokens[policy])
+        if not problem and sampling.grammar and not _says_masks(found):
+            problem = "no masks of what a grammar allowed for, or of other places"
         if problem:
             raise RunError(f"engine {self.name!r}: sample() returned {problem}")
         return found
@@ -99,6 +102,16 @@ class ForeignEngine:
             raise
         except Exception as error:
             raise RunError(f"engine {self.name!r}: {method}() raised {described(error)}") from error
+
+
+def _says_masks(completion: Completion) -> bool:
+    """Whether each token is forced or has a mask, which allows for it."""
+    masks, count = completion.masks, len(completion.tokens)
+    at = masks.at.tolist() if masks else []
+    if sorted([*at, *completion.forced]) != list(range(count)):
+        return False
+    pairs = zip(at, masks.which.tolist() if masks else (), strict=True)
+    return masks is None or all(allows(masks.table[number], int(completion.tokens[place])) for place, number in pairs)
 
 
 def problem_of(completion: object, most: int, known: int) -> str:

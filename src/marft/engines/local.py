@@ -14,8 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from marft import seeds
 from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.engines.grammars import Grammars
+from marft.engines.holding import Holding
 from marft.engines.stillness import Stillness
 from marft.game.engine import Weights
+from marft.game.game import EpisodeFailedError
 from marft.models.backbone import Backbone
 from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
@@ -78,7 +81,11 @@ class LocalEngine:
         for local in policies.values():
             if id(local.backbone) not in self._batches:
                 self._batches[id(local.backbone)] = RunningBatch(
-                    local.backbone, local.stop_ids, _decoder(local.tokenizer), prefix_bytes
+                    local.backbone,
+                    local.stop_ids,
+                    _decoder(local.tokenizer),
+                    prefix_bytes,
+                    Holding(Grammars.of(local.tokenizer, local.stop_ids), len(local.backbone.head.weight)),
                 )
         self._worker = worker
         self._waiting: list[_Request] = []
@@ -214,11 +221,24 @@ class LocalEngine:
 
     def _resolve(self, request: _Request, done: Finished) -> None:
         self._sampled_tokens += len(done.tokens)
-        if not request.result.done():
-            text = self._text(request, done)
-            request.result.set_result(
-                Completion(done.tokens, done.log_probs, text, done.finish, self._now(request.policy))
+        if request.result.done():
+            return
+        if done.problem:
+            said = f"a text could not be held to its grammar: {done.problem}"
+            request.result.set_exception(EpisodeFailedError("failed", said))
+            return
+        request.result.set_result(
+            Completion(
+                done.tokens,
+                done.log_probs,
+                self._text(request, done),
+                done.finish,
+                self._now(request.policy),
+                masks=done.masks,
+                forced=done.forced,
+                alternatives=done.alternatives,
             )
+        )
 
     def _now(self, policy: str) -> Versions:
         """Weights never change in the middle of an action here."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from marft.engines.call_grammar import grammar_of
+from marft.engines.grammars import Grammars
 from marft.engines.messages import (
     ASKED,
     PROBES,
@@ -20,7 +22,9 @@ from marft.engines.messages import (
     rewritten,
 )
 from marft.engines.tool_format import ToolFormat
+from marft.game.chat import Chat
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
+from marft.marks import Grammar
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import BEGINS, thought
@@ -33,7 +37,8 @@ MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the
 class ChatFormat:
     """How one model is spoken to: its tokenizer, its template's options, and its context in tokens.
 
-    A ``remote`` one is spoken to in messages; the tokenizer is its reader's.
+    A ``remote`` one is spoken to in messages; the tokenizer is its reader's. ``unheld`` is why its texts cannot be held
+    to a grammar, if so.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,6 +46,7 @@ class ChatFormat:
     template_options: Mapping[str, object]
     stop_ids: tuple[int, ...] = ()
     remote: bool = False
+    unheld: str = ""
 
 
 class ChatRenderer:
@@ -107,7 +113,7 @@ class ChatRenderer:
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
-        messages, begun = list[ChatMessage](), action.tokens[: int(np.argmax(action.sampled))]
+        messages, begun = list[ChatMessage](), action.tokens[: int(np.argmax(action.own))]
         for number, text in enumerate(action.intermediate_texts):
             calls = [call for call in action.calls if call.round == number]
             messages += self.calling_turn(policy, text, calls, begun if number == 0 else begun[:0])
@@ -199,6 +205,38 @@ class ChatRenderer:
             return appended(format, said, answers, tools, ended)
         except CANNOT_RENDER:
             return found
+
+    def grammar(self, policy: str, chat: Chat) -> Grammar | None:
+        """What the answer to a client's chat must be, as one that its model's tokenizer can be held to.
+
+        Raises:
+            ValueError: none can.
+        """
+        if chat.constraint is None:
+            return None
+        if self.formats[policy].unheld:
+            raise ValueError(self.formats[policy].unheld)
+        grammar = grammar_of(self.formats[policy], chat, chat.constraint)
+        self.check_grammar(policy, grammar, thoughts=False)
+        return grammar
+
+    def check_grammar(self, policy: str, grammar: Grammar, thoughts: bool = True) -> None:
+        """
+        Args:
+            thoughts: whether the grammar may be one of whole turns that begin with a thought.
+
+        Raises:
+            ValueError: the texts of a policy cannot be held to a grammar; the message says why.
+        """
+        format = self.formats[policy]
+        if format.unheld:
+            raise ValueError(format.unheld)
+        if not thoughts and render_text(format, [ASKED]).rstrip().endswith(BEGINS):
+            raise ValueError(
+                "its chat template begins every turn with a thought, and an answer of a given form has none; turn that "
+                "off (template_options.enable_thinking = false)"
+            )
+        Grammars.of(format.tokenizer, format.stop_ids).check(grammar)
 
     def tool_format(self, policy: str) -> ToolFormat:
         """How the model of a policy writes calls.

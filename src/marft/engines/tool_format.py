@@ -127,8 +127,8 @@ class ToolFormat:
         if plain == told:
             raise ValueError(f"its chat template has no tool format: it leaves tools out; {REMEDY}")
         if getattr(tokenizer, "response_template", None) is None:
-            begun = render_text(format_, [ASKED], (PROBE,), begin=False) + (header := _header(format_))
-            if not header or not called.startswith(begun):
+            begun = render_text(format_, [ASKED], (PROBE,), begin=False) + (before := header(format_))
+            if not before or not called.startswith(begun):
                 begun = _common(called, told)
             format_ = replace(format_, syntax=_syntax(called[len(begun) :]))
         format_.response([replace(PROBE_CALL, output="1")])
@@ -187,7 +187,7 @@ def _parsed(call: object) -> ToolCall:
     return asked(function["name"], function.get("arguments", {}))
 
 
-def _header(format: Format) -> str:
+def header(format: Format) -> str:
     """What a template puts before a turn that was said: it may begin a turn with more. "" where that is not seen."""
     try:
         before = render_text(format, [ASKED], begin=False)

@@ -10,7 +10,8 @@ import numpy as np
 
 from marft.endpoints.replies import as_metrics
 from marft.game.chat_record import WHY
-from marft.types import Action, Episode, Mark, Usage
+from marft.marks import Mark
+from marft.types import Action, Episode, Usage
 
 
 def episode_metrics(
@@ -88,7 +89,7 @@ def _tokens_sent(episodes: Sequence[Episode]) -> dict[str, float]:
 def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) -> dict[str, float]:
     return {
         "actions": float(len(actions)),
-        "action_length": _mean([int(action.sampled.sum()) for action in actions]),
+        "action_length": _mean([int(action.own.sum()) for action in actions]),
         "truncation_rate": _mean([action.finish == "length" for action in actions]),
         "prompt_tokens": _mean([len(action.prompt) for action in actions]),
         "truncated_tokens": float(sum(action.truncated_tokens for action in actions)),

@@ -228,13 +228,30 @@ def _words(episodes: Sequence[Episode], models: Models) -> list[list[str]]:
     found = []
     for episode in episodes:
         for action in episode.actions:
-            tokenizer, ids = models.policies[action.policy].tokenizer, action.tokens[action.sampled].tolist()
+            tokenizer, ids = models.policies[action.policy].tokenizer, action.tokens[action.own].tolist()
             words = _word_by_word([str(tokenizer.decode(ids[: n + 1])) for n in range(len(ids))])
+            words = _of_decisions(words, action.sampled[action.own].tolist())
             for restart in action.restarts:
                 first = int(action.sampled[: restart.at].sum())
-                words[first] = ANEW + words[first]
+                if first < len(words):  # all that came after it may have been forced
+                    words[first] = ANEW + words[first]
             found.append(words)
     return found
+
+
+def _of_decisions(words: Sequence[str], sampled: Sequence[bool]) -> list[str]:
+    """The words of sampled tokens, each with those that were forced before it; the last with those after it, too.
+
+    >>> _of_decisions(["a", "b", "c", "d"], [False, True, True, False])
+    ['ab', 'cd']
+    """
+    found, waiting = list[str](), ""
+    for word, decided in zip(words, sampled, strict=True):
+        waiting += word
+        if decided:
+            found.append(waiting)
+            waiting = ""
+    return [*found[:-1], found[-1] + waiting] if found else []
 
 
 def _word_by_word(texts: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, evaluate, shuffle
+from marft.models.pool import Models
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, load_policies, verify
 from marft.runs.folder import RunFolder
@@ -24,6 +25,7 @@ def evaluate_checkpoints(
     shuffled_too: bool,
     advance: Advance,
     note: Callable[[str], None] = lambda _: None,
+    loaded: Callable[[Models], None] = lambda _: None,
 ) -> list[Evaluation]:
     """Evaluate each checkpoint in each mode, once, by however many names it was asked for.
 
@@ -31,6 +33,7 @@ def evaluate_checkpoints(
         checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
         shuffled_too: evaluate again with messages of other tasks.
         note: told which checkpoint goes by several of these names.
+        loaded: sees the models before anything is played; what it raises is raised.
 
     Raises:
         ValueError: a checkpoint is not there or damaged, the test split is empty, or a program's messages were to be
@@ -48,6 +51,7 @@ def evaluate_checkpoints(
         if len(names) > 1:
             note(f"{' and '.join(names)} are one checkpoint, {name}: it is evaluated once")
     with open_rollouts(run) as rollouts:
+        loaded(rollouts.models)
         chosen = tasks_of(rollouts.run.environment, "test")[:tasks]
         advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen))
         results = []

@@ -10,7 +10,7 @@ from typing import Literal
 from marft.config.settings import did_you_mean
 from marft.game.chat import Chat, Reply
 from marft.game.loop_threads import LoopThreadPool
-from marft.game.rendering import Cut
+from marft.game.rendering import Cut, Renderer
 from marft.game.tool_sources import ToolUse
 from marft.types import Action, Normalisation, Observation, Profile, Sampling
 
@@ -70,10 +70,12 @@ class Outside:
     Args:
         external_wait: held while the program may ask for more, so that a sampler that admits in order waits for it.
         threads: for code that may block or hang.
+        renderer: of the team's policies.
     """
 
     external_wait: Callable[[], AbstractContextManager[None]] = nullcontext
     threads: LoopThreadPool = field(default_factory=LoopThreadPool)
+    renderer: Renderer | None = None
 
 
 @dataclass(frozen=True, slots=True)

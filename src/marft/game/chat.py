@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marft.game.rendering import ChatMessage
+from marft.marks import Grammar
 from marft.types import Action, Sampling, Tool, ToolCall
 
 Refusal = Literal["invalid", "too_long", "unsupported"]
@@ -27,11 +28,13 @@ class ChatRefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must look like: calls of some tool, or of one, or JSON of a schema."""
+    """What an answer must look like: calls of some tool, or of one, or JSON of a schema. Where tools are offered and
+    may be called, JSON is what an answer must be that calls none."""
 
     kind: Literal["call", "json"]
     tool: str = ""  # of a call: which; "" is any
-    schema: Mapping[str, Any] = field(default_factory=dict)  # of JSON
+    schema: Mapping[str, Any] | None = None  # of JSON; None is that of any object
+    parallel: bool = True  # whether a turn may make several calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Chat:
         wishes: what was asked for and is only recorded, such as a temperature: the recipe's holds.
         constraint: of the answer.
         pieces: whether the text of each token is asked for.
+        alternatives: how many of the likeliest tokens are asked for beside each.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -58,17 +62,20 @@ class Chat:
     wishes: Mapping[str, float | int] = field(default_factory=dict)
     constraint: Constraint | None = None
     pieces: bool = False
+    alternatives: int = 0
 
-    def sampling(self, own: Sampling, room: int) -> Sampling:
-        """How the answer is sampled: as the recipe says, but for less tokens and more texts that end it.
+    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None) -> Sampling:
+        """How the answer is sampled: as the recipe says, but for less tokens, more texts that end it, and what it must
+        be.
 
         Args:
             own: the agent's.
             room: tokens that the context has left.
+            grammar: of the constraint.
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
         stop = tuple(dict.fromkeys((*own.stop, *self.stop)))
-        return Sampling(own.temperature, most, own.top_p, own.top_k, stop)
+        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, grammar or own.grammar, self.alternatives)
 
     def recorded(self) -> str:
         """The wishes, as JSON; "" where there are none."""
@@ -84,6 +91,7 @@ class Reply:
         calls: of tools in it, for the client to make.
         thought: what of the text the message leaves out.
         pieces: the text of each token, where it was asked for.
+        alternatives: the texts of the likeliest tokens in the place of each, and their log-probs, where they were.
     """
 
     action: Action
@@ -91,3 +99,4 @@ class Reply:
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     pieces: tuple[str, ...] = ()
+    alternatives: tuple[tuple[tuple[str, float], ...], ...] = ()

@@ -32,6 +32,7 @@ SPACED = (
     r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"
 )
+MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
 MOST_CHARACTERS = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
 
 
@@ -42,12 +43,14 @@ class ChatRecord:
         self.agent, self.renderer = agent, renderer
         self._conversations: dict[str, Conversation] = {}
         self._said: dict[str, tuple[ChatMessage, Reply]] = {}  # by id of the action
+        self._alternatives: dict[str, Sequence[Sequence[tuple[int, float]]]] = {}  # by id of the action
 
-    def asked(self, chat: Chat, earlier: Sequence[Action]) -> Asked:
+    def asked(self, chat: Chat, earlier: Sequence[Action], task: str = "") -> Asked:
         """What an action is made from.
 
         Args:
             earlier: the episode's actions so far.
+            task: what the environment shows: words that stand in it are nobody's.
 
         Raises:
             ChatRefusedError: it cannot be answered.
@@ -68,7 +71,9 @@ class ChatRecord:
         seen = tuple(dict.fromkeys(name for said in path for name in (*known[said].sees, said)))
         if chat.sees is None:
             unseen = [action for action in earlier if action.id not in seen]
-            others = [one for one in unseen if _shows(chat.messages, one.message, self._content(one))]
+            given = [text for text in (task, self.agent.profile.instructions) if text]
+            texts = [(text, _apart(text, given)) for message in chat.messages for text in _texts(message)]
+            others = [one for one in unseen if _shows(texts, one.message, self._content(one))]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
         heard = [Heard(other, Message(other.agent, other.message), other.message) for other in others]
@@ -91,7 +96,17 @@ class ChatRecord:
             pieces: the text of each token too.
         """
         reply = self._said[action.id][1]
-        return replace(reply, pieces=self.renderer.pieces(action.policy, action.tokens)) if pieces else reply
+        if not pieces:
+            return reply
+        told = self._alternatives.get(action.id, ())
+        ids = np.array([token for of_one in told for token, _ in of_one], np.int32)
+        texts = iter(self.renderer.pieces(action.policy, ids))
+        alternatives = tuple(tuple((next(texts), value) for _, value in of_one) for of_one in told)
+        return replace(reply, pieces=self.renderer.pieces(action.policy, action.tokens), alternatives=alternatives)
+
+    def note_alternatives(self, name: str, alternatives: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Tokens that were as likely as those of an action: they are told its client, and are in no record."""
+        self._alternatives[name] = alternatives
 
     def read(self, asked: Asked, unseen: Sequence[Heard]) -> TokenIds:
         """What a critic reads in the agent's place: its chat, and what others said that it did not see. The chat alone
@@ -138,10 +153,11 @@ class ChatRecord:
         return _reason("trimmed") if any(message in mine for message in rest) else ""
 
     def _check(self, chat: Chat, earlier: Sequence[Action]) -> None:
-        if chat.constraint:
-            raise ChatRefusedError("unsupported", "answers of a given form (a forced call, a JSON schema) are not made")
+        context = self.renderer.context(self.agent.policy)
+        if len(chat.messages) > min(context, MOST_MESSAGES):  # each takes a token at least
+            raise self._too_long(f"{len(chat.messages)} messages")
         size = sum(len(str(message["content"])) for message in chat.messages)
-        if size > MOST_CHARACTERS * self.renderer.context(self.agent.policy):
+        if size > MOST_CHARACTERS * context:
             raise self._too_long(f"{size} characters")
         unknown = set(chat.sees or ()) - {action.id for action in earlier}
         if unknown:
@@ -151,6 +167,8 @@ class ChatRecord:
                 self.renderer.calls(self.agent.policy, np.empty(0, np.int32), chat.tools)
         except ValueError as error:
             raise ChatRefusedError("invalid", str(error)) from error
+        if chat.constraint:
+            check_constraint(self.renderer, self.agent.policy, chat)
 
     def _check_room(self, tokens: int) -> None:
         if tokens >= self.renderer.context(self.agent.policy):
@@ -161,6 +179,17 @@ class ChatRecord:
         return ChatRefusedError(
             "too_long", f"This model's maximum context length is {most} tokens, and the messages have {size}."
         )
+
+
+def check_constraint(renderer: Renderer, policy: str, chat: Chat) -> None:
+    """
+    Raises:
+        ChatRefusedError: no answer can be held to what a chat asks for.
+    """
+    try:
+        renderer.grammar(policy, chat)
+    except ValueError as error:
+        raise ChatRefusedError("unsupported", f"no answer can have the form that is asked for: {error}") from error
 
 
 def _reason(slug: str) -> str:
@@ -181,10 +210,27 @@ def _calls(action: Action) -> tuple[ToolCall, ...]:
     return tuple(call for call in action.calls if call.name)
 
 
-def _shows(messages: Sequence[ChatMessage], *said: str) -> bool:
-    """Whether messages hold one of these texts: as a whole message, or within one, as words of their own."""
-    texts = {text for one in said if (text := one.strip())}
-    return any(_holds(part, text) for message in messages for part in _texts(message) for text in texts)
+def _shows(texts: Sequence[tuple[str, str]], *said: str) -> bool:
+    """Whether texts hold what was said: as a whole, or within one, as words of their own.
+
+    Args:
+        texts: and what of each may hold it.
+    """
+    wanted = {text for one in said if (text := one.strip())}
+    return any(whole.strip() == part or _holds(rest, part) for whole, rest in texts for part in wanted)
+
+
+def _apart(text: str, given: Sequence[str]) -> str:
+    """A text without what everybody was given, where that stands in it word for word: a short answer stands in many a
+    task by chance.
+
+    >>> _apart("Yes or no?\\n\\nThe other one says: no", ["Yes or no?"])
+    '\\n\\n\\nThe other one says: no'
+    """
+    for words in given:
+        if _is_text(words, text):
+            text = re.sub(_pattern(words), "\n", text)
+    return text
 
 
 def _texts(message: ChatMessage) -> Iterator[str]:
@@ -200,9 +246,17 @@ def _holds(text: str, part: str) -> bool:
     >>> _holds("It is 142.", "42"), _holds("It is 42.", "42")
     (False, True)
     """
-    if part not in text or not any(map(str.isalnum, part)):
-        return False
+    return _is_text(part, text) and re.search(_pattern(part), text) is not None
+
+
+def _is_text(part: str, text: str) -> bool:
+    """Whether a text holds another one at all, and that is more than signs."""
+    return part in text and any(map(str.isalnum, part))
+
+
+def _pattern(part: str) -> str:
+    """The regular expression of a text that is no piece of a longer word or number."""
     before = (f"(?<!{SPACED})" if re.match(SPACED, part) else "") + (r"(?<!\d[.,])" if part[0].isdecimal() else "")
     before += r"(?<!\d)" if re.match(r"[.,]\d", part) else ""
     after = (f"(?!{SPACED})" if re.match(SPACED, part[-1]) else "") + (r"(?![.,]\d)" if part[-1].isdecimal() else "")
-    return re.search(before + re.escape(part) + after, text) is not None
+    return before + re.escape(part) + after

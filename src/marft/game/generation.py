@@ -12,13 +12,15 @@ import numpy.typing as npt
 
 from marft.game.agents import Agent, Request
 from marft.game.chat import Chat
+from marft.game.chat_record import ChatRecord
 from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
 from marft.game.rendering import ChatMessage, NotExact, Renderer
 from marft.game.tool_belt import ToolBelt
+from marft.marks import Mark, Masks, only
 from marft.segments import Restart
 from marft.texts import raised
-from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Mark, Option, Prompt, TokenIds, ToolCall, Usage
+from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Option, Prompt, TokenIds, ToolCall, Usage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +46,7 @@ def response_prefix_of(renderer: Renderer, policy: str, begins: Action | None) -
     log_probs[begins.sampled] = begins.log_probs
     if begins.teammate_log_probs is not None:
         log_probs[begins.by_teammate] = begins.teammate_log_probs
-    written = begins.sampled | begins.by_teammate
+    written = begins.own | begins.by_teammate
     marks = np.where(written, np.uint8(Mark.TEAMMATE), begins.marks)[:count]
     return ResponsePrefix(
         begins.tokens[start:count], marks[start:], log_probs[start:count][written[start:count]], begins.text
@@ -139,6 +141,7 @@ class Draft:
         self._tokens, self._marks = [prefix.tokens], [prefix.marks]
         self._context = [prompt.ids, prefix.tokens]  # what the next turn is sampled from
         self._restarts: list[Restart] = []
+        self._masks: list[tuple[int, Masks]] = []  # and at which token their turn begins
 
     @property
     def sampled(self) -> int:
@@ -150,7 +153,10 @@ class Draft:
 
     def say(self, completion: Completion) -> None:
         self._turns.append(completion)
+        if completion.masks:
+            self._masks.append((sum(map(len, self._tokens)), completion.masks))
         self._write(completion.tokens, Mark.SAMPLED)
+        self._marks[-1][list(completion.forced)] = Mark.FORCED
 
     def heard(
         self, renderer: Renderer, agent: Agent, completion: Completion, calls: Sequence[ToolCall]
@@ -191,6 +197,13 @@ class Draft:
         self._context.append(ids)
 
     def action(self, key: ActionKey, policy: str, finish: Finish) -> Action:
+        tokens, marks = np.concatenate(self._tokens), np.concatenate(self._marks)
+        if not (marks == Mark.SAMPLED).any():  # a grammar has left no choice: the last token stands for a decision
+            last = int(np.flatnonzero(marks == Mark.FORCED)[-1])
+            marks[last] = Mark.SAMPLED
+            self._masks.append((last, Masks.of([0], [only(int(tokens[last]))])))
+        log_probs = np.zeros(len(tokens), np.float32)
+        log_probs[np.isin(marks, (Mark.SAMPLED, Mark.FORCED))] = np.concatenate([t.log_probs for t in self._turns])
         texts = [turn.text for turn in self._turns]
         used = [turn.usage for turn in self._turns if turn.usage]
         return Action(
@@ -199,9 +212,10 @@ class Draft:
             index=0,
             sees=(),
             prompt=self.prompt.ids,
-            tokens=np.concatenate(self._tokens),
-            marks=np.concatenate(self._marks),
-            log_probs=np.concatenate([turn.log_probs for turn in self._turns]),
+            tokens=tokens,
+            marks=marks,
+            log_probs=log_probs[marks == Mark.SAMPLED],
+            masks=Masks.joined(self._masks),
             teammate_log_probs=self.prefix.log_probs if len(self.prefix.tokens) else None,
             text=(self.prefix.text if len(texts) == 1 else "") + texts[-1],
             response_prefix=len(self.prefix.text) if len(texts) == 1 else 0,
@@ -215,20 +229,25 @@ class Draft:
 
 
 async def answer(
-    engine: Sampler, renderer: Renderer, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
+    engine: Sampler, record: ChatRecord, agent: Agent, chat: Chat, prompt: Prompt, key: ActionKey
 ) -> Action:  # fmt: skip
     """Sample one turn of a client's chat. The calls in it are the client's to make.
 
     Where it stands in the episode is filled in by the caller.
     """
-    sampling = chat.sampling(agent.sampling, renderer.context(agent.policy) - len(prompt.ids))
+    renderer = record.renderer
+    room = renderer.context(agent.policy) - len(prompt.ids)
+    sampling = chat.sampling(agent.sampling, room, renderer.grammar(agent.policy, chat) if chat.constraint else None)
     completion = await engine.sample(agent.policy, prompt, sampling, key)
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
     if chat.tools and chat.calls and completion.finish == "stop":
         read = completion.calls
         draft.calls += renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
-    return replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
+    action = replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
+    if completion.alternatives:
+        record.note_alternatives(action.id, completion.alternatives)
+    return action
 
 
 async def choose(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from marft.marks import Grammar
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
+
+if TYPE_CHECKING:
+    from marft.game.chat import Chat
 
 ChatMessage = Mapping[str, object]  # role and content, as chat templates and chat endpoints take them
 
@@ -135,6 +139,13 @@ class Renderer(Protocol):
 
         Raises:
             ValueError: the model's chat template cannot show them.
+        """
+
+    def grammar(self, policy: str, chat: Chat) -> Grammar | None:
+        """What the answer to a client's chat must be; None where it may be anything.
+
+        Raises:
+            ValueError: no answer can be held to that.
         """
 
     def pieces(self, policy: str, tokens: TokenIds) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ class Turns:
         return acting.result()
 
     async def _acted(self, step: int, observation: Observation) -> JointAction:
-        outside = Outside(self.game.engine.external_wait, self.game.threads)
+        outside = Outside(self.game.engine.external_wait, self.game.threads, self.game.renderer)
         seats = Agents(self.game.team.agents, partial(self._ask, step), partial(self._reply, step), outside)
         try:
             joint: object = await self.organization.act(observation, seats)
@@ -177,8 +177,8 @@ class Turns:
 
     async def _made(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_request(agent, request)
-        chatted = self._chatted(agent, request.chat) if request.chat else None  # refused before it counts as an action
-        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited
+        chatted = self._chatted(agent, request.chat, request.observation.text) if request.chat else None
+        call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited, unless refused
         self._calls[agent.role] += 1
         self._asked += 1
         key = ActionKey(
@@ -207,7 +207,7 @@ class Turns:
             if options:
                 made = await choose(self.game.engine, agent, request, prompt, options, key)
             elif request.chat:
-                made = await answer(self.game.engine, self.game.renderer, agent, request.chat, prompt, key)
+                made = await answer(self.game.engine, self._chats[agent.role], agent, request.chat, prompt, key)
             else:
                 made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
         self._check_acting(step, agent)
@@ -233,10 +233,10 @@ class Turns:
             self.game.watcher.acted(action)
         return action
 
-    def _chatted(self, agent: Agent, chat: Chat) -> Asked:
+    def _chatted(self, agent: Agent, chat: Chat, shown: str) -> Asked:
         """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""
         record = self._chats.setdefault(agent.role, ChatRecord(agent, self.game.renderer))
-        return record.asked(chat, [self.actions[index] for index in sorted(self.actions)])
+        return record.asked(chat, [self.actions[index] for index in sorted(self.actions)], shown)
 
     def _asked_with(self, agent: Agent, request: Request, room: int, name: str) -> Asked:
         """What an agent is asked with: what it is given, and what it remembers."""

@@ -25,6 +25,7 @@ from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.outcome import Outcome
 from marft.game.reading import RefusedError
 from marft.gateway.client import Client
+from marft.gateway.masking import without
 from marft.gateway.solving import call, command
 from marft.types import JointAction, Observation, Task
 
@@ -122,7 +123,7 @@ class Program(OrganizationPart):
 
     def gateway(self) -> Gateway:
         """The server that all episodes share."""
-        from marft.gateway.app import Bounds  # what the extra brings, which reading a recipe does without
+        from marft.gateway.http import Bounds  # what the extra brings, which reading a recipe does without
         from marft.gateway.server import Gateway
 
         return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds))
@@ -158,7 +159,10 @@ class Episode:
         if self._session is None:
             self._gateway = outside.threads.kept("gateway", program.gateway)
             self._session = Session(Limits(program.tokens, program.requests, program.wait_seconds))
-            self._address = self._gateway.open(self._session)
+        assert self._gateway is not None, "the session came with it"
+        self._gateway.leave(self._session)
+        self._session.renew()
+        self._address = self._gateway.open(self._session)
         thread, failed = outside.threads.acquire(), True
         self._session.begin(agents, observation)
         try:
@@ -188,7 +192,7 @@ class Episode:
         run = (
             partial(call, import_path(program.call), task, clients, program.grades)
             if program.call
-            else partial(command, program.words, program.folder, task, clients, program.grades)
+            else partial(command, program.words, program.folder, task, clients, program.grades, self._masked)
         )
         return await thread.call_theirs(run, timeout=program.timeout_seconds, passing=RefusedError)
 
@@ -202,4 +206,4 @@ class Episode:
         }  # fmt: skip
 
     def _masked(self, said: str) -> str:
-        return said.replace(self._session.secret, "…") if self._session else said
+        return without(self._session.secrets if self._session else (), said)

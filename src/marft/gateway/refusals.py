@@ -29,7 +29,7 @@ class RequestError(Exception):
 
     @staticmethod
     def of(error: ChatRefusedError) -> RequestError:
-        return RequestError(400, CODES[error.why], str(error), "messages")
+        return RequestError(400, CODES[error.why], str(error), None if error.why == "unsupported" else "messages")
 
 
 def unknown() -> RequestError:

@@ -10,10 +10,14 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from marft.game.agents import Agents, Seat
 from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.chat_record import check_constraint
+from marft.gateway.budget import Budget
+from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError, closed, spent, unknown
 from marft.types import Observation
 
@@ -30,6 +34,7 @@ class ClientRequest:
         key: by which the client names it, should it ask again; "" where it does not.
         retry: how often it was sent before.
         waits: the program then waits for something else, it says.
+        secret: by which it came.
     """
 
     role: str
@@ -39,6 +44,7 @@ class ClientRequest:
     key: str = ""
     retry: int = 0
     waits: bool = False
+    secret: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +66,7 @@ class Limits:
     """What an episode may take.
 
     Args:
-        tokens: sampled by all its agents; an action that has begun is finished. 0: no limit.
+        tokens: sampled by all its agents; an action may sample what is left. 0: no limit.
         requests: in all. 0: no limit.
         wait_seconds: for a request of a program that asks for nothing, before others are admitted without it.
     """
@@ -71,23 +77,35 @@ class Limits:
 
 
 class Session:
-    """The requests of one episode. All of it is used on the run's event loop alone, but for ``secret``."""
+    """The requests of one episode. All of it is used on the run's event loop alone, but for ``secret`` and
+    ``kept``: the conversations that responses end, by the names of those.
+
+    Every step has a secret of its own: what a program has left behind cannot act in the next one.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.secret = secrets.token_urlsafe(24)
+        self.secret = ""
+        self.secrets: list[str] = []  # of all steps so far
         self.loop = asyncio.get_running_loop()
         self.overdue = 0  # how often others went on without it
+        self.kept: dict[str, dict[str, tuple[Said, ...]]] = {}  # by role: used on the gateway's thread alone
         self._agents: Agents | None = None
         self._observation = Observation("")
         self._under_way: set[Exchange] = set()
         self._named: dict[tuple[str, str], Exchange] = {}  # by role and idempotency key
         self._sent: dict[bytes, list[Exchange]] = {}  # by digest: those that may be sent again without a key
-        self._asked = self._tokens = 0
+        self._asked = 0
+        self._budget = Budget(limits.tokens)
         self._external_wait: Callable[[], AbstractContextManager[None]] | None = None
         self._held, self._holding = ExitStack(), False
         self._waits = False
         self._patience: asyncio.TimerHandle | None = None
+
+    def renew(self) -> None:
+        """A step is to begin: it is reached by another secret."""
+        self.secret = secrets.token_urlsafe(24)
+        self.secrets.append(self.secret)
 
     def begin(self, agents: Agents, observation: Observation) -> None:
         """A step begins: its program may ask now."""
@@ -111,19 +129,31 @@ class Session:
             exchange.actions.cancel()
         self._settle()
 
-    def wait(self) -> None:
+    def wait(self, secret: str) -> None:
         """The program waits for something else, until it asks again."""
-        self._seats()
+        self._seats(secret)
         self._waits = True
         self._settle()
 
-    def policy_of(self, role: str) -> str:
+    def policy_of(self, role: str, secret: str) -> str:
         """The policy that plays a role.
 
         Raises:
             RequestError: the episode is over, or has no such role.
         """
-        return self._seat(role).agent.policy
+        return self._seat(role, secret).agent.policy
+
+    def check_of(self, request: ClientRequest) -> Callable[[], None]:
+        """What looks whether an answer can be held to what a request asks for. It may be called on any thread, and take
+        long: what it has found is known when the request is asked.
+
+        Raises:
+            RequestError: the episode is over, or has no such role.
+        """
+        policy = self._seat(request.role, request.secret).agent.policy
+        renderer = self._seats(request.secret).outside().renderer
+        assert renderer is not None, "seats of a game have one"
+        return partial(check_constraint, renderer, policy, request.chat)
 
     async def ask(self, request: ClientRequest) -> tuple[Exchange, list[Reply]]:
         """The actions that answer a request: those that it was answered with before, where it is sent again. Whoever
@@ -147,19 +177,21 @@ class Session:
             raise
         except ChatRefusedError as error:
             raise RequestError.of(error) from error
+        except RequestError:
+            raise
         except Exception as error:  # the episode fails of it, and says why
             raise RequestError(500, "episode_failed", "the action failed, and the episode with it") from error
         finally:
             exchange.listeners -= 1
             self._settle()
 
-    def _seats(self) -> Agents:
-        if self._agents is None:
+    def _seats(self, secret: str) -> Agents:
+        if self._agents is None or secret != self.secret:
             raise closed()
         return self._agents
 
-    def _seat(self, role: str) -> Seat:
-        found = next((seat for seat in self._seats() if seat.role == role), None)
+    def _seat(self, role: str, secret: str) -> Seat:
+        found = next((seat for seat in self._seats(secret) if seat.role == role), None)
         if found is None:
             raise unknown()
         return found
@@ -170,7 +202,7 @@ class Session:
 
     def _known(self, request: ClientRequest) -> Exchange | None:
         """The exchange that a request belongs to which was sent before, or whose retry has come before it."""
-        self._seat(request.role)
+        self._seat(request.role, request.secret)
         if request.key:
             named = self._named.get((request.role, request.key))
             if named and named.request.digest != request.digest:
@@ -182,9 +214,8 @@ class Session:
         return min([*fitting, *again], key=lambda one: (request.retry in one.seen, one.listeners > 0), default=None)
 
     def _begun(self, request: ClientRequest) -> Exchange:
-        seat = self._seat(request.role)
-        if self.limits.tokens and self._tokens >= self.limits.tokens:
-            raise spent("tokens", self.limits.tokens)
+        seat = self._seat(request.role, request.secret)
+        self._budget.check()
         if self.limits.requests and self._asked + request.count > self.limits.requests:
             raise spent("requests", self.limits.requests)
         self._asked += request.count
@@ -198,12 +229,15 @@ class Session:
         return exchange
 
     async def _acted(self, seat: Seat, request: ClientRequest) -> list[Reply]:
-        if request.count == 1:
-            replies = [await seat.reply(self._observation, request.chat)]
-        else:
-            wanted = [seat.reply(self._observation, request.chat) for _ in range(request.count)]
-            replies = list(await asyncio.gather(*wanted))
-        self._tokens += sum(len(reply.action.tokens) for reply in replies)
+        most, replies = seat.agent.sampling.max_new_tokens, list[Reply]()
+        share = await self._budget.take(request.count, min(most, request.chat.max_tokens or most))
+        chat = replace(request.chat, max_tokens=share) if self.limits.tokens else request.chat
+        try:
+            wanted = [seat.reply(self._observation, chat) for _ in range(request.count)]
+            replies = [await wanted[0]] if request.count == 1 else list(await asyncio.gather(*wanted))
+        finally:
+            sampled = sum(len(reply.action.tokens) for reply in replies)
+            self._budget.give_back(request.count * share, sampled)
         return replies
 
     def _answered(self, exchange: Exchange) -> None:

@@ -36,9 +36,13 @@ async def call(
 
 
 async def command(
-    words: Sequence[str], folder: str, task: Task, clients: Mapping[str, Client], grades: bool
+    words: Sequence[str], folder: str, task: Task, clients: Mapping[str, Client], grades: bool,
+    masked: Callable[[str], str] = str,
 ) -> Outcome:  # fmt: skip
     """Run a command: the task is on its standard input, and the last line that it prints is what it came to.
+
+    Args:
+        masked: takes secrets out of what it printed, before that is cut.
 
     It ends, and all that it has started with it, when it is done, when this is cancelled, and when this process ends.
 
@@ -66,12 +70,12 @@ async def command(
                 process.send_signal(signal.SIGINT)  # which its keeper takes for: end all, now
             await process.wait()
     if status != 0:
-        complaint = storable(errors.decode("utf-8", "replace")).strip()[-1000:]
+        complaint = masked(storable(errors.decode("utf-8", "replace"))).strip()[-1000:]
         raise RefusedError(f"ended with status {status}: {complaint or 'it said nothing'}")
-    return outcome_of(printed_last(said), clients, grades)
+    return outcome_of(printed_last(said, masked), clients, grades)
 
 
-def printed_last(said: bytes) -> object:
+def printed_last(said: bytes, masked: Callable[[str], str] = str) -> object:
     """What the last line says. A line ends at ``\\n`` alone: other ends of lines may stand within JSON.
 
     Raises:
@@ -81,7 +85,7 @@ def printed_last(said: bytes) -> object:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        raise RefusedError(f"printed {cut(line, 100) or 'nothing'!r} last, which is no JSON") from None
+        raise RefusedError(f"printed {cut(masked(line), 100) or 'nothing'!r} last, which is no JSON") from None
 
 
 def outcome_of(result: object, roles: Collection[str], grades: bool) -> Outcome:

@@ -24,6 +24,7 @@ from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone
 from marft.models.forest import Forest
+from marft.models.masked import PackedMasks
 from marft.models.packed_rows import PackedRows
 from marft.types import Action, ActionKey, Episode, Normalisation, Sample
 
@@ -41,13 +42,13 @@ def make_samples(
 ) -> tuple[list[Sample], list[Floats]]:
     """The actions that are trained, with advantages normalised over exactly their decisions, and the raw advantages.
 
-    Actions of frozen policies, and those that only served to judge others, took part in credit and take no part in
-    anything from here on.
+    Actions of frozen policies, those that only served to judge others, and those in which a grammar left nothing to
+    decide, took part in credit and take no part in anything from here on.
     """
     rows = [(episode, action) for episode in episodes for action in episode.actions]
     mine = [
         i for i, (_, action) in enumerate(rows)
-        if action.policy in trained and (not credits.trained or credits.trained[i])
+        if action.policy in trained and (not credits.trained or credits.trained[i]) and not action.settled
     ]  # fmt: skip
     raw = [credits.advantages[i] for i in mine]
     advantages = normalise(raw) if normalise_advantages else raw
@@ -153,6 +154,7 @@ class MicroBatch:
     predict_from: Tensor  # [R] packed positions whose logits predict what is scored
     targets: Tensor  # [R]
     temperatures: Tensor | None  # [R], None when all are 1
+    masks: PackedMasks | None  # [R], None where no grammar held
     chosen: Chosen | None  # how scores become decisions, where any action was chosen from a list
     engine_log_probs: Tensor  # [T]
     base_log_probs: Tensor | None  # [T] under the untuned base, where the loss asks for them
@@ -359,6 +361,7 @@ def _pack(
         predict_from=tensor(np.concatenate(positions), torch.long),
         targets=tensor(np.concatenate(targets), torch.long),
         temperatures=None if plain else tensor(np.repeat(temperatures, scored)),
+        masks=PackedMasks.of([(action.masks, said.masks[said.scored]) for action, said in written], device),
         chosen=Chosen.of(actions, device),
         engine_log_probs=tensor(np.concatenate([action.log_probs for action in actions])),
         base_log_probs=tensor(np.concatenate([fixed.base[action.key] for action in actions])) if fixed.base else None,

@@ -17,22 +17,29 @@ from marft.types import Action, TokenIds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredTokens:
-    """A text to be scored after what it was sampled from, and which of its tokens count."""
+    """A text to be scored after what it was sampled from, which of its tokens count, and the masks of those in the
+    action's table, -1 where there is none."""
 
     context: TokenIds  # [C]
     tokens: TokenIds  # [T]
     scored: npt.NDArray[np.bool_]  # [T]
+    masks: npt.NDArray[np.int32]  # [T]
 
 
 def scored_tokens(action: Action) -> list[ScoredTokens]:
     """What has to be scored for an action: each of its segments, or every option that it was chosen from."""
     if action.choice is None:
+        size = len(action.tokens)
+        masks = action.masks.rows(size) if action.masks else np.full(size, -1, np.int32)
         return [
-            ScoredTokens(context, action.tokens[start:stop], action.sampled[start:stop])
+            ScoredTokens(context, action.tokens[start:stop], action.sampled[start:stop], masks[start:stop])
             for context, start, stop in action.segments
         ]
     options = (option.tokens for option in action.choice.options)
-    return [ScoredTokens(action.prompt, tokens, np.ones(len(tokens), bool)) for tokens in options]
+    return [
+        ScoredTokens(action.prompt, tokens, np.ones(len(tokens), bool), np.full(len(tokens), -1, np.int32))
+        for tokens in options
+    ]
 
 
 def tokens_read(action: Action) -> int:

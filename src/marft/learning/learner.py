@@ -40,6 +40,7 @@ from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restor
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
+from marft.learning.supervised import refuse_traces
 from marft.learning.team_kl import shares
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
@@ -118,7 +119,12 @@ class Learner:
             )
 
     def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
-        """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``."""
+        """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``.
+
+        Raises:
+            ValueError: the episodes were told from traces.
+        """
+        refuse_traces(episodes)
         warming_up = progress.step < self.warmup
         fixed = self.score_before_update(episodes, for_credit_alone=warming_up)
         credited = self.assign_credit(episodes, fixed)

@@ -101,7 +101,7 @@ def price_overlong(episodes: Sequence[Episode], limits: Mapping[str, int], buffe
         for action in episode.actions:
             if action.choice or action.agent not in limits:
                 continue
-            over = int(action.sampled.sum()) - (limits[action.agent] - buffer)
+            over = int(action.own.sum()) - (limits[action.agent] - buffer)
             if over > 0 and action.step < len(transitions):
                 here = transitions[action.step]
                 own = {**here.agent_rewards, action.agent: here.agent_rewards.get(action.agent, 0.0) - over / buffer}

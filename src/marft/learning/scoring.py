@@ -31,7 +31,7 @@ def score_all(batch: MicroBatch, entropy_gradient: bool = False) -> tuple[TokenS
     hidden, head, shape = batch.backbone.hidden_states(batch.rows), batch.backbone.head, batch.backbone.logit_shape
     own = token_scores(
         picked(hidden, batch.predict_from), head.weight, head.bias, batch.targets, batch.temperatures, entropy_gradient,
-        filled=batch.rows.filled, shape=shape,
+        filled=batch.rows.filled, shape=shape, masks=batch.masks,
     )  # fmt: skip
     if batch.chosen is not None:
         own = batch.chosen.decide(own)

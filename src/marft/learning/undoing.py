@@ -14,6 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from marft.errors import RunError
 from marft.learning.interfaces import Progress
+from marft.learning.keeping import Kept
 from marft.learning.learner import Learner
 from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.types import Episode
@@ -22,7 +23,7 @@ CRITIC = "critic"
 MOST_IN_A_ROW = 5  # steps that are undone before a run stops, for nothing would be learned any more
 
 
-def not_finite(learner: Learner) -> list[str]:
+def not_finite(learner: Kept) -> list[str]:
     """What of all that learns holds a number that is not finite: ``policies.<name>`` or ``critic``.
 
     Costs one look at every parameter and moment, and one number a policy back from the device.
@@ -38,7 +39,7 @@ class Before:
     cost several times the copy. It is not pinned: that rounds each tensor up to a power of two.
     """
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: Kept) -> None:
         self._learner = learner
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
@@ -114,7 +115,7 @@ def remedy(learner: Learner, name: str) -> str:
     )
 
 
-def _learning(learner: Learner) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
+def _learning(learner: Kept) -> Iterator[tuple[str, dict[str, nn.Parameter], torch.optim.Optimizer]]:
     for name, optimizer in learner.optimizers.items():
         yield f"policies.{name}", optimizer.parameters, optimizer.optimizer
     if learner.critic:

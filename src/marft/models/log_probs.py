@@ -19,6 +19,7 @@ from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
+from marft.models.masked import PackedMasks, masked, masked_
 
 CHUNK_ELEMENTS = 2**22  # logits held at a time
 LEAST_CHUNK, LARGE_CHUNK = 256, 2**24  # rows of a chunk, unless so many would be more logits than that
@@ -43,8 +44,10 @@ def token_scores(
     entropy_gradient: bool = False,
     filled: bool = False,
     shape: LogitShape = AS_THEY_ARE,
+    masks: PackedMasks | None = None,
 ) -> TokenScores:
-    """Score ``targets_T`` under ``softmax(shape(hidden · weightᵀ + bias) / temperature)``.
+    """Score ``targets_T`` under ``softmax(shape(hidden · weightᵀ + bias) / temperature)``, over the tokens that a mask
+    allows for where there is one.
 
     Args:
         hidden_TD: hidden states at the positions that predict the targets.
@@ -59,16 +62,17 @@ def token_scores(
         spare = (rows if filled else min(rows, -(-rest // LEAST_ROWS) * LEAST_ROWS)) - rest
         hidden_TD, targets_T = pad(hidden_TD, (0, 0, 0, spare)), pad(targets_T, (0, spare))
         temperatures_T = None if temperatures_T is None else pad(temperatures_T, (0, spare), value=1.0)
+        masks = masks and masks.padded(spare)
     trains_head = torch.is_grad_enabled() and (weight_VD.requires_grad or (bias_V is not None and bias_V.requires_grad))
     if not trains_head:
         log_probs, entropies = _FrozenHead.apply(  # type: ignore[no-untyped-call]
-            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows, shape
+            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, entropy_gradient, rows, shape, masks
         )
         entropies = entropies if entropy_gradient else entropies.detach()
         return TokenScores(log_probs[:count], entropies[:count])
     chunks = [
-        checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, shape, use_reentrant=False)
-        for h, y, t in _split(hidden_TD, targets_T, temperatures_T, rows)
+        checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, shape, some, use_reentrant=False)
+        for h, y, t, some in _split(hidden_TD, targets_T, temperatures_T, masks, rows)
     ]
     log_probs, entropies = (torch.cat(parts)[:count] for parts in zip(*chunks, strict=True))
     return TokenScores(log_probs, entropies if entropy_gradient else entropies.detach())
@@ -125,11 +129,12 @@ def exponentials_(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _split(
-    hidden: Tensor, targets: Tensor, temperatures: Tensor | None, rows: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    hidden: Tensor, targets: Tensor, temperatures: Tensor | None, masks: PackedMasks | None, rows: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None, PackedMasks | None]]:
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
-        yield hidden[part], targets[part], None if temperatures is None else temperatures[part]
+        some = None if temperatures is None else temperatures[part]
+        yield hidden[part], targets[part], some, masks and masks.part(part)
 
 
 def _score_chunk(
@@ -139,14 +144,15 @@ def _score_chunk(
     targets: Tensor,
     temperatures: Tensor | None,
     shape: LogitShape,
+    masks: PackedMasks | None,
 ) -> tuple[Tensor, Tensor]:
     """As :class:`_FrozenHead` computes them, to the bit, for autograd."""
-    logits = scaled_logits(hidden, weight, bias, temperatures, shape)
+    logits = masked(scaled_logits(hidden, weight, bias, temperatures, shape), masks)
     z = logits - logits.detach().amax(-1, keepdim=True)
     p = z.exp()
     total = p.sum(-1)
     chosen = z.gather(1, targets[:, None])[:, 0] - total.log()
-    return chosen, total.log() - (p * z.clamp_min(torch.finfo(z.dtype).min)).sum(-1) * total.reciprocal()
+    return chosen, total.log() - (p * z.masked_fill(p == 0.0, 0.0)).sum(-1) * total.reciprocal()
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -161,13 +167,14 @@ class _FrozenHead(torch.autograd.Function):
         entropy_gradient: bool,
         rows: int,
         shape: LogitShape,
+        masks: PackedMasks | None,
     ) -> tuple[Tensor, Tensor]:
         needs_gradient = ctx.needs_input_grad[0]
         log_probs, entropies, slopes, entropy_slopes = [], [], [], []
-        for h, y, temperature in _split(hidden, targets, temperatures, rows):
+        for h, y, temperature, some in _split(hidden, targets, temperatures, masks, rows):
             logits = scaled_logits(h, weight, bias, None, shape)
             bend = shape.slope(logits) if needs_gradient else 1.0
-            z, p, total = exponentials_(_tempered(logits, temperature))
+            z, p, total = exponentials_(masked_(_tempered(logits, temperature), some))
             log_total, share = total.log(), total.reciprocal()[:, None]
             log_probs.append(z.gather(1, y[:, None])[:, 0] - log_total)
             scale = share if temperature is None else share / temperature[:, None].to(p.dtype)
@@ -196,7 +203,7 @@ class _FrozenHead(torch.autograd.Function):
         out = grad[:, None] * slopes
         if entropy_slopes and entropy_grad is not None:
             out = out.addcmul(entropy_grad[:, None], entropy_slopes[0])
-        return out.to(ctx.dtype), None, None, None, None, None, None, None
+        return out.to(ctx.dtype), None, None, None, None, None, None, None, None
 
 
 def _bent(p: Tensor, bend: Tensor | float) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
-BUNDLED = {"tiny": "tiny"}
+from marft.config.models import BUNDLED
 
 
 def resolve_path(path: str) -> str:
-    """``"tiny"`` → the bundled checkpoint's folder; anything else as it is."""
-    return str(files("marft.models") / BUNDLED[path]) if path in BUNDLED else path
+    """``"tiny"``, ``"tiny-tools"`` → a bundled checkpoint's folder; anything else as it is."""
+    return str(BUNDLED.get(path, path))

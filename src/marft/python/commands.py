@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,8 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
 
 def train(
     recipe: Recipe | Run, changes: Changes = (), /, *, resume: bool = False, start_from: str | Path | None = None,
-    overwrite: bool = False, observer: Observer | None = None, given: Iterable[Any] = (), **more: Any,
+    overwrite: bool = False, observer: Observer | None = None, program: Callable[..., Any] | None = None,
+    given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
     """Train a team to its last step, or until the observer wants to stop → the run.
 
@@ -85,6 +86,7 @@ def train(
         start_from: a checkpoint folder whose weights a new run begins with.
         overwrite: take the place of a run of that name.
         observer: whoever watches. Without one, what a run has to say of itself is a warning.
+        program: the team is this function, ``solve(task, clients)``, which asks the agents over HTTP (docs: gateway).
 
     Raises:
         ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
@@ -93,7 +95,7 @@ def train(
     check_observer(observer)
     if start_from is not None:
         check_place(start_from, "start_from: a checkpoint")
-    settings, folder = _run_of(recipe, changes, given, more)
+    settings, folder = run_of(recipe, changes, given, _with(program, more))
     refuse_nothing_to_train(settings)
     folder = folder or RunFolder(Path(settings.output) / settings.name)
     if resume:
@@ -115,7 +117,7 @@ def train(
 def evaluate(
     recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
     modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False,
-    given: Iterable[Any] = (), **more: Any,
+    program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> list[Evaluation]:  # fmt: skip
     """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
 
@@ -127,6 +129,7 @@ def evaluate(
         modes: ``greedy``, ``sampled``, or both; as the recipe says where none is given.
         tasks: how many; 0: as the recipe says.
         shuffle_messages: also with every agent seeing messages of another task.
+        program: the team is this function, as in :func:`train`.
 
     Raises:
         ValueError: a checkpoint is not there or damaged, there is no such mode, or the recipe cannot be used.
@@ -134,7 +137,7 @@ def evaluate(
     """
     names, wanted = names_in(checkpoints, "checkpoints", "last"), names_in(modes, "modes", "greedy")
     check_count(tasks, "tasks")
-    settings, folder = _run_of(recipe, changes, given, more)
+    settings, folder = run_of(recipe, changes, given, _with(program, more))
     with _in_words():
         from marft.evaluation.evaluate import modes_in
         from marft.evaluation.session import evaluate_checkpoints
@@ -149,6 +152,21 @@ def evaluate(
     return found
 
 
+def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes by key, of which one puts a program in the place of the organization.
+
+    Raises:
+        ValueError: it cannot be called, or another organization is given as well.
+    """
+    if program is None:
+        return dict(more)
+    if not callable(program):
+        raise ValueError(f"program is a function, solve(task, clients), and this is of type {type(program).__name__}")
+    if "team" in more:
+        raise ValueError("program and team both say how the team is organized; give one of them")
+    return {**more, "team": {"organization": "program", "call": program}}
+
+
 class _Warned(Observer):
     """Nobody watches, but what whoever trains should know is no secret."""
 
@@ -156,7 +174,7 @@ class _Warned(Observer):
         warnings.warn(text, stacklevel=2)
 
 
-def _run_of(
+def run_of(
     recipe: Recipe | Run, changes: Changes, given: Iterable[Any], more: Mapping[str, Any]
 ) -> tuple[RunSettings, RunFolder | None]:
     """Settings from a recipe, or from a run or its folder, which then comes too."""

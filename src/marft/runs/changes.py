@@ -13,7 +13,7 @@ FREE = (
     "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.record_episodes_every", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
     "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
-    "*.endpoint.api_key_variable",
+    "sft.traces", "sft.every", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from",
 )  # fmt: skip

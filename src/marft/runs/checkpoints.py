@@ -17,7 +17,7 @@ from torch import Tensor
 from marft import __version__, atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.learning.learner import Learner
+from marft.learning.keeping import Kept
 from marft.learning.undoing import not_finite
 from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
@@ -99,7 +99,7 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, settings: CheckpointSettings) -> None:
         self.folder, self.path, self.settings = folder, folder.checkpoints, settings
 
-    def save(self, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> Path:
+    def save(self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> Path:
         """Write ``step_<n>`` and let go of those that need not be kept."""
         target = self.path / name_of(state.step)
         _make_way(target)
@@ -107,7 +107,7 @@ class Checkpoints:
         self._let_go(state)
         return target
 
-    def set_aside(self, state: State, run: RunSettings, models: Models, learner: Learner) -> Path:
+    def set_aside(self, state: State, run: RunSettings, models: Models, learner: Kept) -> Path:
         """Write what a run is to begin with, while the run whose place it takes is still there.
 
         It is called ``start_<n>``: a name that nothing has, for what the weights came from may lie here too.
@@ -123,7 +123,7 @@ class Checkpoints:
         start.rename(self.path / name_of(0))
         atomic.sync_folder(self.path)
 
-    def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Learner, log: Mark) -> None:
+    def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> None:
         assert not not_finite(learner), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
@@ -248,7 +248,7 @@ def read_record(path: Path) -> Record:
         raise ValueError(f"{path} is no whole checkpoint: {error}") from error
 
 
-def restore(record: Record, models: Models, learner: Learner) -> State:
+def restore(record: Record, models: Models, learner: Kept) -> State:
     """Load a run's checkpoint into models and learner → its state.
 
     Raises:
@@ -281,7 +281,7 @@ def load_policies(path: Path, models: Models, policies: Mapping[str, object]) ->
         models.load_policy(policy, folder)
 
 
-def load_critic(path: Path, learner: Learner) -> bool:
+def load_critic(path: Path, learner: Kept) -> bool:
     """Load the critic of a checkpoint, for a new run that starts from it → whether there was one that fits."""
     if learner.critic is None or not (path / CRITIC).is_file():
         return False

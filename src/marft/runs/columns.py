@@ -26,8 +26,8 @@ class Codec(NamedTuple):
 
 
 def codec_of(hint: object) -> Codec:
-    """The codec of a type: a number, text, truth value or literal, an array, ``X | None``, ``tuple[X, ...]``, a mapping
-    from texts, or a dataclass or named tuple of such.
+    """The codec of a type: a number, text, bytes, truth value or literal, an array, ``X | None``, ``tuple[X, ...]``, a
+    mapping from texts, or a dataclass or named tuple of such.
 
     Raises:
         TypeError: it is none of these.
@@ -70,6 +70,7 @@ _SCALARS: dict[object, Codec] = {
     int: Codec(pa.int64(), _same, _same),
     float: Codec(pa.float64(), _same, _same),
     bool: Codec(pa.bool_(), _same, _same),
+    bytes: Codec(pa.binary(), _same, _same),
 }
 
 

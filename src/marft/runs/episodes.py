@@ -22,7 +22,7 @@ from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
-ADDED = {"restarts", "thought"}  # columns that older files lack: there the field has its default
+ADDED = {"restarts", "thought", "masks"}  # columns that older files lack: there the field has its default
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
 BOOTSTRAP = codec_of(Mapping[str, TokenIds])  # by agent

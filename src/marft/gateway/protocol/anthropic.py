@@ -11,7 +11,7 @@ from pydantic import Field
 from marft.game.chat import Chat, Constraint, Reply
 from marft.game.rendering import arguments_of
 from marft.gateway.protocol.chat_completions import Number
-from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
 from marft.gateway.protocol.reading import (
     MOST_STOPS,
     CallSaid,
@@ -23,9 +23,11 @@ from marft.gateway.protocol.reading import (
     Stop,
     Table,
     chat_of,
+    forced_call,
     left_out,
     read,
     text_of,
+    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -64,6 +66,7 @@ class OfferedTool(Table):
 class Choice(Table):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
+    disable_parallel_tool_use: bool = False
 
 
 class Request(Table):
@@ -81,7 +84,7 @@ class Request(Table):
 
 
 class Messages(Protocol):
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
         if request.messages[-1].role == "assistant":
             raise unsupported("messages", "no answer goes on from the beginning of one; end with the user's message")
@@ -97,7 +100,9 @@ class Messages(Protocol):
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
         )
-        return Asked(chat, 1, bool(request.stream), tuple(left_out(request, CHANGE_NOTHING)))
+        alone = request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use
+        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(not alone, chat))
+        return Asked(chat, 1, bool(request.stream), ignored)
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
         (reply,) = replies
@@ -153,11 +158,10 @@ def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     choice = request.tool_choice
     if choice is None or choice.type in ("auto", "none"):
         return None
-    if choice.type == "any":
-        return Constraint("call")
-    if choice.name not in [tool.name for tool in tools]:
-        raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
-    return Constraint("call", choice.name)
+    if choice.type == "tool" and choice.name is None:
+        raise RequestError(400, "invalid_value", "tool_choice: the tool's name is missing", "tool_choice")
+    name = "" if choice.type == "any" else choice.name or ""
+    return forced_call(tools, name, not choice.disable_parallel_tool_use)
 
 
 def _head(reply: Reply, told: Mapping[str, Any]) -> dict[str, Any]:

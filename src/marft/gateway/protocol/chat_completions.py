@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
-from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, log_probs_of, usage_of
 from marft.gateway.protocol.reading import (
     MOST_ACTIONS,
+    MOST_ALTERNATIVES,
     CallSaid,
     Content,
     Count,
@@ -21,10 +22,12 @@ from marft.gateway.protocol.reading import (
     Stops,
     Table,
     chat_of,
+    forced_call,
     left_out,
     read,
     stops_of,
     text_of,
+    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -93,6 +96,7 @@ class Request(Table):
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    parallel_tool_calls: bool | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ACTIONS)] | None = None
     stop: Stops = None
     stream: bool | None = None
@@ -103,7 +107,7 @@ class Request(Table):
     top_p: Number | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     response_format: ResponseFormat | None = None
     logit_bias: dict[str, float] | None = None
     functions: list[object] | None = None
@@ -111,10 +115,10 @@ class Request(Table):
 
 
 class ChatCompletions(Protocol):
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:  # noqa: ARG002
         request = read(Request, body)
-        if request.top_logprobs:
-            raise unsupported("top_logprobs", "log-probs are kept of sampled tokens alone")
+        if request.top_logprobs and not request.logprobs:
+            raise RequestError(400, "invalid_value", "top_logprobs needs logprobs", "top_logprobs")
         if request.logit_bias:
             raise unsupported("logit_bias", "it would change what is trained on")
         if request.functions:
@@ -132,9 +136,10 @@ class ChatCompletions(Protocol):
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
             pieces=bool(request.logprobs),
+            alternatives=request.top_logprobs or 0,
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        ignored = tuple(left_out(request, CHANGE_NOTHING))
+        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
         return Asked(chat, request.n or 1, bool(request.stream), ignored, {"usage": usage})
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,7 +147,7 @@ class ChatCompletions(Protocol):
             {
                 "index": index,
                 "message": _message(reply),
-                "logprobs": _log_probs(reply) if asked.chat.pieces else None,
+                "logprobs": {"content": log_probs_of(reply), "refusal": None} if asked.chat.pieces else None,
                 "finish_reason": finish_of(reply),
             }
             for index, reply in enumerate(replies)
@@ -162,7 +167,7 @@ class ChatCompletions(Protocol):
             message = _message(reply)
             yield chunk(index, {"role": "assistant", "content": ""})
             if asked.chat.pieces:
-                yield chunk(index, {"content": ""}, logprobs=_log_probs(reply))
+                yield chunk(index, {"content": ""}, logprobs={"content": log_probs_of(reply), "refusal": None})
             for piece in in_pieces(message.get("reasoning_content") or ""):
                 yield chunk(index, {"reasoning_content": piece})
             for piece in in_pieces(message["content"] or ""):
@@ -206,16 +211,18 @@ def _tool(tool: OfferedTool) -> Tool:
 
 
 def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
-    choice, form = request.tool_choice, request.response_format
+    choice, form, parallel = request.tool_choice, request.response_format, request.parallel_tool_calls is not False
     if isinstance(choice, Forced):
-        if choice.function.name not in [tool.name for tool in tools]:
-            raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
-        return Constraint("call", choice.function.name)
+        return forced_call(tools, choice.function.name, parallel)
     if choice == "required":
-        return Constraint("call")
+        return forced_call(tools, "", parallel)
     if form is None or form.type == "text":
         return None
-    return Constraint("json", schema=form.json_schema.json_schema if form.json_schema else {})
+    if form.type == "json_object":
+        return Constraint("json", parallel=parallel)
+    if form.json_schema is None:
+        raise RequestError(400, "invalid_value", "response_format: json_schema is missing", "response_format")
+    return Constraint("json", schema=form.json_schema.json_schema, parallel=parallel)
 
 
 def _head(replies: Sequence[Reply], told: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -239,17 +246,6 @@ def _message(reply: Reply) -> dict[str, Any]:
             for number, call in enumerate(reply.calls)
         ]
     return message
-
-
-def _log_probs(reply: Reply) -> dict[str, Any]:
-    pairs = zip(reply.pieces, reply.action.log_probs.tolist(), strict=True)
-    return {
-        "content": [
-            {"token": piece, "logprob": log_prob, "bytes": list(piece.encode()), "top_logprobs": []}
-            for piece, log_prob in pairs
-        ],
-        "refusal": None,
-    }
 
 
 def _usage(replies: Sequence[Reply]) -> dict[str, int]:

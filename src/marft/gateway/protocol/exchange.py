@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from marft.game.chat import Chat, Reply
+from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError
 
+NOTHING: Mapping[str, tuple[Said, ...]] = MappingProxyType({})
 Event = tuple[str, Mapping[str, Any] | str]  # of a stream: its name ("": none), and what it says
 
 
@@ -21,6 +26,7 @@ class Asked:
         count: actions that are wanted.
         ignored: fields that nobody reads.
         detail: what else the response takes.
+        turns: what is to be kept of it, for requests that name its response.
     """
 
     chat: Chat
@@ -28,14 +34,18 @@ class Asked:
     stream: bool = False
     ignored: tuple[str, ...] = ()
     detail: Mapping[str, Any] | None = None
+    turns: tuple[Said, ...] | None = None
 
 
 class Protocol(ABC):
     """One way to ask and to be answered."""
 
     @abstractmethod
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
         """The request.
+
+        Args:
+            earlier: the conversations that end with responses of this agent, by what those are called.
 
         Raises:
             RequestError: it cannot be answered.
@@ -53,6 +63,10 @@ class Protocol(ABC):
     def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
         """The same as a stream of events."""
 
+    def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:  # noqa: ARG002
+        """What later requests may go on from: conversations by the names of their responses."""
+        return NOTHING
+
     @abstractmethod
     def error(self, error: RequestError) -> Mapping[str, Any]:
         """The body of a refusal."""
@@ -66,6 +80,25 @@ def call_id(reply: Reply, number: int) -> str:
 def in_pieces(text: str, size: int = 64) -> Iterator[str]:
     """A text in pieces, as streams have it."""
     return (text[at : at + size] for at in range(0, len(text), size))
+
+
+def log_probs_of(reply: Reply) -> list[dict[str, Any]]:
+    """The tokens of an answer with their log-probs, and the likeliest ones in the place of each, as OpenAI has it; none
+    where their texts were not asked for."""
+    if not reply.pieces:
+        return []
+    action = reply.action
+    log_probs = np.zeros(len(action.tokens))  # of a token that was forced
+    log_probs[action.sampled] = action.log_probs
+    others = reply.alternatives or ((),) * len(log_probs)
+    return [
+        {**_piece(text, value), "top_logprobs": [_piece(*other) for other in alternatives]}
+        for text, value, alternatives in zip(reply.pieces, log_probs.tolist(), others, strict=True)
+    ]
+
+
+def _piece(text: str, log_prob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 
 def usage_of(replies: Sequence[Reply]) -> tuple[int, int]:

@@ -10,12 +10,15 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from marft.game.chat import Chat, Constraint
 from marft.game.rendering import ChatMessage, arguments_of
 from marft.gateway.refusals import RequestError
 from marft.texts import storable
+from marft.types import Tool
 
 MOST_ACTIONS = 64  # of one request
 MOST_STOPS = 16
+MOST_ALTERNATIVES = 20  # of a token
 
 
 class Table(BaseModel):
@@ -102,6 +105,25 @@ def stops_of(stop: list[str] | str | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
+def forced_call(tools: Sequence[Tool], name: str, parallel: bool) -> Constraint:
+    """What an answer must look like that calls a tool.
+
+    Args:
+        name: of the tool; "" is any.
+
+    Raises:
+        RequestError: it is not offered.
+    """
+    if not any(name in ("", tool.name) for tool in tools):
+        raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
+    return Constraint("call", name, parallel=parallel)
+
+
+def unheld(parallel: bool | None, chat: Chat) -> list[str]:
+    """The field of parallel calls, where it asks for one call and nothing holds an answer to that."""
+    return ["parallel_tool_calls"] if parallel is False and chat.tools and chat.constraint is None else []
+
+
 @dataclass(frozen=True, slots=True)
 class CallSaid:
     """A call of an assistant's turn, as a client sends it back."""
@@ -127,21 +149,24 @@ def chat_of(messages: Iterable[Said]) -> tuple[ChatMessage, ...]:
     :func:`marft.game.rendering.exchange`: so a prompt does not depend on what a client calls them.
 
     Raises:
-        RequestError: there is none, or an answer belongs to no call of the turn before it.
+        RequestError: there is none, or an answer belongs to no call of the turn before it that still has none.
     """
-    chat, open_calls = list[ChatMessage](), dict[str, tuple[str, str]]()
+    chat, open_calls = list[ChatMessage](), dict[str, list[tuple[str, str]]]()
     for message in messages:
         if message.answers is not None:
-            if message.answers not in open_calls:
+            if not open_calls.get(message.answers):
                 raise RequestError(
-                    400, "invalid_value", "a tool's answer must follow on the turn that calls it, under that call's id",
+                    400, "invalid_value",
+                    "a tool's answer must follow on the turn that calls it, under the id of a call that has none yet",
                     "messages",
                 )  # fmt: skip
-            place, name = open_calls[message.answers]
+            place, name = open_calls[message.answers].pop(0)  # the first of those of one id that has no answer
             chat.append({"role": "tool", "name": name, "tool_call_id": place, "content": message.text})
             continue
         places = [(f"call{number:05d}", call) for number, call in enumerate(message.calls)]
-        open_calls = {call.id: (place, call.name) for place, call in places}
+        open_calls = {}
+        for place, call in places:
+            open_calls.setdefault(call.id, []).append((place, call.name))
         turn: dict[str, object] = {"role": message.role, "content": message.text}
         if places:
             turn["tool_calls"] = [

@@ -1,4 +1,5 @@
-"""OpenAI's Responses: ``POST …/responses``. Nothing is kept between requests: each sends its whole input."""
+"""OpenAI's Responses: ``POST …/responses``. A request sends its whole input, or what is new since a response that it
+names; responses are kept as long as their episode is played."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
 from marft.gateway.protocol.chat_completions import ChatCompletions, Number
-from marft.gateway.protocol.exchange import Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, log_probs_of, usage_of
 from marft.gateway.protocol.reading import (
+    MOST_ALTERNATIVES,
     CallSaid,
     Count,
     Name,
@@ -21,18 +23,21 @@ from marft.gateway.protocol.reading import (
     Schema,
     Table,
     chat_of,
+    forced_call,
     left_out,
     read,
     text_of,
+    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
 from marft.types import Tool
 
 CHANGE_NOTHING = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "include", "background", "truncation",
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "background", "truncation",
 )  # fmt: skip
+LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
 TEXTS = ("text", "input_text", "output_text", "summary_text")
 
 
@@ -62,7 +67,7 @@ class Forced(Table):
 
 class Format(Table):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Schema = Field(default_factory=dict, alias="schema")
+    json_schema: Schema | None = Field(default=None, alias="schema")
 
 
 class Text(Table):
@@ -75,35 +80,56 @@ class Request(Table):
     instructions: str | None = None
     tools: list[OfferedTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | Forced | None = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: Count | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     text: Text | None = None
     stream: bool | None = None
     previous_response_id: str | None = None
+    store: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = None
     conversation: object = None
 
 
 class Responses(Protocol):
-    def read(self, body: bytes) -> Asked:
+    def read(self, body: bytes, earlier: Mapping[str, tuple[Said, ...]] = NOTHING) -> Asked:
         request = read(Request, body)
-        for field in ("previous_response_id", "conversation"):
-            if getattr(request, field) is not None:
-                raise unsupported(field, "nothing is kept between requests; send the whole input")
+        if request.conversation is not None:
+            raise unsupported("conversation", "send the whole input, or what is new since previous_response_id")
+        previous = request.previous_response_id
+        if previous is not None and previous not in earlier:
+            raise RequestError(
+                400, "previous_response_not_found", "no response of this agent that was stored is called so",
+                "previous_response_id",
+            )  # fmt: skip
         tools = tuple(map(_tool, request.tools or ()))
         items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
         told = [Said("system", request.instructions)] if request.instructions else []
+        turns = _turns(items, earlier[previous] if previous else ())
         wishes = {name: getattr(request, name) for name in ("temperature", "top_p")}
         chat = Chat(
-            messages=chat_of([*told, *_turns(items)]),
+            messages=chat_of([*told, *turns]),
             tools=tools,
             calls=request.tool_choice != "none",
             max_tokens=request.max_output_tokens,
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
+            pieces=LOG_PROBS in (request.include or ()) or bool(request.top_logprobs),
+            alternatives=request.top_logprobs or 0,
         )
-        ignored = tuple(left_out(request, CHANGE_NOTHING))
-        return Asked(chat, 1, bool(request.stream), ignored, json.loads(body))
+        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
+        keeps = None if request.store is False else tuple(turns)
+        return Asked(chat, 1, bool(request.stream), ignored, json.loads(body), keeps)
+
+    def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:
+        if asked.turns is None:
+            return NOTHING
+        (reply,) = replies
+        calls = [CallSaid(call_id(reply, n), call.name, call.arguments) for n, call in enumerate(reply.calls)]
+        said = Said("assistant", str(reply.message["content"] or ""), tuple(calls))
+        return {f"resp_{_name(reply)}": (*asked.turns, said)}
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
         (reply,) = replies
@@ -142,22 +168,23 @@ class Responses(Protocol):
             "error": None,
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata") or {},
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "previous_response_id": body.get("previous_response_id"),
+            "store": asked.turns is not None,
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
             "max_output_tokens": body.get("max_output_tokens"),
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
-            "text": {"format": {"type": "text"}},
+            "text": body.get("text") or {"format": {"type": "text"}},
             "usage": None,
             "marft": told["marft"],
         }
 
 
-def _turns(items: Sequence[Item]) -> list[Said]:
-    """The messages of an input. Calls are part of the assistant's turn that they follow on."""
-    turns = list[Said]()
+def _turns(items: Sequence[Item], earlier: Sequence[Said]) -> list[Said]:
+    """The messages of an input, after earlier ones. Calls are part of the assistant's turn that they follow on."""
+    turns = list(earlier)
     for number, item in enumerate(items):
         kind = item.type or "message"
         if kind == "message" and item.role:
@@ -184,15 +211,17 @@ def _tool(tool: OfferedTool) -> Tool:
 
 
 def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
-    choice = request.tool_choice
+    choice, parallel = request.tool_choice, request.parallel_tool_calls is not False
     if isinstance(choice, Forced):
-        if choice.name not in [tool.name for tool in tools]:
-            raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
-        return Constraint("call", choice.name)
+        return forced_call(tools, choice.name, parallel)
     if choice == "required":
-        return Constraint("call")
+        return forced_call(tools, "", parallel)
     form = request.text.format if request.text else None
-    return Constraint("json", schema=form.json_schema) if form and form.type != "text" else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_schema" and form.json_schema is None:
+        raise RequestError(400, "invalid_value", "text.format: schema is missing", "text.format")
+    return Constraint("json", schema=form.json_schema, parallel=parallel)
 
 
 def _name(reply: Reply) -> str:
@@ -207,7 +236,12 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
         summary = [{"type": "summary_text", "text": reply.thought}]
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary})
     if text or not reply.calls:
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        part = {
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": log_probs_of(reply),
+        }
         items.append(
             {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": [part]}
         )

@@ -54,6 +54,6 @@ def is_candidate(episode: Episode, action: Action) -> bool:
 
 def _state(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tuple[str, bytes], ...]]:
     """What the action was sampled from: its prompt with what its turn began with, and all actions before it."""
-    begun = action.tokens[: int(np.argmax(action.sampled))]
+    begun = action.tokens[: int(np.argmax(action.own))]
     before = tuple((other.id, other.tokens.tobytes()) for other in episode.actions if other.index < action.index)
     return episode.task.id, action.id, np.concatenate([action.prompt, begun]).tobytes(), before

@@ -1,0 +1,99 @@
+"""What `marft serve` does under many requests at once: how many it answers and refuses, and how long they take.
+
+    python benchmarks/serving.py [--requests 200] [--concurrency 32] [--queue 256] [--model team]
+
+The demo's team answers, sampled, over HTTP, from a process of its own on this machine. All requests come at the same
+time, each on a connection of its own, and none is sent again. It prints a row and keeps no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from marft.config import load_recipe
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+QUESTION = "State the final answer to the following arithmetic problem: {} + {} - 12 ="
+
+
+async def ask(host: str, port: int, model: str, number: int) -> tuple[int, float]:
+    """One request → its status and seconds; 0 where nothing came back."""
+    question = {"role": "user", "content": QUESTION.format(10 + number % 80, 45)}
+    body = json.dumps({"model": model, "messages": [question]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n"
+    began = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split(b" ", 2)[1]), time.perf_counter() - began
+    except (OSError, IndexError):
+        return 0, time.perf_counter() - began
+
+
+async def crowd(host: str, port: int, model: str, requests: int) -> list[tuple[int, float]]:
+    """All of them at once."""
+    return list(await asyncio.gather(*(ask(host, port, model, number) for number in range(requests))))
+
+
+def quantile(seconds: list[float], share: float) -> float:
+    return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200, help="all at the same time")
+    parser.add_argument("--concurrency", type=int, default=32, help="of the server")
+    parser.add_argument("--queue", type=int, default=256, help="of the server")
+    parser.add_argument("--model", default="team")
+    parser.add_argument("--run", type=Path, help="a run to serve; without one the demo is trained for a step")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = arguments.run or one_step(Path(folder))
+        words = ["--port", "0", "--concurrency", str(arguments.concurrency), "--queue", str(arguments.queue)]
+        with subprocess.Popen(
+            [sys.executable, "-m", "marft", "serve", str(path), *words], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout
+            said = process.stdout.readline()
+            found = re.match(r"http://([\d.]+):(\d+)/", said)
+            assert found, said
+            host, port = found[1], int(found[2])
+            asyncio.run(crowd(host, port, arguments.model, 4))  # what is made once is made
+            began = time.perf_counter()
+            answers = asyncio.run(crowd(host, port, arguments.model, arguments.requests))
+            took = time.perf_counter() - began
+            process.terminate()
+    statuses = Counter(status for status, _ in answers)
+    good = [seconds for status, seconds in answers if status == 200]
+    print("| requests | answered | refused (429) | lost | p50, s | p99, s | answers a second | load before |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    others = sum(statuses.values()) - statuses[200] - statuses[429]
+    print(
+        f"| {arguments.requests} | {statuses[200]} | {statuses[429]} | {others} | {quantile(good, 0.5):.2f} "
+        f"| {quantile(good, 0.99):.2f} | {len(good) / took:.1f} | {os.getloadavg()[0]:.1f} |"
+    )
+
+
+def one_step(folder: Path) -> Path:
+    """A run of one step of the demo."""
+    run = load_recipe("demo", ["--training.steps", "1", "--output", str(folder)])
+    made = RunFolder.create(run)
+    train(run, made)
+    return made.path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Does a team that has imitated its own right answers start better than the untuned one?
+
+    python benchmarks/warm_start.py
+
+The untuned demo team plays training tasks; conversations that came to the right answer are written as JSON lines of
+messages, as any program could have written them, and what `marft sft` does learns from that file. Both teams are then
+evaluated on the same held-out tasks. Writes results/warm_start.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from marft.cli.commands import quieten
+from marft.config import RunSettings, load_recipe
+from marft.envs.tasks import tasks_of
+from marft.evaluation.compare import between, percent
+from marft.evaluation.session import evaluate_checkpoints
+from marft.game.game import Attempt
+from marft.rollouts import open_rollouts
+from marft.runs.folder import RunFolder
+from marft.traces.warm_start import warm_start
+from marft.types import Episode
+
+SFT = {"sft.learning_rate": 1e-3, "sft.batch_tokens": 4096, "sft.epochs": 4, "checkpoints.every": 1000}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attempts", type=int, default=512, help="at a training task each")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out tasks of each evaluation")
+    parser.add_argument("--output", type=Path, default=Path("runs/warm_start"))
+    given = parser.parse_args()
+    quieten()
+    given.output.mkdir(parents=True, exist_ok=True)
+    traces = given.output / "traces.jsonl"
+    demo = load_recipe("demo", changes={"output": str(given.output), "name": "warm"})
+    kept = write(traces, played(demo, given.attempts))
+    run = load_recipe(
+        "demo", changes={"output": str(given.output), "name": "warm", "sft.traces": [str(traces.resolve())], **SFT}
+    )
+    folder = RunFolder(given.output / "warm")
+    began = time.perf_counter()
+    done = warm_start(run, folder, overwrite=True)
+    seconds = time.perf_counter() - began
+    found = evaluate_checkpoints(
+        run, folder, ("base", "last"), ("greedy", "sampled"), given.tasks, False, lambda _=None: None
+    )
+    rows = [{"team": e.checkpoint, "mode": e.mode, "accuracy": e.accuracy, "interval": e.interval} for e in found]
+    row: dict[str, Any] = {
+        "machine": machine.describe(), "attempts": given.attempts, "right": kept, "steps": done.steps,
+        "held_out_loss": done.held_out, "seconds_of_imitation": seconds, "tasks": given.tasks, "sft": SFT, "rows": rows,
+    }  # fmt: skip
+    machine.save("warm_start", row)
+    print(f"{kept} of {given.attempts} conversations were right; {done.steps} steps in {seconds:.0f} s")
+    for one in found:
+        print(f"{one.checkpoint:>12} {one.mode:>8}  {percent(one.accuracy)}  ({between(one.interval, percent)})")
+
+
+def played(run: RunSettings, attempts: int) -> list[Episode]:
+    """What the untuned team makes of training tasks, sampled."""
+    tasks = tasks_of(run.environment, "train")[:attempts]
+    with open_rollouts(run) as rollouts:
+        return rollouts.play([Attempt(task, "warm start") for task in tasks])
+
+
+def write(path: Path, episodes: Iterable[Episode]) -> int:
+    """Write the episodes that were right as conversations, a line each → how many."""
+    lines = []
+    for episode in episodes:
+        if episode.success:
+            said = [{"role": "assistant", "name": a.agent, "content": a.text} for a in episode.actions]
+            lines.append({"messages": [{"role": "user", "content": episode.task.prompt}, *said]})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""A triage agent whose output is a call of another agent, in PydanticAI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from pydantic_ai import Agent, ToolOutput, UnexpectedModelBehavior, UsageLimitExceeded, UsageLimits
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from marft.gateway.client import Client
+from marft.types import Task
+
+MOST = UsageLimits(request_limit=6)
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+async def solve(task: Task, clients: Mapping[str, Client]) -> str:
+    """What the team answers. What cannot be made sense of is no answer: it earns nothing, and is learned from."""
+    async with DefaultAsyncHttpxClient(verify=False) as connections:
+
+        def model_of(client: Client) -> OpenAIChatModel:
+            asking = AsyncOpenAI(**client.keywords, http_client=connections)
+            return OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=asking))
+
+        calculator = Agent(
+            model_of(clients["calculator"]), instructions=clients["calculator"].instructions, tools=[multiply]
+        )
+
+        async def transfer_to_calculator() -> str:
+            """Handoff to the calculator agent to handle the request."""
+            return (await calculator.run(task.prompt, usage_limits=MOST)).output
+
+        triage = Agent(
+            model_of(clients["triage"]), instructions=clients["triage"].instructions,
+            output_type=[ToolOutput(transfer_to_calculator, name="transfer_to_calculator"), str],
+        )  # fmt: skip
+        try:
+            return (await triage.run(task.prompt, usage_limits=MOST)).output
+        except (UnexpectedModelBehavior, UsageLimitExceeded):
+            return ""

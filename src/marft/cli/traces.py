@@ -1,0 +1,144 @@
+"""``marft score`` and ``marft sft``: what traces of other programs are worth, and a warm start from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from marft.cli.commands import quieten
+from marft.cli.console import INTERRUPTED, Terminal, wide_console
+from marft.cli.errors import beside
+from marft.config import RunSettings, load_recipe
+from marft.config.load import keys_of
+from marft.config.run import refuse_nothing_to_train
+from marft.evaluation.compare import between, percent
+from marft.runs.folder import RunFolder
+from marft.traces.record import Tally
+from marft.traces.roles import given_roles
+
+console = wide_console()
+
+
+def score(
+    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], overwrite: bool
+) -> None:
+    """``marft score``."""
+    run = _recipe_of(recipe, overrides, traces, roles, "score")
+    if not run.sft.traces:
+        raise ValueError("no file of traces is named: marft score RECIPE --from traces.jsonl")
+    folder = RunFolder(Path(run.output) / run.name)
+    folder.check_free(overwrite)
+    quieten()
+    from marft.traces.scores import score as score_traces
+
+    tally = Tally()
+    with Progress(
+        TextColumn("scoring"), TextColumn("{task.completed} episodes"), TimeElapsedColumn(), console=console,
+        transient=True,
+    ) as progress:  # fmt: skip
+        bar = progress.add_task("scoring", total=None)
+        scores = score_traces(run, folder, tally, overwrite=overwrite, on_done=lambda _: progress.advance(bar))
+    names = [agent.role for agent in run.agents]
+    console.print(f"{scores.episodes} episodes scored, {scores.dropped} could not be")
+    if scores.accuracy is not None:
+        interval = between(scores.interval, percent)
+        console.print(f"accuracy {percent(scores.accuracy)} ({interval}) of {scores.known}", soft_wrap=True)
+    if scores.episodes:
+        console.print(_table(scores.table(names), names))
+    _left_out(tally)
+    console.print(f"kept in {folder.path}: marft show {folder.path}", soft_wrap=True)
+
+
+def sft(
+    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], *, resume: bool,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    """``marft sft``.
+
+    Raises:
+        SystemExit: it was interrupted, and what it has learned is saved.
+    """
+    run, folder = _warm_start_of(recipe, overrides, traces, roles)
+    refuse_nothing_to_train(run)
+    if resume:
+        RunFolder.open(folder.path)
+    else:
+        folder.check_free(overwrite)
+    beside(folder.path)
+    quieten()
+    from marft.evaluation.report import write_report
+    from marft.traces.warm_start import warm_start
+
+    with Terminal([agent.role for agent in run.agents], label="imitating") as terminal:
+        done = warm_start(run, folder, resume=resume, overwrite=overwrite, observer=terminal)
+    write_report(folder)
+    if done.state.step < done.steps:
+        console.print(f"stopped after step {done.state.step}. Go on with:  marft sft {folder.path} --resume")
+        raise SystemExit(INTERRUPTED)
+    last = folder.saved_steps()[-1]
+    console.print(f"{done.steps} steps; held out: {done.held_out:.4f} nats a token. See {folder.report}, or:")
+    console.print(f"  marft eval {folder.path}", soft_wrap=True)
+    console.print(f"  marft train {recipe} --from {last}", soft_wrap=True)
+
+
+def _warm_start_of(
+    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str]
+) -> tuple[RunSettings, RunFolder]:
+    """The settings and the folder of a warm start: of a recipe, or of one that goes on."""
+    if recipe.is_dir():
+        folder = RunFolder.open(recipe)
+        beside(folder.path)
+        run = folder.settings_in_place(overrides, _changes(folder.settings_in_place(overrides), traces, roles))
+        return run, folder
+    run = _recipe_of(recipe, overrides, traces, roles, "sft")
+    return run, RunFolder(Path(run.output) / run.name)
+
+
+def _recipe_of(
+    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], what: str
+) -> RunSettings:
+    """A recipe with the traces that the command names. Its folder is called after the recipe, and what is done."""
+    run = load_recipe(recipe / "config.toml" if recipe.is_dir() else recipe, overrides)
+    changes = dict(_changes(run, traces, roles))
+    if "name" not in keys_of(overrides):
+        changes["name"] = f"{run.name}-{what}"
+    return load_recipe(recipe / "config.toml" if recipe.is_dir() else recipe, overrides, changes)
+
+
+def _changes(run: RunSettings, traces: Sequence[Path], roles: Sequence[str]) -> Mapping[str, object]:
+    """What a command's options say of the recipe's ``[sft]``.
+
+    Raises:
+        ValueError: a file is not there, or a role is none.
+    """
+    for path in traces:
+        if not path.is_file():
+            raise ValueError(f"--from {path}: there is no such file")
+    given = given_roles(roles, [agent.role for agent in run.agents])
+    changes: dict[str, object] = {}
+    if traces:
+        changes["sft.traces"] = [str(path.resolve()) for path in traces]
+    if given:
+        changes["sft.roles"] = {**run.sft.roles, **given}
+    return changes
+
+
+def _table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]], roles: Sequence[str]) -> Table:
+    """Means of an episode: a row a term, a column for the team and for each agent."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("a mean episode's")
+    for heading in ("team", *roles):
+        table.add_column(heading, justify="right")
+    for name, team, agents in rows:
+        cells = [f"{value:+.3f}" if value is not None else "" for value in (team, *agents)]
+        table.add_row(*(Text(cell) for cell in (name, *cells)))
+    return table
+
+
+def _left_out(tally: Tally) -> None:
+    for line in tally.lines():
+        console.print(Text(f"left out: {line}", style="yellow"), soft_wrap=True)

@@ -1,0 +1,28 @@
+"""Supervised warm starts: what is learned from traces of other programs, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from marft.config.algorithm import LearningRate
+from marft.config.settings import Count, CountOrNone, Few, Filled, Fraction, Settings
+
+
+class SftSettings(Settings):
+    """How ``marft sft`` learns from traces, and how ``marft score`` and it read them."""
+
+    traces: Annotated[tuple[Filled, ...], Strict(False)] = ()  # files; --from names them
+    roles: dict[Filled, Filled] = {}  # whose turns those of a name in the traces are; --role "name=role" adds one
+    # what a turn is a turn after: what the recipe's team would be told, or what the trace's agent was; auto: the latter
+    # where the team is a program
+    prompts: Literal["auto", "recipe", "trace"] = "auto"
+    thinking: Literal["keep", "drop"] = "keep"  # whether thoughts in the traces are trained
+    epochs: Few = 1  # passes over the turns
+    batch_tokens: Count = 16384  # tokens that are read for a step, prompts included
+    learning_rate: LearningRate = 1e-4  # of every policy
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # how the learning rate goes down, to 0
+    warmup: Fraction = 0.05  # of the steps, in which it rises to its height
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05  # of the episodes: not trained, their loss is measured
+    every: CountOrNone = 10  # steps between looks at them; 0: only at the end

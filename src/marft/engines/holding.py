@@ -1,0 +1,92 @@
+"""Holding texts to their grammars while they are sampled: one mask a row and step, applied to all rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marft.marks import Grammar, Masks
+from marft.models.masked import held
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from marft.engines.grammars import Grammars
+
+
+class Text:
+    """A text that is being written, and what it might have been.
+
+    Args:
+        matcher: of its grammar.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.forced: list[int] = []  # places
+        self.problem = ""  # why the grammar cannot be held any more
+        self._at: list[int] = []
+        self._masks: list[bytes] = []
+        self._count = 0
+
+    def allow(self, mask: bytes, tokens: int) -> None:
+        """The next token is one of those of ``mask``, which are so many."""
+        if tokens > 1:
+            self._at.append(self._count)
+            self._masks.append(mask)
+        else:
+            self.forced.append(self._count)
+        if tokens < 1 or self.matcher.is_error():
+            self.problem = self.matcher.get_error() or "its grammar allows for no token"
+
+    def take(self, token: int) -> None:
+        """The next token is this one."""
+        self._count += 1
+        if not self.problem and not self.matcher.consume_token(token):
+            self.problem = self.matcher.get_error()
+
+    def masks(self) -> Masks | None:
+        """What was allowed for where it was more than one token."""
+        return Masks.of(self._at, self._masks) if self._at else None
+
+
+class Holding:
+    """Holds the rows of one model.
+
+    Args:
+        grammars: of its tokenizer.
+        vocabulary: ids that its head knows: those beyond the tokenizer's are never allowed.
+    """
+
+    def __init__(self, grammars: Grammars, vocabulary: int) -> None:
+        self.grammars, self.vocabulary = grammars, vocabulary
+        self._head = np.packbits(np.ones(vocabulary, bool), bitorder="little")
+        self._known: dict[bytes, bytes] = {}  # masks that came before: equal ones are one object
+
+    def begin(self, grammar: Grammar) -> Text:
+        """A text of a grammar."""
+        return Text(self.grammars.matcher(grammar))
+
+    def hold_(self, logits_BV: Tensor, texts: Sequence[Text | None]) -> None:
+        """Leave the logits of each row that has a text only those tokens that it may go on with."""
+        rows = [row for row, text in enumerate(texts) if text]
+        found = self.grammars.next_tokens([text.matcher for text in texts if text])
+        bits = np.zeros((len(rows), len(self._head)), np.uint8)
+        width = min(found.shape[1], len(self._head))
+        bits[:, :width] = found[:, :width] & self._head[:width]
+        counts = np.bitwise_count(bits).sum(1).tolist()
+        for row, mask, count in zip(rows, bits, counts, strict=True):
+            text, packed = texts[row], mask.tobytes()
+            assert text is not None, "the rows are those that have a text"
+            text.allow(self._known.setdefault(packed, packed), count)
+        bits[np.array(counts) == 0] = 0xFF  # of a text that has a problem, which ends with this token
+        at = torch.tensor(rows, device=logits_BV.device)
+        logits_BV[at] = held(logits_BV[at], torch.from_numpy(bits).to(logits_BV.device))
+
+    def forget(self) -> None:
+        """Forget the masks that came before."""
+        self._known.clear()

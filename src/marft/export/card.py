@@ -1,0 +1,170 @@
+"""The model card of an export: what it is, its figures, how it was trained, how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from marft.export.manifest import TEAM
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM
+
+
+def model_card(table: Mapping[str, Any], folder: str) -> str:
+    """``README.md`` of an export.
+
+    Args:
+        table: its manifest.
+        folder: the export's name.
+    """
+    parts = [
+        f"# {table['name']}",
+        _about(table),
+        "## Figures",
+        *_figures(table),
+        "## How it was trained",
+        _trained(table),
+        "## Loading it",
+        *_loading(table, folder),
+    ]
+    if table["left_out"]:
+        parts += ["## What was left out", "\n".join(f"- {sentence}" for sentence in table["left_out"])]
+    return f"---\n{_header(table)}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _header(table: Mapping[str, Any]) -> str:
+    adapters = [policy for policy in table["policies"].values() if policy["kind"] == "adapter"]
+    known = {model["path"] for model in table["models"].values() if model["commit"]}
+    header: dict[str, Any] = {"base_model": sorted(known)} if known else {}
+    header |= {
+        "library_name": "peft" if adapters else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["marft", "multi-agent", "reinforcement-learning", *(["lora"] if adapters else [])],
+    }
+    return str(yaml.safe_dump(header, sort_keys=False, allow_unicode=True))
+
+
+def _about(table: Mapping[str, Any]) -> str:
+    roles = ", ".join(
+        f"`{agent['role']}` (policy `{agent['policy']}`)" + (", who answers" if agent.get("answers") else "")
+        for agent in table["agents"]
+    )
+    bases = ", ".join(_base(model) for model in table["models"].values())
+    return (
+        f"A team of language models that was trained together: {roles}. Organization: "
+        f"`{table['organization']['organization']}`. Models: {bases}. Weights: {table['checkpoint']['name']}. "
+        f"`{TEAM}` says all of it, with a digest of every file."
+    )
+
+
+def _base(model: Mapping[str, Any]) -> str:
+    if model["endpoint"]:
+        return f"`{model['path']}` at {model['endpoint']}"
+    commit = f" at commit `{model['commit']}`" if model["commit"] else ", which lies in here"
+    return f"`{model['path']}`{commit}"
+
+
+def _figures(table: Mapping[str, Any]) -> Iterator[str]:
+    if not table["evaluations"]:
+        yield "This checkpoint was not evaluated before it was exported."
+        return
+    rows = ["| | mode | messages | tasks | accuracy | reward |", "| --- | --- | --- | --- | --- | --- |"]
+    ordered = sorted(table["evaluations"], key=lambda e: (e["checkpoint"] != "base", e["mode"], e["shuffled_messages"]))
+    for one in ordered:
+        when = "before" if one["checkpoint"] == "base" else "after"
+        messages = "of other tasks" if one["shuffled_messages"] else "own"
+        accuracy = _with_interval(one.get("accuracy"), one.get("interval"), 100, " %")
+        reward = _with_interval(one.get("reward"), one.get("reward_interval"), 1, "")
+        rows.append(f"| {when} | {one['mode']} | {messages} | {one['tasks']} | {accuracy} | {reward} |")
+    yield "\n".join(rows)
+    yield "On held-out tasks, with intervals of 95 %."
+
+
+def _with_interval(value: float | None, interval: Sequence[float] | None, scale: float, unit: str) -> str:
+    if value is None:
+        return "unknown"
+    digits = 1 if scale > 1 else 3
+    around = f" ({scale * interval[0]:.{digits}f} to {scale * interval[1]:.{digits}f})" if interval else ""
+    return f"{scale * value:.{digits}f}{unit}{around}"
+
+
+def _trained(table: Mapping[str, Any]) -> str:
+    how, step = table["training"], table["checkpoint"]["step"]
+    return (
+        f"With MARFT {table['marft']}: algorithm `{how['algorithm']}` at "
+        f"{how['level']} level, {step} steps of {how['tasks_per_step']} tasks with {how['samples_per_task']} attempts "
+        f"each, learning rate {how['learning_rate']:g}, environment `{how['environment']}`. Trained were "
+        f"{', '.join(f'`{name}`' for name in how['trained']) or 'none'}."
+    )
+
+
+def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
+    yield (
+        "Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
+        "\n```sh\nmarft serve .\nmarft eval .\n```"
+    )
+    adapters = {name: one for name, one in table["policies"].items() if one["kind"] == "adapter"}
+    whole = {name: one["path"] for name, one in table["policies"].items() if one["kind"] == "weights"}
+    if adapters:
+        yield f"With transformers and peft:\n\n```python\n{_with_peft(table, adapters)}```"
+        yield from (f"With vLLM:\n\n```sh\n{command}\n```" for command in _with_vllm(table, adapters))
+    whole |= {name: one["merged"] for name, one in adapters.items() if one["merged"]}
+    if whole:
+        name, path = next(iter(whole.items()))
+        yield (
+            "Whole weights (" + ", ".join(f"`{one}`" for one in whole.values()) + ") are models like any other: "
+            f'`AutoModelForCausalLM.from_pretrained("{path}")`, `vllm serve {path}`.'
+        )
+        yield (
+            f"With llama.cpp, in its checkout, and with Ollama:\n\n```sh\n"
+            f"python convert_hf_to_gguf.py {folder}/{path} --outfile {name}.gguf\nllama-cli -m {name}.gguf\n"
+            f"echo 'FROM ./{path}' > Modelfile && ollama create {name} -f Modelfile\n```"
+        )
+    elif adapters:
+        name, one = next(iter(adapters.items()))
+        base = table["models"].get(one["model"], {}).get("path", "")
+        flag = f"--base-model-id {base}" if table["models"][one["model"]]["commit"] else f"--base {folder}/{base}"
+        yield (
+            f"With llama.cpp, in its checkout (an export made with `--merged` has whole weights, which Ollama takes as "
+            f"they are):\n\n```sh\npython convert_lora_to_gguf.py {flag} {folder}/{one['path']} --outfile {name}.gguf\n"
+            f"llama-cli -m base.gguf --lora {name}.gguf\n```"
+        )
+    yield (
+        "An agent reads its `instructions` as the system message; as the user's the task and, where it sees others, "
+        "`Message from <role>:` and on the next line what they said, with empty lines between them."
+    )
+
+
+def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> str:
+    (first, *others) = adapters.items()
+    base = table["models"][first[1]["model"]]
+    pinned = f', revision="{base["commit"]}"' if base["commit"] else ""
+    lines = [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{base["path"]}"{pinned})',
+        f'base = AutoModelForCausalLM.from_pretrained("{base["path"]}"{pinned})',
+        f'model = PeftModel.from_pretrained(base, "{first[1]["path"]}", adapter_name="{first[0]}")',
+        *(
+            f'model.load_adapter("{one["path"]}", "{name}")'
+            for name, one in others
+            if one["model"] == first[1]["model"]
+        ),
+        f'model.set_adapter("{first[0]}")',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
+    """One server for each base."""
+    for model in dict.fromkeys(one["model"] for one in adapters.values()):
+        mine = {name: one for name, one in adapters.items() if one["model"] == model}
+        base = table["models"][model]
+        pinned = f" --revision {base['commit']}" if base["commit"] else ""
+        most = max(one["rank"] for one in mine.values())
+        rank = next((rank for rank in LORA_RANKS if rank >= most), most)
+        modules = " ".join(f"{name}={one['path']}" for name, one in mine.items())
+        yield (f"vllm serve {base['path']}{pinned} --enable-lora --max-lora-rank {rank} \\\n  --lora-modules {modules}")

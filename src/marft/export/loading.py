@@ -1,0 +1,71 @@
+"""The recipe of an export, with its paths where the export lies."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marft.config.folders import FOLDER
+from marft.config.load import parse_recipe
+from marft.config.run import RunSettings
+from marft.export.manifest import RECIPE, Export
+from marft.export.recipe import CODE, runs_code
+
+
+def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
+    """The tables of an export's recipe.
+
+    Args:
+        trust_code: let it name code, programs and servers that are not MARFT's.
+
+    Raises:
+        ValueError: it names some, and is not to.
+    """
+    table = tomllib.loads((export.path / RECIPE).read_text(encoding="utf-8"))
+    theirs = runs_code(table)
+    if theirs and not trust_code:
+        raise ValueError(
+            f"{export.path} would run code, or ask servers, of its author's: {'; '.join(theirs[:5])}. Read it, and "
+            "say --trust-code"
+        )
+    place = export.path.resolve()
+    for key in export.manifest.paths:
+        _resolve(table, key.split("."), place)
+    table[FOLDER] = str(place / CODE if (place / CODE).is_dir() else place)
+    return table
+
+
+def settings_of(export: Export, overrides: Sequence[str] = (), trust_code: bool = False) -> RunSettings:
+    """The team of an export, complete: it can be evaluated and played, and trains nothing.
+
+    Raises:
+        ValueError: as :func:`recipe_of`; or something of it was left out, and is not given.
+    """
+    return parse_recipe(recipe_of(export, trust_code), overrides, str(export.path / RECIPE))
+
+
+def check_bases(export: Export, digests: Mapping[str, str]) -> None:
+    """See that the bases are those that the team learned on.
+
+    Args:
+        digests: of the models that were loaded (:meth:`marft.models.pool.Models.digests`).
+
+    Raises:
+        ValueError: one has other weights, another tokenizer or another chat template.
+    """
+    for name, model in export.manifest.models.items():
+        if model.digest and digests.get(f"models.{name}", model.digest) != model.digest:
+            raise ValueError(
+                f"models.{name} ({model.path}) is not what the team of {export.path} learned on: its weights, "
+                "tokenizer or chat template are others"
+            )
+
+
+def _resolve(table: Any, key: Sequence[str], place: Path) -> None:
+    """Make a relative path of a recipe absolute."""
+    for part in key[:-1]:
+        table = table[int(part)] if isinstance(table, list) else table[part]
+    last: Any = int(key[-1]) if isinstance(table, list) else key[-1]
+    table[last] = str(place / table[last])

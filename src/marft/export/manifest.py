@@ -1,0 +1,193 @@
+"""``team.json``: what an export holds, and a digest of every file of it. Read before anything else is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from marft import atomic
+from marft.config.load import first_problem
+
+TEAM, RECIPE, CARD = "team.json", "recipe.toml", "README.md"
+FORMAT, SCHEMA = "a team of MARFT", 1
+HELD = ("code", "merged", "models", "policies", "skills", "templates")  # folders in which every file is listed
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileEntry(_Table):
+    sha256: str
+    bytes: NonNegativeInt
+
+
+class CheckpointEntry(_Table):
+    """Which weights these are."""
+
+    name: str
+    step: NonNegativeInt
+    environment_steps: NonNegativeInt
+
+
+class PolicyEntry(_Table):
+    """The weights of a policy.
+
+    Args:
+        kind: a LoRA ``adapter``, all ``weights``, or the ``base`` as it is.
+        path: of its folder in the export; "" for the base.
+        merged: folder of the base with the adapter in it; "" where it was not asked for.
+    """
+
+    kind: Literal["adapter", "weights", "base"]
+    model: str
+    path: str = ""
+    merged: str = ""
+    rank: NonNegativeInt = 0
+    alpha: float = 0.0
+    targets: tuple[str, ...] = ()
+
+
+class ModelEntry(_Table):
+    """A base.
+
+    Args:
+        path: a Hugging Face id; or a folder in the export; or, of a remote model, its name there.
+        commit: of a Hugging Face id.
+        digest: by which MARFT knows its weights, tokenizer and chat template; "" where it never read them.
+    """
+
+    path: str
+    commit: str = ""
+    digest: str = ""
+    endpoint: str = ""
+    template_options: dict[str, Any] = {}
+
+
+class Manifest(_Table):
+    """What an export says of itself."""
+
+    format: Literal["a team of MARFT"]
+    schema_version: Literal[1]
+    marft: str  # the version that wrote it
+    name: str
+    made: str
+    checkpoint: CheckpointEntry
+    organization: dict[str, Any]
+    channel: dict[str, Any]
+    agents: tuple[dict[str, Any], ...]
+    sees: dict[str, tuple[str, ...]]  # by role: whom it saw in the episodes that were recorded last
+    tools: dict[str, Any]
+    policies: dict[str, PolicyEntry]
+    models: dict[str, ModelEntry]
+    evaluations: tuple[dict[str, Any], ...]  # of this checkpoint and of the untuned base
+    training: dict[str, Any]
+    paths: tuple[str, ...]  # keys of the recipe whose values are paths in the export
+    code: tuple[str, ...]  # files of the author's that are run when the team is
+    requires: dict[str, str]  # packages that those import, and the versions that were there
+    left_out: tuple[str, ...]
+    files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An export, every file of which is as it was written."""
+
+    path: Path
+    manifest: Manifest
+
+
+def is_export(path: Path) -> bool:
+    """Whether a folder says that it is an export of ours."""
+    try:
+        return bool(atomic.read_json(path / TEAM)["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def load_export(path: str | Path) -> Export:
+    """Read an export, and check every file of it against its digest. The model card alone may be another one.
+
+    Raises:
+        ValueError: it is none, or a file is missing, damaged, or was not written with it; the message names it.
+    """
+    path = Path(path)
+    if not (path / TEAM).is_file():
+        raise ValueError(f"{path} is no export of a team: it has no {TEAM}. marft export RUN makes one")
+    manifest = _read(path)
+    for name, entry in manifest.files.items():
+        _check(path, name, entry)
+    extra = _unlisted(path, manifest.files)
+    if extra:
+        raise ValueError(f"{path}: {extra[0]} was not written with it; remove it")
+    return Export(path, manifest)
+
+
+def write_manifest(folder: Path, table: Mapping[str, Any]) -> None:
+    """Write the manifest of all files that lie in a folder, but for the model card."""
+    names = [name for name in files_in(folder) if name not in (TEAM, CARD)]
+    files = {name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size} for name in names}
+    whole = {"format": FORMAT, "schema_version": SCHEMA, **table, "files": files}
+    Manifest.model_validate(whole)
+    text = json.dumps({**whole, "digest": _digest(whole)}, indent=2, ensure_ascii=False)
+    (folder / TEAM).write_text(text + "\n", encoding="utf-8")
+
+
+def files_in(folder: Path) -> list[str]:
+    """The files of a folder by their names in it."""
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> Manifest:
+    where = f"{path}: {TEAM}"
+    try:
+        table = atomic.read_json(path / TEAM)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where} is damaged: {error}") from error
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise ValueError(f"{where} is not one that MARFT writes")
+    if table.get("schema_version") != SCHEMA:
+        raise ValueError(
+            f"{where} is of schema {table.get('schema_version')!r}, and this version of MARFT reads {SCHEMA}; "
+            "use the version that wrote it"
+        )
+    if table.pop("digest", None) != _digest(table):
+        raise ValueError(f"{where} is damaged: it is not as it was written")
+    try:
+        return Manifest.model_validate(table)
+    except ValidationError as error:
+        raise ValueError(f"{where} holds what no export does: {first_problem(error)}") from None
+
+
+def _check(path: Path, name: str, entry: FileEntry) -> None:
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name:
+        raise ValueError(f"{path}: {TEAM} names {name!r}, which is no file of an export")
+    file = path / name
+    if not file.is_file():
+        raise ValueError(f"{path}: {name} is missing")
+    size = file.stat().st_size
+    if size != entry.bytes:
+        raise ValueError(f"{path}: {name} is damaged: it has {size:,} bytes of {entry.bytes:,}")
+    if sha256(file) != entry.sha256:
+        raise ValueError(f"{path}: {name} is damaged: it is not as it was written")
+
+
+def _unlisted(path: Path, files: Mapping[str, FileEntry]) -> Sequence[str]:
+    found = [name for folder in HELD for name in (f"{folder}/{file}" for file in files_in(path / folder))]
+    return [name for name in found if name not in files and "__pycache__" not in name]
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,173 @@
+"""``marft export``: a checkpoint of a run → a folder that others can use, whole or not there."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from marft import __version__, atomic
+from marft.config.load import to_toml
+from marft.config.run import CheckpointSettings
+from marft.export.card import model_card
+from marft.export.manifest import CARD, RECIPE, TEAM, files_in, is_export, write_manifest
+from marft.export.recipe import Shipped, shipped
+from marft.export.weights import Weights
+from marft.runs.checkpoints import Checkpoints, Record, read_record
+from marft.runs.episodes import read_rows
+from marft.runs.folder import RunFolder
+
+TEXTS = (".json", ".toml", ".md", ".jinja", ".py", ".txt")
+EVALUATED = (
+    "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",
+    "reward_interval",
+)  # fmt: skip
+
+
+def export_run(
+    folder: RunFolder, checkpoint: str, output: Path | None = None, *, merged: bool = False, force: bool = False,
+    note: Callable[[str], None] = lambda _: None,
+) -> Path:  # fmt: skip
+    """Write a checkpoint of a run as an export → its folder.
+
+    Args:
+        checkpoint: ``best``, ``last``, a step or ``step_000050``.
+        output: where to; None: ``exports/<run>``.
+        merged: also each base with the adapter in it, for programs that know no adapters.
+        force: take the place of another export.
+        note: told what whoever exports should know.
+
+    Raises:
+        ValueError: there is no such checkpoint, it is damaged, or something else lies where the export would.
+    """
+    target = output or Path("exports") / folder.path.resolve().name
+    _check_free(target, force)
+    name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
+    record = read_record(Checkpoints(folder, CheckpointSettings()).find(name))
+    run = record.recipe()
+    recipe = tomllib.loads(to_toml(run))
+    out = shipped(recipe, Path(run.recipe_folder or "."))
+    with atomic.new_folder(target) as draft:
+        _copy(out, draft)
+        weights = Weights(run, record, out, draft)
+        weights.write(merged)
+        (draft / RECIPE).write_text(tomli_w.dumps(out.table, multiline_strings=True), encoding="utf-8")
+        out.left_out += _places_named(draft, folder, recipe)
+        table = _manifest(folder, record, recipe, out, weights)
+        if not table["evaluations"]:
+            note(
+                f"no evaluation of {record.path.name} is saved, so the model card has no figures; first:  "
+                f"marft eval {folder.path} --checkpoint base,{record.path.name}"
+            )
+        write_manifest(draft, table)
+        (draft / CARD).write_text(model_card(table, target.resolve().name), encoding="utf-8")
+    for sentence in out.left_out:
+        note(f"left out: {sentence}")
+    return target
+
+
+def _check_free(target: Path, force: bool) -> None:
+    """See that an export can be written somewhere.
+
+    Raises:
+        ValueError: something is there; only another export gives way, and only where that is asked for.
+    """
+    if not target.exists() and not target.is_symlink():
+        return
+    if target.is_symlink() or not target.is_dir() or (any(target.iterdir()) and not is_export(target)):
+        raise ValueError(f"{target} is no export of MARFT's, and nothing else is written over; choose --output")
+    if any(target.iterdir()) and not force:
+        raise ValueError(f"{target} holds an export already; choose --output, or let this one take its place (--force)")
+
+
+def _copy(out: Shipped, draft: Path) -> None:
+    for name, source in {**out.code, **out.copied}.items():
+        place = draft / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        elif source.is_file():
+            shutil.copyfile(source, place)
+        else:
+            raise ValueError(f"{source} is not there any more, and the team needs it")
+
+
+def _manifest(
+    folder: RunFolder, record: Record, recipe: Mapping[str, Any], out: Shipped, weights: Weights
+) -> dict[str, Any]:
+    state, table = record.state, out.table
+    return {
+        "marft": __version__,
+        "name": table["name"],
+        "made": date.today().isoformat(),
+        "checkpoint": {
+            "name": record.path.name, "step": state.step, "environment_steps": state.environment_steps,
+        },
+        "organization": table["team"],
+        "channel": table["channel"],
+        "agents": table["agents"],
+        "sees": _seen(folder),
+        "tools": table.get("tools", {}),
+        "policies": {name: entry.model_dump() for name, entry in weights.policies.items()},
+        "models": {name: entry.model_dump() for name, entry in weights.models.items()},
+        "evaluations": list(_evaluations(folder, record.path.name)),
+        "training": _training(recipe),
+        "paths": out.paths,
+        "code": sorted(out.code),
+        "requires": out.requires(),
+        "left_out": out.left_out,
+    }  # fmt: skip
+
+
+def _training(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What a card says of how the team was trained."""
+    rollout, environment = recipe["rollout"], recipe["environment"]
+    return {
+        "algorithm": recipe["algorithm"]["name"],
+        "level": recipe["algorithm"]["level"],
+        "learning_rate": recipe["algorithm"]["optimizer"]["learning_rate"],
+        "tasks_per_step": rollout["tasks_per_step"],
+        "samples_per_task": rollout["samples_per_task"],
+        "environment": environment["name"],
+        "seed": recipe["seed"],
+        "trained": [name for name, policy in recipe["policies"].items() if policy["train"] != "frozen"],
+    }
+
+
+def _evaluations(folder: RunFolder, checkpoint: str) -> Iterator[dict[str, Any]]:
+    """Those of the checkpoint and, where it was evaluated, of the base before it."""
+    found = folder.read_evaluations()
+    if any(evaluation["checkpoint"] == checkpoint for evaluation in found):
+        for evaluation in found:
+            if evaluation["checkpoint"] in ("base", checkpoint):
+                yield {key: evaluation[key] for key in EVALUATED if key in evaluation}
+
+
+def _seen(folder: RunFolder) -> dict[str, list[str]]:
+    """Whom each agent saw, in the episodes that were recorded last; nothing where none were."""
+    seen: dict[str, set[str]] = {}
+    for row in read_rows(folder.recorded(0)) if folder.recorded_steps() else ():
+        if row["agent"] is not None:
+            others: Any = row["sees"]
+            seen.setdefault(str(row["agent"]), set()).update(name.split("/")[1] for name in others)
+    return {role: sorted(others) for role, others in sorted(seen.items())}
+
+
+def _places_named(draft: Path, folder: RunFolder, recipe: Mapping[str, Any]) -> Sequence[str]:
+    """Files of an export in which a folder of this machine is still named, in sentences."""
+    models = [model["path"] for model in recipe["models"].values()]
+    known = [recipe.get("recipe_folder", ""), str(folder.path.resolve()), f"{Path.home()}/", *models]
+    places = [place for place in known if place.startswith("/") and len(place) > 1]
+    named = []
+    for name in files_in(draft):
+        file = draft / name
+        if file.suffix in TEXTS and file.name not in (TEAM, "tokenizer.json"):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            named += [f"nothing in {name}, which names {place}: look whether others should read that"
+                      for place in places if place in text][:1]  # fmt: skip
+    return named

@@ -1,0 +1,84 @@
+"""What servers of ours have in common: bodies that end, streams of events, words for an address that is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from marft.gateway.protocol.chat_completions import ChatCompletions
+from marft.gateway.protocol.exchange import Event
+from marft.gateway.refusals import RequestError, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a request may take of a server.
+
+    Args:
+        body_bytes: of its body.
+        body_seconds: for all of that to come.
+    """
+
+    body_bytes: int = 4 * 2**20
+    body_seconds: float = 30.0
+
+
+async def body_of(request: Request, bounds: Bounds) -> bytes:
+    """All of a request's body.
+
+    Raises:
+        RequestError: it is too large, or comes too slowly.
+    """
+    most, body = bounds.body_bytes, bytearray()
+    too_large = RequestError(413, "request_too_large", f"a request has at most {most} bytes")
+    with suppress(ValueError):
+        if int(request.headers.get("content-length", "0")) > most:
+            raise too_large
+    try:
+        async with asyncio.timeout(bounds.body_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        seconds = f"{bounds.body_seconds:g} s"
+        raise RequestError(408, "request_timeout", f"the body did not come in {seconds}") from None
+    except ClientDisconnect:
+        raise RequestError(400, "invalid_value", "the body ended before it was whole") from None
+    return bytes(body)
+
+
+def written(event: Event) -> str:
+    """An event as a stream has it."""
+    name, said = event
+    data = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False, allow_nan=False)
+    return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
+
+
+async def one_by_one(texts: Sequence[str]) -> AsyncIterator[str]:
+    """Texts, with a look at everything else between them."""
+    for text in texts:
+        yield text
+        await asyncio.sleep(0)
+
+
+async def gone(request: Request) -> None:
+    """Until the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def no_address(_: Request, error: Exception) -> Response:
+    """What is said at an address that is nobody's."""
+    assert isinstance(error, HTTPException)
+    refusal = unknown() if error.status_code == 404 else RequestError(error.status_code, "not_allowed", error.detail)
+    body: Mapping[str, Any] = ChatCompletions().error(refusal)
+    return JSONResponse(body, refusal.status, error.headers)

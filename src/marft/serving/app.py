@@ -1,0 +1,281 @@
+"""The addresses of a team that is served: ``/v1/…`` for clients, ``/healthz`` and ``/metrics`` beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from marft.gateway.http import Bounds, body_of, gone, no_address, one_by_one, written
+from marft.gateway.protocol.anthropic import Messages
+from marft.gateway.protocol.chat_completions import ChatCompletions
+from marft.gateway.protocol.exchange import Asked, Event, Protocol
+from marft.gateway.protocol.responses import Responses
+from marft.gateway.refusals import RequestError
+from marft.serving.admission import BusyError, Gate, Place
+from marft.serving.asking import HONOURED, Answered, Asking
+from marft.serving.measuring import NOBODY, Measured
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server takes on.
+
+    Args:
+        concurrency: requests that are answered at a time.
+        queue: requests that wait for that; more are refused.
+        seconds: for one request, from its turn on.
+    """
+
+    concurrency: int = 32
+    queue: int = 256
+    seconds: float = 600.0
+
+
+class App:
+    """Answers requests. It lives on its server's thread; the team on the event loop that the engine is on.
+
+    Args:
+        loop: that one.
+        token: which requests must bring; "" for none.
+    """
+
+    def __init__(
+        self, asking: Asking, loop: asyncio.AbstractEventLoop, token: str, limits: Limits = Limits(),
+    ) -> None:  # fmt: skip
+        self.asking, self.loop, self.token, self.limits, self.bounds = asking, loop, token, limits, Bounds()
+        self.gate = Gate(limits.concurrency, limits.queue)
+        self.measured = Measured(lambda: self.gate.running, lambda: self.gate.waiting)
+        self.asgi = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
+                Route("/v1/responses", self._endpoint(Responses()), methods=["POST"]),
+                Route("/v1/messages", self._endpoint(Messages()), methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{model:path}", self._models, methods=["GET"]),
+                Route("/healthz", _healthy, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: no_address},
+        )
+
+    def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            model = [NOBODY]
+            try:
+                return await self._answer(protocol, request, model)
+            except RequestError as error:
+                self.measured.requests.labels(model[0], error.status).inc()
+                return JSONResponse(protocol.error(error), error.status, _headers_of(error))
+
+        return endpoint
+
+    async def _answer(self, protocol: Protocol, request: Request, known: list[str]) -> Response:
+        self.check(request)
+        body = await body_of(request, self.bounds)
+        asked = protocol.read(body)
+        model = str(json.loads(body).get("model") or self.asking.teams[0])
+        known[0] = model if model in self.asking.models else NOBODY
+        self.asking.check(model, asked)
+        one = OneRequest(self, protocol, asked, model, self.asking.next_name())
+        one.begin(self.gate.enter())
+        headers = {"x-request-id": one.name}
+        if asked.stream and model in self.asking.teams:
+            return StreamingResponse(one.live(), headers=headers, media_type="text/event-stream")
+        answered = await one.unless_gone(request)
+        if answered is None:
+            return Response(status_code=499)  # which nobody reads
+        if asked.stream:
+            events = list(map(written, one.events(answered)))
+            return StreamingResponse(one_by_one(events), headers=headers, media_type="text/event-stream")
+        return JSONResponse(one.body(answered), headers=headers)
+
+    def check(self, request: Request) -> None:
+        """See that a request may be answered.
+
+        Raises:
+            RequestError: it brings another token than it must; or it comes from a page of somebody else's, which a
+                browser on this machine shows.
+        """
+        if not self.token:
+            origin = urlsplit(request.headers.get("origin", "")).hostname
+            if origin is not None and origin not in LOCAL:
+                raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
+            return
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            raise RequestError(401, "invalid_api_key", "this needs the server's token, as a bearer token")
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self.check(request)
+            named = request.path_params.get("model")
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "marft"} for name in self.asking.models]
+            if named is None:
+                return JSONResponse({"object": "list", "data": models})
+            if named not in self.asking.models:
+                raise RequestError(404, "model_not_found", "there is no such model", "model")
+            return JSONResponse(models[self.asking.models.index(named)])
+        except RequestError as error:
+            return JSONResponse(ChatCompletions().error(error), error.status)
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            self.check(request)
+        except RequestError as error:
+            return JSONResponse(ChatCompletions().error(error), error.status)
+        return Response(self.measured.text(), media_type="text/plain; version=0.0.4")
+
+
+class OneRequest:
+    """One request, from its place in the queue to its answer."""
+
+    def __init__(self, app: App, protocol: Protocol, asked: Asked, model: str, name: str) -> None:
+        self.app, self.protocol, self.asked, self.model, self.name = app, protocol, asked, model, name
+        self._told: asyncio.Queue[Mapping[str, str] | None] = asyncio.Queue()
+        self._began = time.perf_counter()
+        self._task: asyncio.Task[Answered]
+
+    def begin(self, place: Place) -> None:
+        """Wait for the turn, and ask."""
+        self._task = asyncio.create_task(self._asked(place))
+        self._task.add_done_callback(lambda task: self._ended(place, task))
+
+    async def answer(self) -> Answered:
+        """The answer. Who stops waiting for it ends what was begun.
+
+        Raises:
+            RequestError: there is none.
+        """
+        try:
+            return await self._task
+        finally:
+            self._task.cancel()
+
+    async def unless_gone(self, request: Request) -> Answered | None:
+        """The answer; None where the client has gone before, which ends what was begun.
+
+        Raises:
+            RequestError: there is none.
+        """
+        watching = asyncio.ensure_future(gone(request))
+        try:
+            await asyncio.wait([self._task, watching], return_when=asyncio.FIRST_COMPLETED)
+            return await self._task if self._task.done() else None
+        finally:
+            self._task.cancel()
+            watching.cancel()
+            await asyncio.gather(self._task, watching, return_exceptions=True)
+
+    async def live(self) -> AsyncIterator[str]:
+        """A stream that says who is asked and what they have said, and then the answer."""
+        try:
+            while (said := await self._told.get()) is not None:
+                yield self._progress(said)
+            for event in self.events(await self._task):
+                yield written(event)
+        except RequestError as error:
+            yield written(("" if isinstance(self.protocol, ChatCompletions) else "error", self.protocol.error(error)))
+        finally:
+            self._task.cancel()
+
+    def body(self, answered: Answered) -> dict[str, Any]:
+        """The answer as a whole."""
+        return self._named(self.protocol.response(self.asked, answered.replies, self._about(answered)))
+
+    def events(self, answered: Answered) -> list[Event]:
+        """The answer as a stream."""
+        events = self.protocol.events(self.asked, answered.replies, self._about(answered))
+        return [(name, said if isinstance(said, str) else self._named(said)) for name, said in events]
+
+    async def _asked(self, place: Place) -> Answered:
+        await place.work()
+        loop, limit = asyncio.get_running_loop(), self.app.limits.seconds
+
+        def told(said: Mapping[str, str]) -> None:
+            loop.call_soon_threadsafe(self._told.put_nowait, said)
+
+        asking = self.app.asking.ask(self.model, self.asked, self.name, told)
+        answer = asyncio.run_coroutine_threadsafe(asking, self.app.loop)
+        try:
+            async with asyncio.timeout(limit):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            raise RequestError(504, "timeout", f"the answer took over {limit:g} s") from None
+
+    def _ended(self, place: Place, task: asyncio.Task[Answered]) -> None:
+        place.leave()
+        self._told.put_nowait(None)
+        measured = self.app.measured
+        if task.cancelled():
+            measured.requests.labels(self.model, 499).inc()
+            return
+        error = task.exception()
+        if error is not None:
+            if not isinstance(error, RequestError):  # who awaits it says so; the refusals are counted there
+                measured.requests.labels(self.model, 500).inc()
+            return
+        answered = task.result()
+        measured.requests.labels(self.model, 200).inc()
+        measured.seconds.labels(self.model).observe(time.perf_counter() - self._began)
+        measured.tokens.labels(self.model, "read").inc(answered.read)
+        measured.tokens.labels(self.model, "sampled").inc(answered.said)
+        for action in answered.episode.actions:
+            measured.actions.labels(action.agent).inc()
+
+    def _progress(self, said: Mapping[str, str]) -> str:
+        """Who is at work, as a piece of a stream: reasoning where the protocol has that, else a comment."""
+        if not isinstance(self.protocol, ChatCompletions):
+            return f": {said['agent']} {said['state']}\n\n"
+        text = f"{said['agent']}: {said['text']}\n\n" if said["state"] == "acted" else f"{said['agent']} …\n"
+        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None, "logprobs": None}
+        head = {"object": "chat.completion.chunk", "created": int(time.time()), "model": self.model}
+        progress = {key: value for key, value in said.items() if key != "text"}
+        return written(("", self._named(head | {"choices": [choice], "marft": {"progress": progress}})))
+
+    def _named(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Chat completions, under a name that no other request has."""
+        named = {"id": f"chatcmpl-{self.name}"} if isinstance(self.protocol, ChatCompletions) else {}
+        return {**said, **named}
+
+    def _about(self, answered: Answered) -> dict[str, Any]:
+        """What an answer says of itself."""
+        chat, actions = self.asked.chat, answered.episode.actions
+        about: dict[str, Any] = {
+            "request": self.name,
+            "actions": [{"id": one.id, "policy": one.policy, "sees": list(one.sees)} for one in actions],
+        }
+        only = {name: value for name, value in chat.wishes.items() if name not in HONOURED}
+        ignored = list(self.asked.ignored)
+        if self.model in self.app.asking.teams:
+            ignored += [name for name, given in (("max_tokens", chat.max_tokens), ("stop", chat.stop)) if given]
+        return {"model": self.model, "marft": about | _unless_empty(recorded_only=only, ignored=ignored)}
+
+
+def _unless_empty(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value}
+
+
+def _headers_of(error: RequestError) -> dict[str, str]:
+    if isinstance(error, BusyError):
+        return {"retry-after": str(error.seconds)}
+    headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
+    return headers | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+
+
+async def _healthy(_: Request) -> Response:
+    return PlainTextResponse("ok\n")

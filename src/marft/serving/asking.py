@@ -1,0 +1,260 @@
+"""A request as an episode: of the whole team, or of one agent's seat. Lives on the event loop that the engine is on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import numpy as np
+
+from marft.config.agents import COLDEST
+from marft.game.agents import Agent, Agents
+from marft.game.chat import Chat, ChatRefusedError, Reply
+from marft.game.environment import Split
+from marft.game.game import Attempt, Game
+from marft.game.play import play
+from marft.game.rendering import ChatMessage, Message
+from marft.game.team import Team
+from marft.gateway.protocol.exchange import Asked
+from marft.gateway.protocol.reading import unsupported
+from marft.gateway.refusals import RequestError
+from marft.texts import one_line
+from marft.types import Action, Episode, JointAction, Observation, Sampling, Step, Task
+
+STREAM = "serve"
+TEAM = "team"
+HONOURED = ("temperature", "top_p", "top_k")
+Progress = Callable[[Mapping[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """What came of a request.
+
+    Args:
+        replies: one for each choice.
+        read, said: tokens, of all that acted.
+    """
+
+    replies: tuple[Reply, ...]
+    episode: Episode
+    read: int
+    said: int
+
+
+class Asking:
+    """Answers requests with a team.
+
+    Args:
+        name: of the team, which is a model of that name; ``team`` is another name for it.
+        record: is given every episode, ungraded.
+
+    Raises:
+        ValueError: the roles leave no name for the whole team.
+    """
+
+    def __init__(self, game: Game, name: str, record: Callable[[Episode], None] = lambda _: None) -> None:
+        self.game, self._record = game, record
+        roles = [agent.role for agent in game.team.agents]
+        self.teams = tuple(dict.fromkeys(one for one in (name, TEAM) if one not in roles))
+        if not self.teams:
+            raise ValueError(f"agents.{TEAM}: the whole team is served by that name; choose another role, or run name")
+        self.roles = tuple(roles)
+        self._run, self._count = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}", itertools.count(1)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What can be asked, the whole team first."""
+        return (*self.teams, *self.roles)
+
+    def next_name(self) -> str:
+        """A name for a request: no other one has it."""
+        return f"{self._run}-{next(self._count):06d}"
+
+    def check(self, model: str, asked: Asked) -> None:
+        """See that a request can be answered, before it waits for its turn.
+
+        Raises:
+            RequestError: it cannot.
+        """
+        if model not in self.models:
+            known = ", ".join(self.models)
+            raise RequestError(
+                404, "model_not_found", f"no model is called {model[:100]!r}; there are: {known}", "model"
+            )
+        for name, value in asked.chat.wishes.items():
+            if (name == "temperature" and value < 0) or (name == "top_p" and not 0 < value <= 1):
+                raise RequestError(400, "invalid_value", f"{name} cannot be {value:g}", name)
+        if model in self.roles:
+            return
+        chat = asked.chat
+        if chat.tools:
+            raise unsupported("tools", "the team has its own, or none; ask a role")
+        if asked.count > 1:
+            raise unsupported("n", "a team answers once; ask it so many times")
+        if chat.pieces:
+            raise unsupported("logprobs", "they are of one agent; ask a role")
+        if chat.constraint:
+            raise unsupported("response_format", "a team is not held to a form; ask a role")
+
+    async def ask(self, model: str, asked: Asked, name: str, progress: Progress = lambda _: None) -> Answered:
+        """The answer to a request. Cancelling it ends the episode.
+
+        Args:
+            name: of the request.
+            progress: told who is asked, and what they have said.
+
+        Raises:
+            RequestError: it cannot be answered.
+        """
+        team = replace(self.game.team, agents=wished(self.game.team.agents, asked.chat.wishes))
+        if model in self.roles:
+            return await self._of_role(model, asked, name, team)
+        return await self._of_team(asked, name, team, progress)
+
+    async def _of_team(self, asked: Asked, name: str, team: Team, progress: Progress) -> Answered:
+        question = Question(task_of(asked.chat.messages))
+        game = replace(self.game, team=team, environment=question, watcher=_Told(progress), seed=self.game.seed)
+        episode = await self._played(game, Task(name, question.text))
+        if question.answer is None:
+            raise RequestError(500, "no_answer", "the team ended without an answer")
+        return _answered((Reply(*_as_one(question.answer, episode)),), episode)
+
+    async def _of_role(self, role: str, asked: Asked, name: str, team: Team) -> Answered:
+        chat = replace(asked.chat, messages=_instructed(asked.chat.messages, team.agent(role)))
+        one = OneSeat(role, chat, asked.count)
+        question = Question(task_of(asked.chat.messages))
+        game = replace(self.game, team=replace(team, organization=one), environment=question)
+        episode = await self._played(game, Task(name, question.text))
+        if one.refused is not None:
+            raise RequestError.of(one.refused)
+        return _answered(tuple(one.replies), episode)
+
+    async def _played(self, game: Game, task: Task) -> Episode:
+        episode = await play(game, Attempt(task, STREAM))
+        self._record(replace(episode, transitions=()))  # which is ungraded: nothing says what it is worth
+        if not episode.scored:
+            logging.getLogger("marft").warning("%s: %s: %s", task.id, episode.status, one_line(episode.error))
+            status, code = (504, "timeout") if episode.status == "timed_out" else (500, "team_failed")
+            raise RequestError(status, code, "the team could not answer; the server's log says why")
+        return episode
+
+
+class Question:
+    """An environment and its only session: it shows a text, and hears what the team answers."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.answer: Action | None = None
+
+    def tasks(self, split: Split) -> Sequence[Task]:  # noqa: ARG002
+        return ()
+
+    def start(self, task: Task, seed: int) -> Question:  # noqa: ARG002
+        return self
+
+    async def reset(self) -> Observation:
+        return Observation(self.text)
+
+    async def step(self, actions: JointAction) -> Step:
+        self.answer = actions.answer
+        return Step(Observation(""), 0.0, terminated=True)
+
+    async def close(self) -> None:
+        return None
+
+
+class OneSeat:
+    """An organization in which one agent is asked in a client's own messages."""
+
+    own_timeout: ClassVar[bool] = True
+
+    def __init__(self, role: str, chat: Chat, count: int) -> None:
+        self.role, self.chat, self.count = role, chat, count
+        self.replies: list[Reply] = []
+        self.refused: ChatRefusedError | None = None
+
+    async def act(self, observation: Observation, agents: Agents) -> JointAction:
+        wanted = [agents[self.role].reply(observation, self.chat) for _ in range(self.count)]
+        try:
+            self.replies = list(await asyncio.gather(*wanted))
+        except ChatRefusedError as error:
+            self.refused = error
+        return JointAction()
+
+
+class _Told:
+    """Watches an episode for somebody."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def observed(self, observation: Observation) -> None:
+        """The client has said it itself."""
+
+    def asked(self, role: str, read: Sequence[Message]) -> None:  # noqa: ARG002
+        self.progress({"agent": role, "state": "asked"})
+
+    def acted(self, action: Action) -> None:
+        self.progress({"agent": action.agent, "state": "acted", "action": action.id, "text": action.message})
+
+
+def task_of(messages: Sequence[ChatMessage]) -> str:
+    """What a team is asked: the text of a single message of the user; of a conversation all of it, each message under
+    who said it.
+
+    >>> task_of([{"role": "user", "content": "2 + 3 ="}])
+    '2 + 3 ='
+    >>> task_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3 ="}])
+    'Be brief.\\n\\n2 + 3 ='
+    """
+    told = [str(message["content"]) for message in messages if message["role"] == "system"]
+    turns = [message for message in messages if message["role"] != "system"]
+    if len(turns) == 1:
+        return "\n\n".join([*told, str(turns[0]["content"])])
+    return "\n\n".join([*told, *(f"{str(turn['role']).capitalize()}:\n{turn['content']}" for turn in turns)])
+
+
+def wished(agents: Sequence[Agent], wishes: Mapping[str, float | int]) -> tuple[Agent, ...]:
+    """Agents that sample as a client wishes: nothing is trained on here, so the recipe's sampling is a default."""
+    asked = {name: value for name, value in wishes.items() if name in HONOURED}
+    return tuple(replace(agent, sampling=_sampled(agent.sampling, asked)) for agent in agents)
+
+
+def _sampled(own: Sampling, asked: Mapping[str, float | int]) -> Sampling:
+    temperature = float(asked.get("temperature", own.temperature))
+    return replace(
+        own,
+        temperature=0.0 if temperature < COLDEST else temperature,
+        top_p=float(asked.get("top_p", own.top_p)),
+        top_k=max(0, int(asked.get("top_k", own.top_k))),
+    )
+
+
+def _instructed(messages: tuple[ChatMessage, ...], agent: Agent) -> tuple[ChatMessage, ...]:
+    """A chat with the agent's own instructions first, where the client gives none."""
+    if not agent.profile.instructions or any(message["role"] == "system" for message in messages):
+        return messages
+    return ({"role": "system", "content": agent.profile.instructions}, *messages)
+
+
+def _as_one(answer: Action, episode: Episode) -> tuple[Action, dict[str, Any], tuple[()], str]:
+    """What the team answers as one action, which has read and said what all of them have: so usage is the team's."""
+    nothing = [np.empty(0, np.int32)]
+    whole = replace(
+        answer,
+        prompt=np.concatenate([*nothing, *(action.prompt for action in episode.actions)]),
+        tokens=np.concatenate([*nothing, *(action.tokens for action in episode.actions)]),
+    )
+    return whole, {"role": "assistant", "content": answer.message}, (), answer.text[: answer.thought]
+
+
+def _answered(replies: tuple[Reply, ...], episode: Episode) -> Answered:
+    read = sum(len(action.prompt) for action in episode.actions)
+    return Answered(replies, episode, read, sum(len(action.tokens) for action in episode.actions))

@@ -1,0 +1,71 @@
+"""The whole team as a tool of the Model Context Protocol: over standard input and output, or at ``/mcp``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from marft import __version__
+from marft.game.chat import Chat
+from marft.gateway.protocol.chat_completions import ChatCompletions
+from marft.gateway.protocol.exchange import Asked
+from marft.gateway.refusals import RequestError
+from marft.serving.app import App, OneRequest
+
+PATH = "/mcp"
+TOOL = "ask_team"
+
+
+def team_server(app: App) -> MCPServer[Any]:
+    """A server with one tool: a task in, the team's answer out. Its calls take places of the same queue as requests."""
+    name = app.asking.teams[0]
+    server: MCPServer[Any] = MCPServer(name, version=__version__, log_level="ERROR")
+
+    async def ask_team(task: str) -> str:
+        asked = Asked(Chat(messages=({"role": "user", "content": task},)))
+        try:
+            one = OneRequest(app, ChatCompletions(), asked, name, app.asking.next_name())
+            one.begin(app.gate.enter())
+            return str((await one.answer()).replies[0].message["content"])
+        except RequestError as error:
+            app.measured.requests.labels(name, error.status).inc()
+            raise
+
+    roles = ", ".join(app.asking.roles)
+    server.add_tool(ask_team, name=TOOL, description=f"Give a task to the team {name} ({roles}) and get its answer.")
+    return server
+
+
+def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
+    """The addresses of an app, and a server at ``/mcp``, which needs the same token."""
+    inner = server.streamable_http_app(streamable_http_path=PATH, stateless_http=True, json_response=True)
+    main = Starlette(routes=app.asgi.routes, exception_handlers=app.asgi.exception_handlers, lifespan=_running(server))
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await main(scope, receive, send)
+            return
+        try:
+            app.check(Request(scope))
+        except RequestError as error:
+            await JSONResponse(ChatCompletions().error(error), error.status)(scope, receive, send)
+            return
+        await inner(scope, receive, send)
+
+    return both
+
+
+def _running(server: MCPServer[Any]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with server.session_manager.run():
+            yield
+
+    return lifespan

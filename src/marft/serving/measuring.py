@@ -1,0 +1,36 @@
+"""What a server counts, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+NOBODY = "unknown"  # of requests for no model that there is: clients choose those names
+
+
+class Measured:
+    """The metrics of one server."""
+
+    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+        self.registry = kept = CollectorRegistry()
+        self.requests = Counter(
+            "marft_requests", "Requests, by what became of them.", ["model", "status"], registry=kept
+        )
+        self.tokens = Counter("marft_tokens", "Tokens of all agents that acted.", ["model", "kind"], registry=kept)
+        self.seconds = Histogram(
+            "marft_request_seconds",
+            "From a request to its answer, waiting included.",
+            ["model"],
+            buckets=SECONDS,
+            registry=kept,
+        )
+        self.actions = Counter("marft_actions", "Actions, by agent.", ["agent"], registry=kept)
+        self.unrecorded = Counter("marft_unrecorded", "Sessions that could not be written down.", registry=kept)
+        Gauge("marft_running", "Requests that are answered now.", registry=kept).set_function(running)
+        Gauge("marft_waiting", "Requests that wait for a place.", registry=kept).set_function(waiting)
+
+    def text(self) -> bytes:
+        """All of them."""
+        return bytes(generate_latest(self.registry))

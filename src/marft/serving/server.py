@@ -1,0 +1,180 @@
+"""``marft serve``: the models, the server, and how both end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from marft.export.loading import check_bases
+from marft.game.loop_threads import LoopThread
+from marft.gateway.listening import Listener
+from marft.rollouts import LocalRollouts
+from marft.runs.checkpoints import load_policies
+from marft.serving.app import App, Limits
+from marft.serving.asking import Asking
+from marft.serving.recording import Recorder
+from marft.serving.settings import Served
+
+MCP = Literal["", "http", "stdio"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a team is served, and to whom.
+
+    Args:
+        token: which requests must bring; "" for none.
+        open: whether others than this machine are answered without one.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str = ""
+    open: bool = False
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: anybody who reaches this machine could ask; or the token cannot be sent.
+        """
+        if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
+            raise ValueError("--token: holds characters that no header can carry")
+        if not self.token and not self.open and not _is_loopback(self.host):
+            raise ValueError(
+                f"--host {self.host}: others than this machine could ask, and no token is set; set MARFT_TOKEN, or say "
+                "--without-token"
+            )
+
+
+def serve(
+    served: Served, place: Place, limits: Limits, *, grace: int = 30, record: Path | None = None, mcp: MCP = "",
+    ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
+) -> None:  # fmt: skip
+    """Answer requests until SIGTERM or SIGINT; what was begun until then is answered, for ``grace`` seconds at most.
+
+    Args:
+        record: a folder for what is asked and answered.
+        mcp: the team as a tool of the Model Context Protocol as well, at ``/mcp``; or over standard input and output
+            alone, until that ends.
+        ready: told the address and the models once requests are taken.
+
+    Raises:
+        ValueError: the team cannot be loaded, or it cannot listen there.
+    """
+    place.check()
+    with ExitStack() as closing, LocalRollouts(served.run) as rollouts:
+        if served.checkpoint is not None:
+            load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
+        if served.export is not None:
+            check_bases(served.export, rollouts.models.digests())
+        rollouts.publish(0)
+        apps: list[App] = []
+        recorder = None
+        if record is not None:
+            recorder = Recorder(record, lambda count: apps[0].measured.unrecorded.inc(count))
+            closing.callback(recorder.close)
+        asking = Asking(rollouts.game, served.run.name, recorder.add if recorder else lambda _: None)
+        told = _Told()
+        with told.heeded():
+            rollouts.wait_for(_until_told(asking, place, limits, grace, ready, apps, told, mcp))
+
+
+class _Told:
+    """What SIGTERM and SIGINT do: the first time it ends well, the second time at once."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.act: Callable[[int], None] = lambda _: None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.times += 1
+        self.act(self.times)
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Heed them, and what did so before afterwards."""
+        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+async def _until_told(
+    asking: Asking, place: Place, limits: Limits, grace: int, ready: Callable[[str, tuple[str, ...]], None],
+    apps: list[App], told: _Told, mcp: MCP,
+) -> None:  # fmt: skip
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    app = App(asking, loop, place.token, limits)
+    apps.append(app)
+    listener = _opened(app, place, grace, mcp)
+
+    def act(times: int) -> None:
+        if times > 1:
+            listener.cut()
+        loop.call_soon_threadsafe(over.set)
+
+    try:
+        told.act = act
+        if told.times:  # while the models were loaded
+            over.set()
+        ready(listener.address, asking.models)
+        waiting = [asyncio.ensure_future(one) for one in (listener.ended(), over.wait())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
+        await listener.finish()
+    finally:
+        listener.close()
+
+
+def _opened(app: App, place: Place, grace: int, mcp: MCP) -> Listener | OverStandardStreams:
+    if not mcp:
+        return Listener(app.asgi, place.host, place.port, "marft serve", grace)
+    from marft.serving.mcp import beside, team_server  # what the extra brings
+
+    if mcp == "stdio":
+        return OverStandardStreams(team_server(app))
+    return Listener(beside(app, team_server(app)), place.host, place.port, "marft serve", grace, lifespan=True)
+
+
+class OverStandardStreams:
+    """A server of the Model Context Protocol on a thread of its own, until its input ends."""
+
+    address = "standard input"
+
+    def __init__(self, server: Any) -> None:
+        self._thread = LoopThread()
+        self._serving = asyncio.run_coroutine_threadsafe(server.run_stdio_async(), self._thread.loop)
+
+    async def ended(self) -> None:
+        """Until its input ends."""
+        await asyncio.wait([asyncio.wrap_future(self._serving)])
+
+    async def finish(self) -> None:
+        """Take nothing new."""
+        self._serving.cancel()
+
+    def cut(self) -> None:
+        """The same."""
+        self._serving.cancel()
+
+    def close(self) -> None:
+        """End."""
+        self._serving.cancel()
+        self._thread.stop()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

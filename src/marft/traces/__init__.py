@@ -1,0 +1,1 @@
+"""Recorded conversations of other programs: read, graded, and learned from by imitation."""

@@ -1,0 +1,149 @@
+"""Conversations in OpenAI's format: ``{"messages": […]}`` a line, as fine-tuning files and logs have them.
+
+Several agents are told apart by the ``name`` of an assistant's message, or by ``agent`` of the line. Lines that follow
+on each other with the same ``episode`` are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from marft.texts import storable
+from marft.traces.messages import TracedMessage, chat, made, message_of, tools_of
+from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, TracedTurn, UnreadableError
+from marft.types import Task
+
+TASK = ("task", "task_id", "id")  # fields that may name the task, the first that is there
+
+
+def is_conversation(table: Mapping[str, Any]) -> bool:
+    """Whether a line is one."""
+    return isinstance(table.get("messages"), list)
+
+
+def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> Iterator[TracedEpisode]:
+    """The episodes of lines, as soon as each is whole.
+
+    Args:
+        lines: place and object of each.
+    """
+    open_name, parts = "", list[TracedEpisode]()
+    for place, table in lines:
+        found = episode_of(table, place, tally)
+        if found is None:
+            continue
+        name = _text(table.get("episode"))
+        if parts and (not name or name != open_name):
+            yield _joined(parts, open_name)
+            parts = []
+        open_name = name
+        parts.append(found)
+    if parts:
+        yield _joined(parts, open_name)
+
+
+def episode_of(table: Mapping[str, Any], place: str, tally: Tally) -> TracedEpisode | None:
+    """The episode of one line; None where there is nothing to learn from it."""
+    try:
+        messages = [message_of(one) for one in table["messages"]]
+    except UnreadableError as error:
+        tally.skip("line", str(error), place)
+        return None
+    default = _text(table.get("agent")) or _text(table.get("role")) or UNNAMED
+    named = [replace(m, name=m.name or default) if m.role == "assistant" else m for m in messages]
+    turns = list(_turns(named, table, place, tally))
+    if not turns:
+        tally.skip("line", "no assistant says anything in it that could be read", place)
+        return None
+    metadata = table.get("metadata")
+    return TracedEpisode(
+        id=_text(table.get("episode")) or _text(table.get("id")) or place,
+        turns=tuple(turns),
+        task=task_of(next((table[key] for key in TASK if table.get(key) is not None), "")),
+        answer=next((turn.text for turn in reversed(turns) if not turn.calls), ""),
+        reward=reward_of(table.get("reward")),
+        metadata={_text(k): _text(v) for k, v in metadata.items()} if isinstance(metadata, Mapping) else {},
+        place=place,
+    )
+
+
+def _turns(
+    messages: Sequence[TracedMessage], table: Mapping[str, Any], place: str, tally: Tally
+) -> Iterator[TracedTurn]:  # fmt: skip
+    tools = tools_of(table.get("tools") or table.get("functions"))
+    said = [number for number, message in enumerate(messages) if message.role == "assistant"]
+    for number in said[MOST_TURNS:]:
+        tally.skip("turn", f"its conversation has more than {MOST_TURNS} turns", f"{place} message {number + 1}")
+    for number in said[:MOST_TURNS]:
+        message = messages[number]
+        try:
+            asked = chat(messages[:number], message.name)
+        except UnreadableError as error:
+            tally.skip("turn", str(error), f"{place} message {number + 1}")
+            continue
+        calls, unanswered = made(message.calls, _answers(messages[number + 1 :]))
+        yield TracedTurn(
+            id=str(number),
+            names=(message.name,),
+            messages=asked,
+            text=message.text,
+            thought=message.thought,
+            calls=calls,
+            unanswered=unanswered,
+            tools=tools,
+            model=_text(table.get("model")),
+            weight=message.weight,
+            place=place,
+        )
+
+
+def _answers(after: Sequence[TracedMessage]) -> dict[str, str]:
+    """What tools answered to a turn, by the call's id: ids may come again."""
+    told = takewhile(lambda message: message.role != "assistant", after)
+    return {message.answers: message.text for message in told if message.role == "tool"}
+
+
+def _joined(parts: Sequence[TracedEpisode], name: str) -> TracedEpisode:
+    """The episode of lines that belong together."""
+    if len(parts) == 1:
+        return parts[0]
+    turns = [replace(turn, id=f"{n}/{turn.id}") for n, part in enumerate(parts) for turn in part.turns]
+    first, last = parts[0], parts[-1]
+    return replace(
+        first,
+        id=name,
+        turns=tuple(turns[:MOST_TURNS]),
+        task=next((part.task for part in parts if part.task), ""),
+        answer=last.answer,
+        reward=next((part.reward for part in reversed(parts) if part.reward is not None), None),
+    )
+
+
+def task_of(value: object) -> str | Task:
+    """A task as a trace names it: by its id, or whole."""
+    if isinstance(value, Mapping) and isinstance(value.get("prompt"), str):
+        data = value.get("data")
+        prompt = storable(value["prompt"])
+        return Task(_text(value.get("id")) or prompt, prompt, dict(data) if isinstance(data, Mapping) else {})
+    return _text(value)
+
+
+def reward_of(value: object) -> float | None:
+    """A finite number; None for all else.
+
+    >>> reward_of(1), reward_of("0.5"), reward_of(True), reward_of("good"), reward_of(float("nan"))
+    (1.0, 0.5, 1.0, None, None)
+    """
+    try:
+        found = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _text(value: object) -> str:
+    return storable(str(value))[:1000] if isinstance(value, str | int | float) and not isinstance(value, bool) else ""

@@ -1,0 +1,201 @@
+"""Messages in OpenAI's words, read as far as they mean something: what every format of traces is first brought to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marft.engines.tool_format import DEPTH
+from marft.game.rendering import ChatMessage
+from marft.gateway.protocol.reading import CallSaid, Said, chat_of
+from marft.gateway.refusals import RequestError
+from marft.texts import storable
+from marft.thoughts import BEGINS, ENDS, thought
+from marft.traces.record import UNNAMED, UnreadableError
+from marft.types import Tool, ToolCall
+
+ROLES = {
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+    "ai": "assistant", "model": "assistant", "tool": "tool", "function": "tool",
+}  # fmt: skip
+TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
+
+
+@dataclass(frozen=True, slots=True)
+class TracedMessage:
+    """One message of a trace.
+
+    Args:
+        role: ``system``, ``user``, ``assistant`` or ``tool``.
+        answers: the call that a tool's message answers.
+        weight: of an assistant's; 0 is not to be trained.
+    """
+
+    role: str
+    text: str
+    name: str = ""
+    thought: str = ""
+    calls: tuple[CallSaid, ...] = ()
+    answers: str = ""
+    weight: float = 1.0
+
+
+def message_of(table: object) -> TracedMessage:
+    """A message in OpenAI's words: Chat Completions', with what the older ``function_call`` and reasoning models add.
+
+    Raises:
+        UnreadableError: it is none, or holds what agents cannot read, such as a picture.
+    """
+    if not isinstance(table, Mapping):
+        raise UnreadableError(f"a message is a {type(table).__name__}, not an object")
+    role = ROLES.get(str(table.get("role")).lower(), "")
+    if not role:
+        raise UnreadableError(f"a message has the role {str(table.get('role'))[:40]!r}")
+    text = text_of(table.get("content"))
+    reasoning = table.get("reasoning_content") or table.get("reasoning")
+    own = text_of(reasoning) if role == "assistant" and isinstance(reasoning, str) else ""
+    if role == "assistant" and not own and (size := thought(text)):
+        own, text = text[:size].strip().removeprefix(BEGINS).removesuffix(ENDS).strip(), text[size:]
+    if role == "assistant" and not text and isinstance(table.get("refusal"), str):
+        text = text_of(table["refusal"])
+    return TracedMessage(
+        role=role,
+        text=text,
+        name=_word(table.get("name")),
+        thought=own,
+        calls=calls_of(table) if role == "assistant" else (),
+        answers=_word(table.get("tool_call_id")) or (_word(table.get("name")) if role == "tool" else ""),
+        weight=weight_of(table.get("weight")),
+    )
+
+
+def weight_of(value: object) -> float:
+    """Whether a turn is trained: 1 where nothing is said.
+
+    Raises:
+        UnreadableError: it is neither 0 nor 1, which nothing is said to mean.
+    """
+    if value is None or (isinstance(value, int | float) and value == 1):
+        return 1.0
+    if isinstance(value, int | float) and value == 0:
+        return 0.0
+    raise UnreadableError(f"a message has the weight {str(value)[:40]}; 0 and 1 are known")
+
+
+def text_of(content: object) -> str:
+    """The text of a message's content: a text, or parts that are.
+
+    Raises:
+        UnreadableError: a part of it is something else.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return storable(content)
+    if not isinstance(content, list):
+        raise UnreadableError(f"a message's content is a {type(content).__name__}")
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        found = part.get("text", part.get("content")) if isinstance(part, Mapping) else part
+        if kind not in TEXTS or not isinstance(found, str):
+            raise UnreadableError(f"a message holds a part of type {str(kind)[:40]!r}, and agents read text alone")
+        texts.append(storable(found))
+    return "".join(texts)
+
+
+def calls_of(table: Mapping[str, Any]) -> tuple[CallSaid, ...]:
+    """The calls of an assistant's message.
+
+    Raises:
+        UnreadableError: one names no tool.
+    """
+    listed = table.get("tool_calls")
+    found = list(listed) if isinstance(listed, list) else []
+    if isinstance(table.get("function_call"), Mapping):
+        found.append({"function": table["function_call"], "id": table["function_call"].get("name")})
+    calls = []
+    for number, call in enumerate(found):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        name = _word(function.get("name")) if isinstance(function, Mapping) else ""
+        if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not name:
+            raise UnreadableError("a call names no tool")
+        calls.append(CallSaid(_word(call.get("id")) or f"{name}/{number}", name, arguments(function.get("arguments"))))
+    return tuple(calls)
+
+
+def arguments(value: object) -> str:
+    """The arguments of a call as JSON; a text stays as it was written.
+
+    >>> arguments({"a": 1}), arguments('{"a": 1}'), arguments(None)
+    ('{"a": 1}', '{"a": 1}', '{}')
+    """
+    if isinstance(value, str):
+        return storable(value) or "{}"
+    try:
+        return storable(json.dumps({} if value is None else value, ensure_ascii=False, allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UnreadableError("the arguments of a call are no JSON") from error
+
+
+def chat(messages: Sequence[TracedMessage], agent: str) -> tuple[ChatMessage, ...]:
+    """A chat as the model of one agent is shown it: its own turns are the assistant's; what others said is told by
+    users, as :func:`marft.game.rendering.compose` tells it, without their calls.
+
+    Raises:
+        UnreadableError: there is nothing, or an answer belongs to no call before it.
+    """
+    said, others = list[Said](), set[str]()
+    for message in messages:
+        mine = message.name in (agent, "") or agent == UNNAMED
+        if message.role == "assistant" and not mine:
+            others |= {call.id for call in message.calls}
+            if message.text:
+                said.append(Said("user", f"Message from {message.name}:\n{message.text}"))
+        elif message.role == "assistant":
+            said.append(Said("assistant", message.text, message.calls))
+            others -= {call.id for call in message.calls}
+        elif message.role == "tool" and message.answers not in others:
+            said.append(Said("tool", message.text, (), message.answers))
+        elif message.role != "tool":
+            said.append(Said(message.role, message.text))
+    try:
+        return chat_of(said)
+    except RequestError as error:
+        raise UnreadableError(error.message) from error
+
+
+def tools_of(listed: object) -> tuple[Tool, ...]:
+    """What a model was offered, from OpenAI's ``tools`` or ``functions``; what names no tool is none."""
+    tools = []
+    for one in listed if isinstance(listed, list) else ():
+        function = one.get("function", one) if isinstance(one, Mapping) else None
+        name = _word(function.get("name")) if isinstance(function, Mapping) else ""
+        if isinstance(function, Mapping) and name:
+            schema = function.get("parameters", function.get("input_schema"))
+            parameters = schema if isinstance(schema, Mapping) and not _deeper(schema, DEPTH) else {}
+            description = function.get("description")
+            tools.append(Tool(name, storable(description) if isinstance(description, str) else "", parameters))
+    return tuple(tools)
+
+
+def made(calls: Sequence[CallSaid], answers: Mapping[str, str]) -> tuple[tuple[ToolCall, ...], tuple[int, ...]]:
+    """A turn's calls with what tools answered, and the places of those of which nobody says.
+
+    Args:
+        answers: by the call's id.
+    """
+    unanswered = tuple(place for place, call in enumerate(calls) if call.id not in answers)
+    return tuple(ToolCall(call.name, call.arguments, answers.get(call.id, "")) for call in calls), unanswered
+
+
+def _word(value: object) -> str:
+    """A name, or an id."""
+    return storable(str(value))[:256] if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _deeper(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_deeper(one, depth - 1) for one in inner)

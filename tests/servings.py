@@ -1,0 +1,78 @@
+"""A team that is served in this process, with an engine and a renderer without models."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from marft.game.game import Game
+from marft.game.loop_threads import LoopThread
+from marft.gateway.listening import Listener
+from marft.serving.app import App, Limits
+from marft.serving.asking import Asking
+from marft.types import ActionKey, Completion, Episode, Prompt, Sampling
+from tests.fakes import FakeEngine, Script, game
+from tests.gateways import Response, send
+
+
+class Held(FakeEngine):
+    """Says nothing before it may; counts those that wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.waiting = self.most = 0
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        try:
+            while not self.may.is_set():
+                await asyncio.sleep(0.005)
+            return await super().sample(policy, prompt, sampling, key)
+        finally:
+            self.waiting -= 1
+
+
+class Serving:
+    """Where it is, and what it is made of."""
+
+    def __init__(self, app: App, listener: Listener, episodes: list[Episode], game: Game) -> None:
+        self.app, self.listener, self.episodes, self.game = app, listener, episodes, game
+        self.url = listener.address
+
+    def ask(self, model: str = "team", text: str = "1 + 2?", token: str = "", **fields: object) -> Response:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], **fields}
+        return send(f"{self.url}/v1/chat/completions", body, bearer(token))
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+@contextmanager
+def serving(
+    *roles: str, engine: FakeEngine | None = None, token: str = "", limits: Limits | None = None, **changes: object
+) -> Iterator[Serving]:
+    g = game(Script([]), *(roles or ("a", "b")), engine=engine, **changes)
+    thread, episodes = LoopThread(), list[Episode]()
+    app = App(Asking(g, "demo", episodes.append), thread.loop, token, limits or Limits())
+    listener = Listener(app.asgi, "127.0.0.1", 0, "the test", 5)
+    try:
+        yield Serving(app, listener, episodes, g)
+    finally:
+        listener.close()
+        g.threads.close()
+        thread.stop()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something that comes about on another thread."""
+    import time
+
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,303 @@
+"""An export is whole or refused, names nothing of its author's machine, and plain peft makes of it what MARFT does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig
+
+from marft.envs.tasks import tasks_of
+from marft.evaluation.evaluate import evaluate
+from marft.export.loading import check_bases, settings_of
+from marft.export.manifest import Export, ModelEntry, load_export
+from marft.export.weights import _adapter_config
+from marft.export.writing import export_run
+from marft.models.adapters import CONFIG, read_lora_settings
+from marft.rollouts import LocalRollouts
+from marft.runs.checkpoints import load_policies
+from marft.runs.folder import RunFolder
+from marft.types import Episode
+from tests.exports import Plain, merged_logits, texts_in, whole
+from tests.runs import contents, finished
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run whose policies have moved, each its own way."""
+    rewarded = "--rewards", "[{ name = 'format', pattern = '[0-4] ' }]", "--algorithm.optimizer.learning_rate", "0.02"
+    return finished(tmp_path_factory.mktemp("trained"), *rewarded)[1]
+
+
+@pytest.fixture(scope="module")
+def folder(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_run(trained, "last", tmp_path_factory.mktemp("exports") / "team", merged=True)
+
+
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> Export:
+    return load_export(folder)
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "team"))
+
+
+def greedy_episodes(trained: RunFolder, tasks: int) -> list[Episode]:
+    """What ``marft eval --mode greedy`` plays, with the run's own checkpoint."""
+    run = trained.settings()
+    with LocalRollouts(run) as rollouts:
+        load_policies(trained.saved_steps()[-1], rollouts.models, dict.fromkeys(run.trained_policies))
+        rollouts.publish(0)
+        return evaluate(rollouts, "last", "greedy", tasks_of(run.environment, "test")[:tasks])[1]
+
+
+class TestWhatPeftMakesOfIt:
+    def says_the_same(self, trained: RunFolder, exported: Export, tasks: int) -> None:
+        plain = Plain(exported)
+        told = {agent["role"]: agent["instructions"] for agent in exported.manifest.agents}
+        for episode in greedy_episodes(trained, tasks):
+            reasoner, actor = episode.actions
+            task = episode.task.prompt
+            read = {
+                "reasoner": plain.ids(told["reasoner"], task),
+                "actor": plain.ids(told["actor"], f"{task}\n\nMessage from reasoner:\n{reasoner.text}"),
+            }
+            for action in (reasoner, actor):
+                assert read[action.agent] == action.prompt.tolist()
+                assert plain.say(action.policy, read[action.agent], 8) == action.text
+
+    def test_greedy_text_is_that_of_an_evaluation(self, trained: RunFolder, exported: Export) -> None:
+        self.says_the_same(trained, exported, 4)
+
+    @pytest.mark.slow
+    def test_also_on_a_hundred_tasks(self, exported: Export, tmp_path: Path, trained: RunFolder) -> None:
+        many = shutil.copytree(trained.path, tmp_path / "test")
+        recipe = RunFolder(many).config
+        recipe.write_text(recipe.read_text().replace("held_out_tasks = 16", "held_out_tasks = 200"))
+        self.says_the_same(RunFolder(many), exported, 100)
+
+    def test_logits_are_those_of_the_run(self, trained: RunFolder, exported: Export) -> None:
+        (episode,) = greedy_episodes(trained, 1)
+        plain = Plain(exported)
+        for action in episode.actions:
+            log_probs = plain.logits(action.policy, whole(action)).log_softmax(-1)
+            at = len(action.prompt) - 1
+            mine = [log_probs[at + n, token].item() for n, token in enumerate(action.tokens.tolist())]
+            assert mine == pytest.approx(action.log_probs.tolist(), abs=1e-5)
+
+    def test_merged_weights_compute_what_the_adapter_does(self, exported: Export) -> None:
+        plain = Plain(exported)
+        ids = plain.ids("Reason.", "State the final answer: 12 + 34 - 5 =")
+        base = merged = plain.logits("reasoner", ids)
+        for policy in ("reasoner", "actor"):
+            merged = merged_logits(exported, policy, ids)
+            assert torch.allclose(merged, plain.logits(policy, ids), atol=1e-5)
+        assert not torch.allclose(merged, base, atol=1e-3), "the two policies are two"
+
+    def test_a_merged_model_has_all_that_a_model_has(self, exported: Export) -> None:
+        there = {file.name for file in (exported.path / "merged" / "actor").iterdir()}
+        assert there >= {
+            "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+            "chat_template.jinja",
+        }  # fmt: skip
+
+
+class TestTheRecipe:
+    def test_it_evaluates_to_what_the_run_does(self, trained: RunFolder, exported: Export) -> None:
+        before = greedy_episodes(trained, 4)
+        run = settings_of(exported)
+        assert run.trained_policies == ()
+        with LocalRollouts(run) as rollouts:
+            check_bases(exported, rollouts.models.digests())
+            after = evaluate(rollouts, "export", "greedy", tasks_of(run.environment, "test")[:4])[1]
+        assert [whole(a) for e in after for a in e.actions] == [whole(a) for e in before for a in e.actions]
+
+    def test_another_base_is_refused(self, exported: Export) -> None:
+        with pytest.raises(ValueError, match=r"models\.base \(models/base\) is not what the team of .* learned on"):
+            check_bases(exported, {"models.base": "0" * 64})
+
+    def test_it_can_lie_anywhere(self, copy: Path) -> None:
+        moved = copy.rename(copy.parent / "elsewhere")
+        assert settings_of(load_export(moved)).models["base"].path == str(moved / "models" / "base")
+
+
+class TestWhole:
+    def test_the_manifest_lists_every_file_but_itself_and_the_card(self, exported: Export) -> None:
+        assert {*exported.manifest.files, "team.json", "README.md"} == set(contents(exported.path))
+
+    def test_a_changed_byte_is_seen_in_every_file(self, copy: Path) -> None:
+        for name in load_export(copy).manifest.files:
+            file, before = copy / name, (copy / name).read_bytes()
+            file.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+            with pytest.raises(ValueError, match=rf"{name} is damaged: it is not as it was written"):
+                load_export(copy)
+            file.write_bytes(before)
+
+    @pytest.mark.parametrize(
+        "name", ["policies/actor/adapter_model.safetensors", "models/base/config.json", "recipe.toml"]
+    )
+    def test_one_that_is_cut_short_or_missing_is_named(self, copy: Path, name: str) -> None:
+        before = (copy / name).read_bytes()
+        (copy / name).write_bytes(before[:-7])
+        with pytest.raises(ValueError, match=rf"{name} is damaged: it has [\d,]+ bytes of [\d,]+"):
+            load_export(copy)
+        (copy / name).unlink()
+        with pytest.raises(ValueError, match=f"{name} is missing"):
+            load_export(copy)
+
+    def test_weights_that_were_put_there_are_refused_and_notes_are_not(self, copy: Path) -> None:
+        (copy / "notes.txt").write_text("mine")
+        (copy / "README.md").write_text("another card")
+        load_export(copy)
+        (copy / "policies" / "actor" / "more.safetensors").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"policies/actor/more\.safetensors was not written with it"):
+            load_export(copy)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"name": "other"}, "team.json is damaged"),
+            ({"schema_version": 2}, "is of schema 2, and this version of MARFT reads 1"),
+            ({"format": "a recipe for soup"}, "team.json is not one that MARFT writes"),
+        ],
+    )
+    def test_a_manifest_that_is_not_as_it_was_written_is_refused(
+        self, copy: Path, change: dict[str, object], says: str
+    ) -> None:
+        table = json.loads((copy / "team.json").read_text())
+        (copy / "team.json").write_text(json.dumps({**table, **change}))
+        with pytest.raises(ValueError, match=says):
+            load_export(copy)
+
+    def test_a_folder_of_something_else_is_none(self, tmp_path: Path, trained: RunFolder) -> None:
+        for other in (tmp_path, trained.path, tmp_path / "nothing"):
+            with pytest.raises(ValueError, match=r"is no export of a team: it has no team\.json"):
+                load_export(other)
+
+    @pytest.mark.parametrize("name", ["../outside", "/etc/hostname"])
+    def test_a_manifest_names_no_file_outside(self, copy: Path, name: str) -> None:
+        from marft.export import manifest
+
+        table = json.loads((copy / "team.json").read_text())
+        del table["digest"]
+        table["files"][name] = {"sha256": "0", "bytes": 0}
+        (copy / "team.json").write_text(json.dumps({**table, "digest": manifest._digest(table)}))
+        with pytest.raises(ValueError, match="which is no file of an export"):
+            load_export(copy)
+
+
+class TestWriting:
+    def test_nothing_but_an_export_is_written_over_and_that_when_asked(self, trained: RunFolder, copy: Path) -> None:
+        with pytest.raises(ValueError, match=r"holds an export already; choose --output.*\(--force\)"):
+            export_run(trained, "last", copy)
+        (copy / "notes.txt").write_text("gone with it")
+        export_run(trained, "1", copy, force=True)
+        assert load_export(copy).manifest.checkpoint.name == "step_000001"
+        assert not (copy / "notes.txt").exists()
+        (copy / "team.json").unlink()
+        with pytest.raises(ValueError, match="is no export of MARFT's, and nothing else is written over"):
+            export_run(trained, "last", copy, force=True)
+
+    def test_one_that_fails_leaves_what_was_there(
+        self, trained: RunFolder, copy: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = contents(copy)
+        monkeypatch.setattr("marft.export.writing.write_manifest", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export_run(trained, "last", copy, force=True)
+        assert contents(copy) == before
+        assert [path.name for path in copy.parent.iterdir()] == ["team"]
+
+    def test_a_damaged_checkpoint_is_not_exported(self, mine: tuple[object, RunFolder], tmp_path: Path) -> None:
+        weights = mine[1].saved_steps()[-1] / "policies" / "actor" / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+        with pytest.raises(ValueError, match=r"policies/actor/adapter_model\.safetensors is damaged"):
+            export_run(mine[1], "last", tmp_path / "team")
+        assert not (tmp_path / "team").exists()
+
+    def test_nothing_names_a_folder_of_the_machine(self, trained: RunFolder, folder: Path) -> None:
+        for name, text in texts_in(folder).items():
+            if name.rpartition("/")[2] != "tokenizer.json":
+                assert str(trained.path.parent) not in text, name
+                assert str(Path(__file__).parents[1]) not in text, name
+
+    def test_neither_optimizer_nor_critic_nor_episodes_go_along(self, exported: Export) -> None:
+        assert {name.split("/")[0] for name in exported.manifest.files} == {
+            "merged", "models", "policies", "recipe.toml",
+        }  # fmt: skip
+        assert not [name for name in exported.manifest.files if "optimizer" in name or "critic" in name]
+
+    @pytest.mark.slow
+    def test_a_policy_without_lora_goes_whole(self, tmp_path: Path) -> None:
+        run, folder = finished(tmp_path, "--policies.actor.train", "full", "--training.steps", "1")
+        exported = load_export(export_run(folder, "last", tmp_path / "team"))
+        actor = exported.manifest.policies["actor"]
+        assert (actor.kind, actor.path) == ("weights", "policies/actor")
+        before = greedy_episodes(folder, 2)
+        with LocalRollouts(settings_of(exported)) as rollouts:
+            after = evaluate(rollouts, "export", "greedy", tasks_of(run.environment, "test")[:2])[1]
+        assert [whole(a) for e in after for a in e.actions] == [whole(a) for e in before for a in e.actions]
+
+
+class TestManifestAndCard:
+    def test_the_manifest_says_who_sees_whom_and_how_it_did(
+        self, mine: tuple[object, RunFolder], tmp_path: Path
+    ) -> None:
+        folder = mine[1]
+        for checkpoint, accuracy in (("base", 0.25), ("step_000002", 0.75), ("step_000001", 0.5)):
+            evaluation = {
+                "checkpoint": checkpoint, "mode": "greedy", "split": "test", "shuffled_messages": False, "tasks": 16,
+                "failed": 0, "unknown": 0, "accuracy": accuracy, "interval": [accuracy - 0.1, accuracy + 0.1],
+                "reward": accuracy, "reward_interval": None, "agents": {}, "outcomes": {}, "rewards": {},
+            }  # fmt: skip
+            folder.write_evaluation(evaluation, f"{checkpoint}-greedy")
+        said: list[str] = []
+        manifest = load_export(export_run(folder, "last", tmp_path / "team", note=said.append)).manifest
+        assert said == []
+        assert manifest.sees == {"actor": ("reasoner",), "reasoner": ()}
+        assert [one["accuracy"] for one in manifest.evaluations] == [0.25, 0.75]
+        card = (tmp_path / "team" / "README.md").read_text()
+        assert "| before | greedy | own | 16 | 25.0 % (15.0 to 35.0) | 0.250 |" in card
+        assert "| after | greedy | own | 16 | 75.0 % (65.0 to 85.0) | 0.750 |" in card
+        header = yaml.safe_load(card.split("---\n")[1])
+        assert (header["library_name"], header["pipeline_tag"]) == ("peft", "text-generation")
+
+    def test_the_code_of_the_card_loads_it(self, exported: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+        (code,) = re.findall(r"```python\n(.*?)```", (exported.path / "README.md").read_text(), re.DOTALL)
+        monkeypatch.chdir(exported.path)
+        names: dict[str, Any] = {}
+        exec(code, names)
+        assert set(names["model"].peft_config) == {"reasoner", "actor"}
+
+    def test_without_an_evaluation_both_say_so(self, trained: RunFolder, tmp_path: Path) -> None:
+        said: list[str] = []
+        export_run(trained, "last", tmp_path / "team", note=said.append)
+        assert "no evaluation of step_000002 is saved" in said[0]
+        assert "was not evaluated before it was exported" in (tmp_path / "team" / "README.md").read_text()
+
+    def test_an_adapter_names_its_base_as_others_find_it(self, exported: Export, tmp_path: Path) -> None:
+        trained = exported.path / "policies" / "actor"
+        assert json.loads((trained / CONFIG).read_text())["base_model_name_or_path"] == "models/base"
+        LoraConfig(
+            r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True, lora_dropout=0.1,
+            base_model_name_or_path="/home/me/model",
+        ).save_pretrained(str(tmp_path))  # fmt: skip
+        shutil.copy(trained / "adapter_model.safetensors", tmp_path)
+        table = _adapter_config(tmp_path, ModelEntry(path="org/model", commit="c0ffee"))
+        assert (table["base_model_name_or_path"], table["revision"]) == ("org/model", "c0ffee")
+        assert (table["use_rslora"], table["lora_alpha"], table["lora_dropout"]) == (True, 8, 0.1)
+        before = read_lora_settings(tmp_path)
+        (tmp_path / CONFIG).write_text(json.dumps(table))
+        assert read_lora_settings(tmp_path) == before
+
+
+def test_an_exports_settings_can_be_changed(exported: Export) -> None:
+    assert settings_of(exported, ["--agents.actor.sampling.temperature", "0"]).agents[1].sampling.temperature == 0

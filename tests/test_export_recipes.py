@@ -1,0 +1,127 @@
+"""What of a recipe goes into an export: what the team needs to act, and neither secrets nor places of the machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marft.config.load import parse_recipe, to_toml
+from marft.export.loading import recipe_of
+from marft.export.manifest import Export, Manifest
+from marft.export.recipe import STAND_IN, Shipped, runs_code, shipped
+from tests.helpers import recipe
+
+ORGANIZATION = """
+from their_package.helper import first
+from marft.config.parts import OrganizationPart
+import numpy
+
+
+class Mine(OrganizationPart):
+    async def act(self, observation, agents):
+        return await first(observation, agents)
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of somebody's own, with a package in it."""
+    package = tmp_path / "their_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "team.py").write_text(ORGANIZATION)
+    (package / "helper.py").write_text("from . import words\n\n\nasync def first(observation, agents): ...\n")
+    (package / "words.py").write_text("HELLO = 'hello'\n")
+    (package / "unused.py").write_text("SECRET = 1\n")
+    (package / "grading.py").write_text("def reward(episode):\n    return 1.0\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "their_package"]:
+        del sys.modules[name]
+
+
+def ship(folder: Path, **changes: Any) -> Shipped:
+    import tomllib
+
+    run = parse_recipe(recipe(recipe_folder=str(folder), **changes))
+    return shipped(tomllib.loads(to_toml(run)), folder)
+
+
+class TestCode:
+    def test_code_that_the_team_acts_with_goes_along_with_what_it_imports(self, theirs: Path) -> None:
+        out = ship(theirs, team={"organization": "their_package.team:Mine"})
+        assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "helper", "team", "words")]
+        assert "numpy" in out.requires()
+        assert out.left_out == []
+        assert runs_code(out.table) == ["team.organization = their_package.team:Mine"]
+
+    def test_code_that_judges_is_left_out_and_said_to_be(self, theirs: Path) -> None:
+        reward = {"name": "function", "call": "their_package.grading:reward"}
+        out = ship(theirs, rewards=[reward, {"name": "outcome"}])
+        assert (out.code, [one["name"] for one in out.table["rewards"]]) == ({}, ["outcome"])
+        assert out.left_out == [
+            "rewards.0 (function): its code (their_package.grading:reward) is not needed to serve the team"
+        ]
+
+    def test_an_environment_with_files_of_the_author_is_left_out(self, theirs: Path) -> None:
+        (theirs / "problems.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
+        out = ship(theirs, environment={"name": "math", "path": str(theirs / "problems.jsonl")})
+        assert out.table["environment"] == {"name": STAND_IN}
+        assert out.left_out == ["environment (math): its path is a file of the author's"]
+        run = parse_recipe(out.table)
+        with pytest.raises(ValueError, match="the environment was left out of this export"):
+            run.environment.tasks("test")  # type: ignore[attr-defined]
+
+    def test_a_program_goes_along_and_the_place_of_its_python_does_not(self, theirs: Path) -> None:
+        (theirs / "team.py").write_text("import other\n")
+        (theirs / "other.py").write_text("")
+        agents = recipe()["agents"]
+        out = ship(theirs, agents=agents, team={
+            "organization": "program", "command": ["python", "team.py"], "python": sys.executable,
+        })  # fmt: skip
+        assert sorted(out.code) == ["code/other.py", "code/team.py"]
+        assert out.table["team"]["folder"] == "code"
+        assert "team.folder" in out.paths
+        assert out.left_out == ["team.python: it names a place on the machine of training; give your own"]
+        assert "python" not in out.table["team"]
+
+    def test_who_reads_an_export_is_told_what_it_would_run(self, tmp_path: Path) -> None:
+        out = ship(tmp_path, team={"organization": "program", "command": ["sh", "-c", "echo"]})
+        (tmp_path / "recipe.toml").write_text(to_toml(parse_recipe(out.table)))
+        export = Export(tmp_path, Manifest.model_construct(paths=()))
+        with pytest.raises(ValueError, match=r"of its author's: team\.command = sh -c echo\. Read it, and say --trust"):
+            recipe_of(export)
+        assert recipe_of(export, trust_code=True)["name"] == "test"
+
+
+class TestSecrets:
+    def test_what_an_endpoint_is_sent_in_secret_stays(self, tmp_path: Path) -> None:
+        models = {
+            "base": {"path": "tiny"},
+            "far": {"path": "m", "endpoint": {
+                "url": "http://127.0.0.1:1/v1", "options": {"user_key": "sk-0123456789", "seed_bank": "a"},
+            }},
+        }  # fmt: skip
+        policies = {"reasoner": {"model": "far", "train": "frozen"}, "actor": {"model": "base"}}
+        out = ship(tmp_path, models=models, policies=policies)
+        assert out.table["models"]["far"]["endpoint"]["options"] == {"seed_bank": "a"}
+        assert out.left_out == ["models.far.endpoint.options.user_key: it may be a secret; give your own"]
+        assert "sk-0123456789" not in str(out.table)
+        assert runs_code(out.table) == ["models.far.endpoint.url = http://127.0.0.1:1/v1"]
+
+    def test_two_skills_of_one_name_are_two(self, tmp_path: Path) -> None:
+        table = recipe()
+        table["agents"][0]["skills"] = ["one/adding", "two/adding"]
+        out = ship(tmp_path, agents=table["agents"])
+        assert out.table["agents"][0]["skills"] == ["skills/adding", "skills/adding-1"]
+        assert {key: str(value) for key, value in out.copied.items()} == {
+            "skills/adding": "one/adding", "skills/adding-1": "two/adding",
+        }  # fmt: skip
+
+    def test_what_is_of_training_alone_stays(self, tmp_path: Path) -> None:
+        table = ship(tmp_path, output=str(tmp_path / "runs")).table
+        assert not {"algorithm", "training", "checkpoints", "output", "recipe_folder", "device"} & set(table)
+        assert str(tmp_path) not in str(table)

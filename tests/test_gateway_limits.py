@@ -1,0 +1,121 @@
+"""What an episode may take is counted before it is taken, a step's address ends with it, and odd requests harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
+
+from marft.gateway.budget import Budget
+from marft.gateway.client import Client
+from marft.gateway.masking import without
+from marft.gateway.protocol.reading import CallSaid, Said, chat_of
+from marft.gateway.refusals import RequestError
+from marft.types import ActionKey, Completion, Prompt, Sampling, Task
+from tests.fakes import FakeEngine, ends, goes_on
+from tests.gateways import ASK, Response, ask, completions, played, send
+
+Clients = Mapping[str, Client]
+
+
+class TestStepsAndThreads:
+    def test_a_thread_left_from_one_step_cannot_act_in_the_next(self) -> None:
+        addresses: list[Client] = []
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            addresses.append(clients["a"])
+            answers.extend(ask(client) for client in addresses)
+            answers.append(send(addresses[0].waiting_url, None))
+
+        episode = played(solve, steps=[goes_on(text="more"), ends()])
+        assert [answer.status for answer in answers] == [200, 204, 410, 200, 410]
+        assert [action.id for action in episode.actions] == ["0/a/0", "1/a/0"]
+
+
+class TestBudgets:
+    def test_requests_at_once_cannot_spend_the_same_tokens(self) -> None:
+        class Full(FakeEngine):
+            async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+                await asyncio.sleep(0.01)
+                tokens = np.full(sampling.max_new_tokens, 65, np.int32)
+                return Completion(tokens, np.zeros(len(tokens), np.float32), "A", "length")
+
+        statuses: list[int] = []
+
+        async def solve(task: Task, clients: Clients) -> None:
+            asked = [asyncio.to_thread(ask, clients["a"], str(n), n=8) for n in range(16)]
+            statuses.extend(answer.status for answer in await asyncio.gather(*asked))
+
+        episode = played(solve, engine=Full(), tokens=10)
+        assert sum(len(action.tokens) for action in episode.actions) <= 10
+        assert sorted(statuses) == [200, *[429] * 15]
+
+    def test_what_is_left_is_shared_out_and_given_back(self) -> None:
+        async def spend() -> list[int]:
+            budget = Budget(10)
+            first = await budget.take(2, 4)
+            second = asyncio.ensure_future(budget.take(1, 4))
+            third = asyncio.ensure_future(budget.take(1, 1))  # which fits, and comes after
+            await asyncio.sleep(0)
+            assert not second.done()
+            assert not third.done()
+            budget.give_back(8, 3)
+            shares = [first, await second, await third, budget.left]
+            budget.give_back(4, 4)
+            budget.give_back(1, 1)
+            return [*shares, budget.left, await budget.take(1, 9)]
+
+        assert asyncio.run(spend()) == [4, 4, 1, 2, 2, 2]
+
+
+class TestWhatClientsGetWrong:
+    def test_a_chat_of_very_many_messages_is_refused_at_once(self) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            body = {"messages": [{"role": "user", "content": ""}] * 100_000}
+            answers.append(send(completions(clients["a"]), body))
+
+        episode = played(solve)
+        assert (answers[0].status, answers[0].table["error"]["code"]) == (400, "context_length_exceeded")
+        assert not episode.actions
+
+    @pytest.mark.parametrize("host", [b"\x00", b"[", b"a\x00b", b"[::1", b"\xff"])
+    def test_a_host_that_is_none_gets_an_answer_and_harms_nobody(self, host: bytes) -> None:
+        heads: list[bytes] = []
+
+        def solve(task: Task, clients: Clients) -> str:
+            parts = urlsplit(completions(clients["a"]))
+            for path in (parts.path, "/nowhere/"):
+                with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+                    body = json.dumps(ASK).encode()
+                    head = b"POST %s HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+                    connection.sendall(head % (path.encode(), host, len(body)) + body)
+                    heads.append(connection.recv(64).split(b"\r\n")[0])
+            return ask(clients["a"]).said
+
+        assert played(solve).status == "terminated"
+        assert all(head.split()[1] in (b"200", b"400", b"404") for head in heads), heads
+
+    def test_answers_to_calls_of_one_id_are_taken_in_their_order(self) -> None:
+        call = CallSaid("x", "add", "{}"), CallSaid("x", "add", "{}")
+        chat = chat_of([Said("assistant", "", call), Said("tool", "1", answers="x"), Said("tool", "2", answers="x")])
+        assert [(one["tool_call_id"], one["content"]) for one in chat[1:]] == [("call00000", "1"), ("call00001", "2")]
+        with pytest.raises(RequestError, match="has none yet"):
+            chat_of([Said("assistant", "", call[:1]), *[Said("tool", "1", answers="x")] * 2])
+
+
+@pytest.mark.parametrize("secrets", [["0123456789abcdefghij"], ["0123456789abcdefghij", "ABCDEFGHIJKLMNOP"]])
+def test_a_secret_is_taken_out_also_where_the_text_was_cut(secrets: list[str]) -> None:
+    for secret in secrets:
+        for piece in (secret, secret[:9], secret[-9:], secret[3:14]):
+            assert without(secrets, f"/e/{piece}/a {piece}") == "/e/…/a …"
+    assert without(secrets, "0123456") == "0123456"

@@ -1,0 +1,100 @@
+"""What goes to the hub is what an export lists, whole and without secrets; where it cannot, nothing does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marft.export.manifest import load_export, write_manifest
+from marft.export.push import push
+from marft.export.writing import export_run
+from marft.runs.folder import RunFolder
+from tests.hub import Hub, hub
+
+TOKEN = "hf_" + "a" * 34
+
+
+@pytest.fixture(scope="module")
+def exported(trained: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_run(trained, "last", tmp_path_factory.mktemp("push") / "team")
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "team"))
+
+
+def run(there: Hub, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, with a hub of ours."""
+    environment = {
+        **os.environ, "HF_ENDPOINT": there.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HOME": str(folder.parent / "home"),
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "marft", "push", str(folder), "me/team", *words], capture_output=True, text=True,
+        env=environment,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+class TestTheCommand:
+    def test_it_uploads_what_is_listed_and_nothing_beside_it(self, folder: Path) -> None:
+        (folder / "optimizer.safetensors").write_bytes(b"mine")
+        (folder / ".env").write_text("KEY=1")
+        (folder / "episodes").mkdir()
+        (folder / "episodes" / "step_000001.parquet").write_bytes(b"mine")
+        with hub() as there:
+            done = run(there, folder, "--private")
+            assert done.returncode == 0, done.stderr
+            assert "me/team" in done.stdout
+        listed = {*load_export(folder).manifest.files, "team.json", "README.md"}
+        assert set(there.files) == listed
+        assert all(there.files[name] == (folder / name).read_bytes() for name in listed)
+        assert [(one["name"], one["visibility"]) for one in there.made] == [("team", "private")]
+        assert f"Bearer {TOKEN}" in there.tokens
+
+    def test_what_the_hub_says_is_told_without_the_token(self, folder: Path) -> None:
+        with hub(refuses=True) as there:
+            done = run(there, folder)
+        assert done.returncode == 2
+        assert "the hub did not take me/team" in done.stderr
+        assert TOKEN not in done.stderr + done.stdout
+
+
+class TestRefusals:
+    def test_a_damaged_export_is_not_uploaded(self, folder: Path) -> None:
+        (folder / "recipe.toml").write_text("name = 'other'")
+        with pytest.raises(ValueError, match=r"recipe\.toml is damaged"):
+            push(folder, "me/team")
+
+    @pytest.mark.parametrize("name", ["README.md", "recipe.toml"])
+    def test_nor_is_one_that_holds_a_secret(self, folder: Path, name: str) -> None:
+        (folder / name).write_text((folder / name).read_text() + f"\n# {TOKEN}\n")
+        rewritten(folder)
+        with pytest.raises(ValueError, match=rf"{name} holds what looks like a secret \(hf_a…\).*nothing was uploaded"):
+            push(folder, "me/team")
+
+    def test_nor_is_what_is_of_training(self, folder: Path) -> None:
+        (folder / "optimizer.safetensors").write_bytes(b"mine")
+        rewritten(folder)
+        with pytest.raises(ValueError, match=r"optimizer\.safetensors is of training"):
+            push(folder, "me/team")
+
+    def test_nor_is_another_folder(self, trained: RunFolder) -> None:
+        with pytest.raises(ValueError, match="is no export of a team"):
+            push(trained.path, "me/team")
+
+
+def rewritten(folder: Path) -> None:
+    """Have the manifest list what is there now."""
+    import json
+
+    table = json.loads((folder / "team.json").read_text())
+    (folder / "team.json").unlink()
+    kept = ("format", "schema_version", "files", "digest")
+    write_manifest(folder, {key: value for key, value in table.items() if key not in kept})

@@ -1,0 +1,96 @@
+"""``marft serve`` as a process: a run and an export answer as they were evaluated, and it ends when it is told."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+
+from marft.envs.tasks import tasks_of
+from marft.evaluation.evaluate import evaluate
+from marft.export.writing import export_run
+from marft.rollouts import LocalRollouts
+from marft.runs.checkpoints import load_policies
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.serving.settings import served, served_table
+from tests.gateways import Response, send
+from tests.helpers import recipe
+
+pytestmark = pytest.mark.slow
+
+
+@contextmanager
+def command(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "marft", "serve", *words, "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "it has ended"
+            found = re.match(r"(http://\S+)/v1 answers for ", line)
+        yield found[1], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(url: str, text: str, model: str = "team") -> Response:
+    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
+    return send(f"{url}/v1/chat/completions", body, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_it_answers_as_it_was_evaluated_and_ends_when_told(kind: str, trained: RunFolder, tmp_path: Path) -> None:
+    run = trained.settings()
+    tasks = tasks_of(run.environment, "test")[:6]
+    with LocalRollouts(run) as rollouts:
+        load_policies(trained.saved_steps()[-1], rollouts.models, dict.fromkeys(run.trained_policies))
+        rollouts.publish(0)
+        expected = [episode.actions[-1].text for episode in evaluate(rollouts, "last", "greedy", tasks)[1]]
+    path = trained.path if kind == "run" else export_run(trained, "last", tmp_path / "team")
+    words = (str(path), "--checkpoint", "last", "--record", str(tmp_path / "asked"))
+    with command(*words) as (url, process), ThreadPoolExecutor(6) as crowd:
+        answers = list(crowd.map(lambda task: ask(url, task.prompt), tasks))
+        assert [answer.said for answer in answers] == expected
+        asked = [crowd.submit(ask, url, task.prompt) for task in tasks]
+        while "marft_running 0.0" in send(f"{url}/metrics", None, method="GET").body.decode():
+            if all(one.done() for one in asked):
+                break
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        for one in asked:  # one whose connection was not taken any more was not begun
+            if one.exception() is None:
+                assert one.result().status == 200
+            else:
+                assert isinstance(one.exception(), ConnectionError)
+        assert process.wait(60) == 0
+    recorded = [episode for file in sorted((tmp_path / "asked").iterdir()) for episode in read_episodes(file)]
+    assert len(recorded) == 6 + sum(one.exception() is None for one in asked)
+
+
+def test_a_team_with_tools_of_its_environment_is_not_served() -> None:
+    table = recipe()
+    table["agents"][0]["tools"] = ["environment"]
+    with pytest.raises(ValueError, match=r"agents\.reasoner\.tools: those of the environment belong to its sessions"):
+        served_table(table)
+
+
+def test_what_is_neither_a_run_nor_an_export_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run"):
+        served(tmp_path, "best")
