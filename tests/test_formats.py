@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from marft.config.models import ModelSettings
-from marft.models.formats import load_format
+from marft.models import templates
+from marft.models.formats import load_format, load_tokenizer
 from marft.models.loading import load_backbone, pick_device, pick_dtype
 from tests.helpers import settings
 
@@ -54,3 +55,45 @@ def test_a_format_needs_no_weights(model: Path) -> None:
     assert (after.context, after.stop_ids) == (before.context, before.stop_ids)
     with pytest.raises(ValueError, match="context 513 is more than the 512 tokens"):
         load_format(settings(model, models={"base": {"path": str(model), "context": 513}}).models["base"])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json missing", "no words"])
+def test_a_tokenizer_that_reads_nothing_is_refused(model: Path, name: str) -> None:
+    """transformers makes one of two tokens where the file is missing, and every prompt would be empty."""
+    file = model / "tokenizer.json"
+    table = json.loads(file.read_text())
+    file.unlink()
+    if name == "no words":
+        table["model"] |= {"vocab": {}, "merges": []}
+        file.write_text(json.dumps(table))
+    with pytest.raises(ValueError, match=r"reads 'What is 12 \+ 34\?' as ''.*get the model again"):
+        load_tokenizer(ModelSettings(path=str(model)))
+
+
+@pytest.mark.parametrize(
+    "said", ['{"eos_token_id": "x"}', '{"eos_token_id": [null]}', '{"eos_token_id": 1.5}', '{"eos_token_id": true}', "{not", "[" * 100_000]
+)  # fmt: skip
+def test_a_generation_config_that_says_nothing_is_refused_by_name(model: Path, said: str) -> None:
+    (model / "generation_config.json").write_text(said)
+    with pytest.raises(ValueError, match=r"generation_config.json.*correct it, or remove it"):
+        load_format(ModelSettings(path=str(model)))
+
+
+@pytest.mark.parametrize("said", [-1, [-5, 10**9], []])
+def test_ids_that_no_model_has_end_no_turn(model: Path, said: object) -> None:
+    without = load_format(declared(model, generation_config=None)).stop_ids
+    assert load_format(declared(model, generation_config=said)).stop_ids == without
+
+
+def test_what_a_template_does_after_the_last_turn_is_tried_out_too(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends of turns are read off there."""
+    monkeypatch.setattr(templates, "SECONDS", 0.3)
+    shown = "{% for m in messages %}{{ m.content }}{% endfor %}{% if not add_generation_prompt %}"
+    (model / "chat_template.jinja").write_text(f"{shown}{{{{ 1 / 0 }}}}{{% endif %}}")
+    assert load_format(ModelSettings(path=str(model))).stop_ids
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    (model / "chat_template.jinja").write_text(shown + loops)
+    with pytest.raises(ValueError, match="it loops"):
+        load_format(ModelSettings(path=str(model)))

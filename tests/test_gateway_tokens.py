@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from marft.config.models import ModelSettings
 from marft.engines.messages import render_messages, render_text
 from marft.engines.renderer import ChatFormat
-from marft.engines.roles import CANNOT_RENDER
 from marft.game.agents import Agents
 from marft.game.chat import ChatRefusedError
 from marft.models.formats import load_tokenizer
+from marft.models.templates import CANNOT_RENDER
 from marft.types import Action, Episode, Observation
 from tests import chat_families, templates
 from tests.chatting import ADD, SEEK, Parrot, Said, asked, talked

@@ -137,6 +137,32 @@ def without_a_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
+def sharded(files: Callable[[str], Any] = str, again: bool = False) -> Callable[[Path], None]:
+    """Weights in two files, of which the index says where ``files`` says; ``again``: the second has the first's too."""
+
+    def change(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        places = {name: f"model-{1 + (number > 9)}.safetensors" for number, name in enumerate(sorted(weights))}
+        for file in set(places.values()):
+            held = {name: weights[name].clone() for name in weights if places[name] == file or (again and "-2" in file)}
+            save_file(held, folder / file, metadata={"format": "pt"})
+        told = {name: files(file) for name, file in places.items()}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": told}))
+
+    return change
+
+
+def pickled_shard(folder: Path) -> None:
+    """What transformers would unpickle."""
+    sharded(lambda file: file.replace("-2.safetensors", "-2.bin"))(folder)
+    torch.save(load_file(folder / "model-2.safetensors"), folder / "model-2.bin")
+
+
+def whole_numbers(folder: Path) -> None:
+    change_weights(folder, lambda w: w.update({Q: w[Q].to(torch.int8) for Q in [f"{Q_PROJ}.weight"]}))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("loaded", [torch.float32, torch.bfloat16], ids=["to float32", "to bfloat16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["from float32", "from bfloat16"])
@@ -170,6 +196,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "header too small"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors"),
     "no shard": (without_a_shard, "model-00002-of-00002.safetensors"),
+    "shards hold one tensor": (sharded(again=True), "model-1.safetensors and model-2.safetensors both hold"),
+    "shard elsewhere": (sharded(lambda file: f"../{file}"), "names '../model-1.safetensors', which is no *.safetensors in the folder"),
+    "shard is a pickle": (pickled_shard, "names 'model-2.bin', which is no *.safetensors in the folder"),
+    "shard without a name": (sharded(lambda _: 5), "names 5, which is no *.safetensors in the folder"),
+    "index": (lambda f: (sharded()(f), (f / "model.safetensors.index.json").write_text("[]")), "index.json does not say which file holds which weights"),
+    "whole numbers": (whole_numbers, "holds whole numbers as model.layers.0.self_attn.q_proj.weight"),
+    "no heads": (lambda f: change_json(f / "config.json", num_attention_heads=0), "config.json says num_attention_heads = 0"),
+    "no context": (lambda f: change_json(f / "config.json", max_position_embeddings=-4), "config.json says max_position_embeddings = -4"),
+    "text": (lambda f: change_json(f / "config.json", text_config={}), "text_config in its config.json is no configuration"),
+    "rotation": (lambda f: change_json(f / "config.json", rope_parameters={"rope_type": "yarn"}), "Missing required keys in `rope_parameters`"),
     "pickled": (pickled, "pytorch_model.bin and no *.safetensors: pickled weights can run code"),
     "code": (lambda f: change_json(f / "config.json", model_type="mine", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"}), "code of its own"),
     "unknown": (lambda f: change_json(f / "config.json", model_type="mine"), "does not recognize this architecture"),

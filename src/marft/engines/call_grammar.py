@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.engines.grammars import schema_text
 from marft.engines.messages import ASKED, Format, render_text
-from marft.engines.roles import CANNOT_RENDER
 from marft.engines.tool_format import NAME, PROBE, PROBE_CALL, header
 from marft.game.chat import Chat, Constraint
 from marft.game.rendering import exchange
 from marft.marks import Grammar
+from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.types import Tool
 

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.roles import CANNOT_RENDER, roles_of, taken
+from marft.engines.roles import roles_of, taken
 from marft.game.rendering import ChatMessage, NotExact
+from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.types import TokenIds, Tool
 

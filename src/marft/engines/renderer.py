@@ -21,11 +21,11 @@ from marft.engines.messages import (
     render_text,
     rewritten,
 )
-from marft.engines.roles import CANNOT_RENDER
 from marft.engines.tool_format import ToolFormat
 from marft.game.chat import Chat
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.marks import Grammar
+from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import BEGINS, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marft.game.rendering import ChatMessage
+from marft.models.templates import CANNOT_RENDER
 from marft.thoughts import BEGINS, ENDS
 
-CANNOT_RENDER = (TemplateError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 BETWEEN = "\n\n"  # texts that are said in one message
 ONE, OTHER, ANSWER = "probe-of-one-text", "probe-of-another", "probe-of-an-answer"
 MARK = re.compile(r"<\|\w+\|>|<</?\w+>>|</?\w+>|\[/?\w+\]")  # which begins or ends a message where it is no token

@@ -15,8 +15,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.messages import ASKED, MORE, SAID, Format, appended, render_text, schema
-from marft.engines.roles import CANNOT_RENDER
 from marft.game.rendering import NotExact, exchange
+from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised, storable
 from marft.types import TokenIds, Tool, ToolCall
 
@@ -122,7 +122,7 @@ class ToolFormat:
             plain = render_text(format_, [ASKED])
             told = render_text(format_, [ASKED], (PROBE,))
             called = render_text(format_, [ASKED, *exchange("", [PROBE_CALL])], (PROBE,), begin=False)
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except CANNOT_RENDER as error:
             raise ValueError(f"its chat template cannot render tools and their answers ({error}); {REMEDY}") from error
         if plain == told:
             raise ValueError(f"its chat template has no tool format: it leaves tools out; {REMEDY}")

@@ -11,12 +11,13 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
-from marft.models.checking import refuse_pickled
+from marft.models.checking import refuse_pickled, refuse_sizes
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
 from marft.models.paths import resolve_path
-from marft.models.templates import check_template
+from marft.models.templates import SAID, check_template
 from marft.models.turn_ends import stop_ids
+from marft.texts import visible
 
 FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 CHOSEN = {
@@ -62,7 +63,13 @@ def load_format(settings: ModelSettings) -> Format:
     text = config.get_text_config()
     saying = (config, text, _generation(settings, config))  # a model that also sees may say it of its text alone
     declared = [getattr(part, "eos_token_id", None) for part in saying]
-    ends = stop_ids(tokenizer, settings.template_options, declared, text.vocab_size)
+    try:
+        ends = stop_ids(tokenizer, settings.template_options, declared, text.vocab_size)
+    except TypeError as error:
+        raise ValueError(
+            f"models: {settings.path!r}: eos_token_id in its generation_config.json is no token id, nor a list of them "
+            f"({error}); correct it, or remove it"
+        ) from error
     return Format(tokenizer, context_of(config, settings), ends)
 
 
@@ -81,6 +88,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     except Exception as error:
         raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}. {WHAT_TO_GIVE}") from error
     assert isinstance(config, PretrainedConfig)
+    refuse_sizes(config.get_text_config(), what)
     return config
 
 
@@ -108,9 +116,24 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         )
     tokenizer.chat_template = _dated(tokenizer.chat_template, settings.date)
     leave_thoughts(tokenizer)
+    _check_reading(tokenizer, settings.path)
     where = settings.chat_template or f"of {settings.path!r}"
     check_template(tokenizer, settings.template_options, f"models: the chat template {where}")
     return tokenizer
+
+
+def _check_reading(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """See that a tokenizer reads: without its tokenizer.json transformers makes one that knows no text.
+
+    Raises:
+        ValueError: what it reads is not what was written.
+    """
+    read = str(tokenizer.decode(tokenizer.encode(SAID, add_special_tokens=False)))
+    if "".join(read.split()).casefold() != "".join(SAID.split()).casefold():
+        raise ValueError(
+            f"models: the tokenizer of {path!r} reads {SAID!r} as {visible(read)!r}: its tokenizer.json is missing or "
+            "damaged; get the model again, with all its files"
+        )
 
 
 def _dated(template: str | dict[str, str], day: str) -> str | dict[str, str]:
@@ -185,7 +208,7 @@ def cause_of(error: Exception) -> str:
             "it brings code of its own (auto_map in its config), which is never run here; use a model that "
             "transformers itself knows"
         )
-    if isinstance(error, KeyError):
+    if isinstance(error, KeyError) and " " not in str(error):
         return f"it names {first_line(error)}, which transformers does not know"
     return first_line(error)
 
@@ -199,11 +222,12 @@ def first_line(error: BaseException) -> str:
 
 def _generation(settings: ModelSettings, config: PretrainedConfig) -> Any:
     """As transformers has it for a model: what lies beside its weights, or else follows from its config."""
+    path = resolve_path(settings.path)
     try:
-        return GenerationConfig.from_pretrained(resolve_path(settings.path), revision=settings.revision)
-    except OSError:
-        return GenerationConfig.from_model_config(config)
-    except (TypeError, ValueError) as error:
+        return GenerationConfig.from_pretrained(path, revision=settings.revision)
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, OSError) and not (Path(path) / "generation_config.json").exists():
+            return GenerationConfig.from_model_config(config)
         raise ValueError(
             f"models: {settings.path!r}: its generation_config.json cannot be read ({first_line(error)}); "
             "correct it, or remove it"

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from marft.config.models import ModelSettings
 from marft.models import attention
 from marft.models.backbone import Backbone
-from marft.models.checking import refuse_gaps, refuse_not_finite
+from marft.models.checking import refuse_gaps, refuse_index, refuse_not_finite, refuse_whole_numbers
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
 from marft.models.paths import resolve_path
@@ -58,6 +58,10 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     attention.register()
     config, what = load_config(settings), f"models: {settings.path!r}"
     text, packed = text_config(config), written_out(config, what)
+    folder = Path(resolve_path(settings.path))
+    refuse_index(folder, what)
+    if packed is None:
+        refuse_whole_numbers(folder, what)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolve_path(settings.path), config=text, revision=settings.revision, dtype=dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marft.texts import raised, visible
@@ -24,6 +26,9 @@ CHATS = (
         {"role": "user", "content": SAID},
     ],
 )
+CANNOT_RENDER = (
+    TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # what rendering a chat raises where a template does not take it  # fmt: skip
 REMEDY = "set chat_template to a Jinja file that works, or use an instruction-tuned model"
 
 
@@ -37,10 +42,10 @@ def check_template(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any], 
     Raises:
         ValueError: it does not end, fails, or leaves out what the user says.
     """
-    for number, chat in enumerate(CHATS):
+    for number, (asks, chat) in enumerate(itertools.product((True, False), CHATS)):
         try:
             with _limited(SECONDS):
-                text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **options)
+                text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=asks, **options)
         except _TooLongError:
             raise ValueError(f"{what} was still rendering after {SECONDS:g} s: it loops; {REMEDY}") from None
         except Exception as error:

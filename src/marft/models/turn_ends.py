@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+
+from marft.models.templates import CANNOT_RENDER
 
 SAID = "Yes."
 ASKED = {"role": "user", "content": "?"}
@@ -25,13 +26,18 @@ def stop_ids(
     Args:
         declared: of config and generation_config.
         known: how many tokens the model has; a tokenizer may have more.
+
+    Raises:
+        TypeError: what is declared are no ids.
     """
     ids: list[int] = []
     own: int | Sequence[int] | None = tokenizer.eos_token_id
     for value in (own, *declared):
         ids += [] if value is None else [value] if isinstance(value, int) else value
+    if not all(type(id) is int for id in ids):
+        raise TypeError(f"it says {ids}")
     end = end_of_turn(tokenizer, options, ids)
-    return tuple(dict.fromkeys(i for i in ([] if end is None else [end]) + ids if i < known))
+    return tuple(dict.fromkeys(i for i in ([] if end is None else [end]) + ids if 0 <= i < known))
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], declared: Sequence[int]) -> int | None:
@@ -44,7 +50,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any], 
             str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False, **options))
             for chat in (TURN, [*TURN, ASKED])
         )
-    except (TemplateError, ValueError, TypeError, KeyError, AttributeError):
+    except CANNOT_RENDER:
         return None
     special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     found = [id for id in _ids_after_said(tokenizer, last) if id in special]

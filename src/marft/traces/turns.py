@@ -9,8 +9,8 @@ import numpy as np
 
 from marft.engines.messages import ASKED, common, render_messages, render_text
 from marft.engines.renderer import ChatFormat, ChatRenderer
-from marft.engines.roles import CANNOT_RENDER
 from marft.game.rendering import ChatMessage, exchange
+from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
 from marft.thoughts import BEGINS, ENDS
 from marft.traces.record import TracedTurn, UnreadableError
