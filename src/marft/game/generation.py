@@ -200,8 +200,6 @@ class Draft:
         tokens, marks = np.concatenate(self._tokens), np.concatenate(self._marks)
         forced = np.flatnonzero(marks == Mark.FORCED)
         if len(forced) and not (marks == Mark.SAMPLED).any():  # the last token stands for a decision
-            len(forced) and not (marks == Mark.SAMPLED).any()
-        ):  # no choice was left: the last token stands for a decision
             last = int(forced[-1])
             marks[last] = Mark.SAMPLED
             self._masks.append((last, Masks.of([0], [only(int(tokens[last]))])))
