@@ -39,7 +39,6 @@ from marft.types import (
     Completion,
     JointAction,
     Observation,
-    Option,
     Profile,
     Prompt,
     Sampling,
@@ -58,10 +57,8 @@ class AtOnce:
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:  # noqa: ARG002
         return Completion(self.tokens, np.full(len(self.tokens), -1.0, np.float32), self.text, "stop")
 
-    async def choose(
-        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
-    ) -> tuple[Choice, Versions]:
-        raise NotImplementedError
+    async def choose(self, *_: object, **__: object) -> tuple[Choice, Versions]:
+        raise AssertionError("the programs of this benchmark choose nothing")
 
     @contextmanager
     def external_wait(self) -> Iterator[None]:

@@ -38,6 +38,14 @@ def _every_command(
     pass
 
 
+Traces = Annotated[
+    list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+]
+Roles = Annotated[
+    list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+]
+
+
 @app.command(context_settings=OVERRIDES)
 def train(
     context: typer.Context,
@@ -70,12 +78,8 @@ def train(
 def sft(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
-    traces: Annotated[
-        list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
-    ] = None,
-    role: Annotated[
-        list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
-    ] = None,
+    traces: Traces = None,
+    role: Roles = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
 ) -> None:
@@ -94,12 +98,8 @@ def sft(
 def score(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
-    traces: Annotated[
-        list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
-    ] = None,
-    role: Annotated[
-        list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
-    ] = None,
+    traces: Traces = None,
+    role: Roles = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
 ) -> None:
     """Grade traces of other programs.
