@@ -11,6 +11,7 @@ is not run again. Writes also large_teams.md and .svg, and large_teams_ceiling.j
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from recording import Job, Row, band, interval, measure, parser_of, save_plot, s
 from studies.ceiling import measure_ceiling
 from studies.populations import SIZES, team_of
 
-from marft.config import to_toml
+from marft.config import parse_recipe, to_toml
 
 NAME = "large_teams"
 SEEDS, STEPS, STEPS_PER_POINT = 5, 60, 2
@@ -54,9 +55,21 @@ def settings(job: Job) -> str:
     return to_toml(job.run.model_copy(update={"output": "runs"})) + f"# {job.tasks} held-out tasks\n"
 
 
+def reread(stored: str) -> str:
+    """What :func:`settings` says of a row's settings today; as they were, where they are no recipe any more."""
+    try:
+        run = parse_recipe(tomllib.loads(stored))
+    except ValueError:
+        return stored
+    return to_toml(run) + stored.splitlines(keepends=True)[-1]
+
+
 def known(wanted: Sequence[Job], rows: Sequence[Row]) -> dict[str, Row]:
-    """The rows of the jobs that have one, by name; of other settings none counts."""
-    stored = {row["settings"]: row for row in rows}
+    """The rows of the jobs that have one, by name; of other settings none counts.
+
+    A row is read as the recipe that it is: a setting that came after it has the default, which is what the run had.
+    """
+    stored = {reread(row["settings"]): row for row in rows}
     return {job.run.name: stored[settings(job)] for job in wanted if settings(job) in stored}
 
 

@@ -112,6 +112,20 @@ class TestRuns:
         ):
             assert not large_teams.known([large_teams.job_of(*other, "runs")], [made(mine)])
 
+    def test_a_run_made_before_a_setting_was_there_counts_by_its_default(
+        self, made: Callable[..., dict[str, Any]]
+    ) -> None:
+        import large_teams
+
+        job = large_teams.job_of("marft-team", 2, 0, 200, "runs")
+        row = made(job)
+        lines = row["settings"].splitlines(keepends=True)
+        of_old = "".join(line for line in lines if not line.startswith("every = "))
+        assert of_old != row["settings"]
+        assert list(large_teams.known([job], [{**row, "settings": of_old}])) == [job.run.name]
+        for other in (of_old.replace("steps = 60", "steps = 61"), of_old + "unknown = 1\n# 200 held-out tasks\n"):
+            assert not large_teams.known([job], [{**row, "settings": other}])
+
     def test_the_table_says_how_much_of_it_is_there(self, made: Callable[..., dict[str, Any]]) -> None:
         import large_teams
 
