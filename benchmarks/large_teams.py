@@ -173,12 +173,14 @@ def main() -> None:
         return
     everything = jobs(arguments.tasks, str(arguments.output / NAME))
     sizes = {int(size) for size in arguments.sizes.split(",")}
+    there = known(everything, stored_rows(arguments.results, NAME))
     wanted = [job for job in everything if job.about["size"] in sizes and job.run.seed < arguments.seeds]
-    for first in range(0, max(1, len(wanted)), arguments.workers):
+    todo = [job for job in wanted if job.run.name not in there]
+    for first in range(0, max(1, len(todo)), arguments.workers):
+        part = todo[first : first + arguments.workers]
+        new = measure(part, arguments.workers, describe) if part else []
         found = known(everything, stored_rows(arguments.results, NAME))
-        part = [job for job in wanted[first : first + arguments.workers] if job.run.name not in found]
-        for job, row in zip(part, measure(part, arguments.workers, describe) if part else [], strict=True):
-            found[job.run.name] = {**row, "settings": settings(job)}
+        found |= {job.run.name: {**row, "settings": settings(job)} for job, row in zip(part, new, strict=True)}
         if found:
             _save(arguments.results, [found[job.run.name] for job in everything if job.run.name in found])
 
