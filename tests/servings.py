@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +69,26 @@ def serving(
         listener.close()
         g.threads.close()
         thread.stop()
+
+
+@contextmanager
+def command(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """``marft serve`` as a process, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "marft", "serve", *words, "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "it has ended"
+            found = re.match(r"(http://\S+)/v1 answers for ", line)
+        yield found[1], process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,28 +21,9 @@ from marft.runs.folder import RunFolder
 from marft.serving.settings import served, served_table
 from tests.gateways import Response, send
 from tests.helpers import recipe
+from tests.servings import command
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def command(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The command, and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "marft", "serve", *words, "--port", "0", "--threads", "1"], stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout
-        found = None
-        while found is None:
-            line = process.stdout.readline()
-            assert line, "it has ended"
-            found = re.match(r"(http://\S+)/v1 answers for ", line)
-        yield found[1], process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def ask(url: str, text: str, model: str = "team") -> Response:

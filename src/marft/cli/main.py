@@ -294,6 +294,8 @@ def serve(
     grace: Annotated[int, typer.Option(min=0, help="Seconds for what was begun, once it is to end.")] = 30,
     record: Annotated[Path | None, typer.Option(help="A folder for what is asked and answered.")] = None,
     mcp: Annotated[str, typer.Option(help="Also as an MCP tool: http (at /mcp), or stdio and nothing else.")] = "",
+    a2a: Annotated[bool, typer.Option("--a2a", help="Also as an A2A agent (at /a2a).")] = False,
+    address: Annotated[str, typer.Option(help="By which others reach it, for the agent's card; else as asked.")] = "",
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
@@ -306,7 +308,8 @@ def serve(
 
     shipping.serve(
         team, options.overrides_of(context, team), checkpoint, (host, port, token, without_token),
-        (concurrency, queue, timeout), grace=grace, record=record, mcp=mcp, trust_code=trust_code,
+        (concurrency, queue, timeout), grace=grace, record=record, also=(mcp, a2a, address),
+        trust_code=trust_code,
     )  # fmt: skip
 
 

@@ -59,24 +59,28 @@ def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:
 
 def serve(
     path: Path, overrides: Sequence[str], checkpoint: str, place: tuple[str, int, str, bool],
-    limits: tuple[int, int, float], *, grace: int, record: Path | None, mcp: str, trust_code: bool,
+    limits: tuple[int, int, float], *, grace: int, record: Path | None, also: tuple[str, bool, str], trust_code: bool,
 ) -> None:  # fmt: skip
     """``marft serve``."""
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise ValueError("serving needs packages that are not installed: pip install 'marft[serve]'")
+    mcp, a2a, _ = also
     if mcp not in ("", "http", "stdio"):
         raise ValueError(f"--mcp: {mcp!r} is none of http, stdio")
     if mcp and find_spec("mcp") is None:
         raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
+    if a2a and (find_spec("a2a") is None or find_spec("sse_starlette") is None):
+        raise ValueError("A2A needs packages that are not installed: pip install 'marft[a2a]'")
     quieten()
     from marft.serving.app import Limits
-    from marft.serving.server import Place
+    from marft.serving.server import Also, Place
     from marft.serving.server import serve as run_server
     from marft.serving.settings import served
 
-    where = Place(*place)
+    where, offered = Place(*place), Also(cast("Any", mcp), *also[1:])
     where.check()
+    offered.check()
 
     def ready(address: str, models: Sequence[str]) -> None:
         if mcp != "stdio":  # where standard output is the protocol's
@@ -84,5 +88,5 @@ def serve(
 
     run_server(
         served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record,
-        mcp=cast("Any", mcp), ready=ready,
+        also=offered, ready=ready,
     )  # fmt: skip

@@ -79,7 +79,7 @@ class App:
                 return await self._answer(protocol, request, model)
             except RequestError as error:
                 self.measured.requests.labels(model[0], error.status).inc()
-                return JSONResponse(protocol.error(error), error.status, _headers_of(error))
+                return JSONResponse(protocol.error(error), error.status, headers_of(error))
 
         return endpoint
 
@@ -155,13 +155,18 @@ class OneRequest:
         self._task = asyncio.create_task(self._asked(place))
         self._task.add_done_callback(lambda task: self._ended(place, task))
 
-    async def answer(self) -> Answered:
+    async def answer(self, tell: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> Answered:
         """The answer. Who stops waiting for it ends what was begun.
+
+        Args:
+            tell: told who is asked, and what they have said, before.
 
         Raises:
             RequestError: there is none.
         """
         try:
+            while tell and (said := await self._told.get()) is not None:
+                await tell(said)
             return await self._task
         finally:
             self._task.cancel()
@@ -270,7 +275,8 @@ def _unless_empty(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _headers_of(error: RequestError) -> dict[str, str]:
+def headers_of(error: RequestError) -> dict[str, str]:
+    """What is said beside a refusal."""
     if isinstance(error, BusyError):
         return {"retry-after": str(error.seconds)}
     headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})

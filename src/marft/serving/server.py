@@ -8,9 +8,11 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from marft.export.loading import check_bases
 from marft.game.loop_threads import LoopThread
@@ -53,22 +55,47 @@ class Place:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Also:
+    """As what else a team is offered.
+
+    Args:
+        mcp: a tool of the Model Context Protocol, at ``/mcp``, or over standard input and output alone.
+        a2a: an agent of the Agent2Agent protocol, at ``/a2a``.
+        address: by which others reach the server, for the agent's card; "": the one by which they ask for that.
+    """
+
+    mcp: MCP = ""
+    a2a: bool = False
+    address: str = ""
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: it cannot be offered so.
+        """
+        if self.a2a and self.mcp == "stdio":
+            raise ValueError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
+        url = urlsplit(self.address)
+        if self.address and (url.scheme not in ("http", "https") or not url.netloc):
+            raise ValueError(f"--address: {self.address!r} is no address such as https://team.example.org")
+
+
 def serve(
-    served: Served, place: Place, limits: Limits, *, grace: int = 30, record: Path | None = None, mcp: MCP = "",
+    served: Served, place: Place, limits: Limits, *, grace: int = 30, record: Path | None = None, also: Also = Also(),
     ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
 ) -> None:  # fmt: skip
     """Answer requests until SIGTERM or SIGINT; what was begun until then is answered, for ``grace`` seconds at most.
 
     Args:
         record: a folder for what is asked and answered.
-        mcp: the team as a tool of the Model Context Protocol as well, at ``/mcp``; or over standard input and output
-            alone, until that ends.
         ready: told the address and the models once requests are taken.
 
     Raises:
         ValueError: the team cannot be loaded, or it cannot listen there.
     """
     place.check()
+    also.check()
     with ExitStack() as closing, LocalRollouts(served.run) as rollouts:
         if served.checkpoint is not None:
             load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
@@ -83,7 +110,8 @@ def serve(
         asking = Asking(rollouts.game, served.run.name, recorder.add if recorder else lambda _: None)
         told = _Told()
         with told.heeded():
-            rollouts.wait_for(_until_told(asking, place, limits, grace, ready, apps, told, mcp))
+            opened = partial(_opened, served=served, place=place, grace=grace, also=also)
+            rollouts.wait_for(_until_told(asking, place.token, limits, ready, apps, told, opened))
 
 
 class _Told:
@@ -109,13 +137,13 @@ class _Told:
 
 
 async def _until_told(
-    asking: Asking, place: Place, limits: Limits, grace: int, ready: Callable[[str, tuple[str, ...]], None],
-    apps: list[App], told: _Told, mcp: MCP,
+    asking: Asking, token: str, limits: Limits, ready: Callable[[str, tuple[str, ...]], None], apps: list[App],
+    told: _Told, opened: Callable[[App], Listener | OverStandardStreams],
 ) -> None:  # fmt: skip
     loop, over = asyncio.get_running_loop(), asyncio.Event()
-    app = App(asking, loop, place.token, limits)
+    app = App(asking, loop, token, limits)
     apps.append(app)
-    listener = _opened(app, place, grace, mcp)
+    listener = opened(app)
 
     def act(times: int) -> None:
         if times > 1:
@@ -136,12 +164,16 @@ async def _until_told(
         listener.close()
 
 
-def _opened(app: App, place: Place, grace: int, mcp: MCP) -> Listener | OverStandardStreams:
-    if not mcp:
+def _opened(app: App, served: Served, place: Place, grace: int, also: Also) -> Listener | OverStandardStreams:
+    if also.a2a:
+        from marft.serving.a2a import agent_routes  # what the extra brings
+
+        app.asgi.routes.extend(agent_routes(app, served, also.address))
+    if not also.mcp:
         return Listener(app.asgi, place.host, place.port, "marft serve", grace)
     from marft.serving.mcp import beside, team_server  # what the extra brings
 
-    if mcp == "stdio":
+    if also.mcp == "stdio":
         return OverStandardStreams(team_server(app))
     return Listener(beside(app, team_server(app)), place.host, place.port, "marft serve", grace, lifespan=True)
 
