@@ -164,7 +164,15 @@ def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterato
         mine = {name: one for name, one in adapters.items() if one["model"] == model}
         base = table["models"][model]
         pinned = f" --revision {base['commit']}" if base["commit"] else ""
-        most = max(one["rank"] for one in mine.values())
-        rank = next((rank for rank in LORA_RANKS if rank >= most), most)
+        rank = lora_rank(max(one["rank"] for one in mine.values()))
         modules = " ".join(f"{name}={one['path']}" for name, one in mine.items())
         yield (f"vllm serve {base['path']}{pinned} --enable-lora --max-lora-rank {rank} \\\n  --lora-modules {modules}")
+
+
+def lora_rank(rank: int) -> int:
+    """What vLLM's ``--max-lora-rank`` must be for adapters of a rank.
+
+    >>> lora_rank(12), lora_rank(16)
+    (16, 16)
+    """
+    return next((known for known in LORA_RANKS if known >= rank), rank)
