@@ -16,6 +16,7 @@ from peft import LoraConfig
 
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
+from marft.export.card import _with_llama
 from marft.export.loading import check_bases, settings_of
 from marft.export.manifest import Export, ModelEntry, load_export
 from marft.export.weights import _adapter_config
@@ -305,3 +306,19 @@ class TestManifestAndCard:
 
 def test_an_exports_settings_can_be_changed(exported: Export) -> None:
     assert settings_of(exported, ["--agents.actor.sampling.temperature", "0"]).agents[1].sampling.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("commit", "base"), [("", "team/models/base"), ("0" * 40, "base")], ids=["a base in here", "one of the hub"]
+)
+def test_commands_for_llama_cpp_convert_base_and_adapter(commit: str, base: str) -> None:
+    adapters = {"actor": {"model": "base", "path": "policies/actor"}}
+    table = {"models": {"base": {"path": "org/name" if commit else "models/base", "commit": commit}}}
+    (text,) = _with_llama(table, "team", adapters, {})
+    commands = re.findall(r"```sh\n(.*)\n```", text, re.DOTALL)[0].splitlines()
+    assert commands[-3:] == [
+        f"python convert_hf_to_gguf.py {base} --outfile base.gguf",
+        f"python convert_lora_to_gguf.py --base {base} team/policies/actor --outfile actor.gguf",
+        "llama-cli -m base.gguf --lora actor.gguf",
+    ]
+    assert commands[:-3] == ([f"hf download org/name --revision {commit} --local-dir base"] if commit else [])

@@ -112,25 +112,12 @@ def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
         yield from (f"With vLLM:\n\n```sh\n{command}\n```" for command in _with_vllm(table, adapters))
     whole |= {name: one["merged"] for name, one in adapters.items() if one["merged"]}
     if whole:
-        name, path = next(iter(whole.items()))
+        path = next(iter(whole.values()))
         yield (
             "Whole weights (" + ", ".join(f"`{one}`" for one in whole.values()) + ") are models like any other: "
             f'`AutoModelForCausalLM.from_pretrained("{path}")`, `vllm serve {path}`.'
         )
-        yield (
-            f"With llama.cpp, in its checkout, and with Ollama:\n\n```sh\n"
-            f"python convert_hf_to_gguf.py {folder}/{path} --outfile {name}.gguf\nllama-cli -m {name}.gguf\n"
-            f"echo 'FROM ./{path}' > Modelfile && ollama create {name} -f Modelfile\n```"
-        )
-    elif adapters:
-        name, one = next(iter(adapters.items()))
-        base = table["models"].get(one["model"], {}).get("path", "")
-        flag = f"--base-model-id {base}" if table["models"][one["model"]]["commit"] else f"--base {folder}/{base}"
-        yield (
-            f"With llama.cpp, in its checkout (an export made with `--merged` has whole weights, which Ollama takes as "
-            f"they are):\n\n```sh\npython convert_lora_to_gguf.py {flag} {folder}/{one['path']} --outfile {name}.gguf\n"
-            f"llama-cli -m base.gguf --lora {name}.gguf\n```"
-        )
+    yield from _with_llama(table, folder, adapters, whole)
     yield (
         "An agent reads its `instructions` as the system message; as the user's the task and, where it sees others, "
         "`Message from <role>:` and on the next line what they said, with empty lines between them."
@@ -156,6 +143,38 @@ def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> str:
         f'model.set_adapter("{first[0]}")',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _with_llama(
+    table: Mapping[str, Any], folder: str, adapters: Mapping[str, Any], whole: Mapping[str, str]
+) -> Iterator[str]:
+    """Commands of llama.cpp, in its checkout, and of Ollama: for the first model, or else for the first adapter."""
+    if whole:
+        name, path = next(iter(whole.items()))
+        lines = [
+            f"python convert_hf_to_gguf.py {folder}/{path} --outfile {name}.gguf",
+            f"llama-cli -m {name}.gguf",
+            f"echo 'FROM ./{path}' > Modelfile && ollama create {name} -f Modelfile",
+        ]
+        about = "With llama.cpp, in its checkout, and with Ollama"
+    elif adapters:
+        name, one = next(iter(adapters.items()))
+        model = table["models"][one["model"]]
+        fetched = (
+            [f"hf download {model['path']} --revision {model['commit']} --local-dir base"] if model["commit"] else []
+        )
+        base = "base" if fetched else f"{folder}/{model['path']}"
+        lines = [
+            *fetched,
+            f"python convert_hf_to_gguf.py {base} --outfile base.gguf",
+            f"python convert_lora_to_gguf.py --base {base} {folder}/{one['path']} --outfile {name}.gguf",
+            f"llama-cli -m base.gguf --lora {name}.gguf",
+        ]
+        about = "With llama.cpp, in its checkout (Ollama takes whole weights, which an export made with `--merged` has)"
+    else:
+        return
+    commands = "\n".join(lines)
+    yield f"{about}; its converter knows the tokenizers of published models alone:\n\n```sh\n{commands}\n```"
 
 
 def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
