@@ -203,7 +203,8 @@ class Handler(DefaultRequestHandler):
         """Those of a context: all clients have the same token, or none, and none is shown what it cannot name."""
         if not params.context_id:
             raise UnsupportedOperationError("clients are not told apart here: name a contextId, or ask for a task")
-        return await super().on_list_tasks(params, context)
+        listed: ListTasksResponse = await super().on_list_tasks(params, context)
+        return listed
 
 
 def check(params: SendMessageRequest) -> None:
