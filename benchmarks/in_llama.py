@@ -42,9 +42,10 @@ def answers(asked: dict[str, Any]) -> dict[str, Any]:
         llama_cpp.disable_logging()
         model = Model(str(path))
         length = max(len(case["prompt"]) + case["most"] for case in asked["cases"]) + 8
+        texts = [str(tokenizer.apply_chat_template(case["messages"], **layout)) for case in asked["cases"]]
         said = [
-            greedily(llama_cpp, model, tokenizer.apply_chat_template(case["messages"], **layout), case["most"], length)
-            for case in asked["cases"]
+            greedily(llama_cpp, model, text, case["most"], length)
+            for case, text in zip(asked["cases"], texts, strict=True)
         ]
     return {"version": f"llama.cpp (cyllama, ggml {llama_cpp.ggml_version()})", "said": said, "base": []}
 
@@ -67,7 +68,7 @@ def greedily(llama_cpp: Any, model: Any, text: str, most: int, length: int) -> d
     settings.type_k = settings.type_v = FLOAT32
     context = llama_cpp.LlamaContext(model, settings)
     prompt = read = list(vocabulary.tokenize(text, add_special=False, parse_special=True))
-    past, tokens, log_probs = 0, [], []
+    past, tokens, log_probs = 0, list[int](), list[float]()
     while len(tokens) < most:
         context.decode(llama_cpp.llama_batch_get_one(read, past))
         logits = list(context.get_logits_ith(-1))
