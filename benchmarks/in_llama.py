@@ -1,4 +1,6 @@
-"""What llama.cpp makes of an export, where it is and MARFT is not: ``python in_llama.py ASKED.json SAID.json``.
+"""What llama.cpp makes of an export, where it is and MARFT is not.
+
+    python in_llama.py ASKED.json SAID.json
 
 ``ASKED.json`` and ``SAID.json`` are those of ``in_vllm.py``, for merged models. llama.cpp's own script turns the
 model's folder into GGUF in float32; its library reads the chats as its tokenizer cuts them, and answers greedily. Both
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 FLOAT32 = 0  # of ggml's types
+OFF = 0  # of llama.cpp's flash attention, which rounds to 16 bits
 
 
 def answers(asked: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +69,7 @@ def greedily(llama_cpp: Any, model: Any, text: str, most: int, length: int) -> d
     vocabulary, settings = model.get_vocab(), llama_cpp.LlamaContextParams()
     settings.n_ctx = settings.n_batch = length
     settings.type_k = settings.type_v = FLOAT32
+    settings.flash_attn_type = OFF
     context = llama_cpp.LlamaContext(model, settings)
     prompt = read = list(vocabulary.tokenize(text, add_special=False, parse_special=True))
     past, tokens, log_probs = 0, list[int](), list[float]()
@@ -78,8 +82,13 @@ def greedily(llama_cpp: Any, model: Any, text: str, most: int, length: int) -> d
         if vocabulary.is_eog(tokens[-1]):
             break
         past, read = past + len(read), tokens[-1:]
-    said = vocabulary.detokenize(tokens, remove_special=True, unparse_special=False)
+    kept = tokens[:-1] if vocabulary.is_eog(tokens[-1]) else tokens
+    said = _text(vocabulary, prompt + kept)[len(_text(vocabulary, prompt)) :]  # alone it would lose a space before it
     return {"prompt": prompt, "tokens": tokens, "text": said, "log_probs": log_probs}
+
+
+def _text(vocabulary: Any, tokens: list[int]) -> str:
+    return str(vocabulary.detokenize(tokens, 32 * len(tokens), remove_special=False, unparse_special=True))
 
 
 if __name__ == "__main__":

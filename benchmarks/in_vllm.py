@@ -1,4 +1,6 @@
-"""What vLLM makes of an export, where vLLM is and MARFT is not: ``python in_vllm.py ASKED.json SAID.json``.
+"""What vLLM makes of an export, where vLLM is and MARFT is not.
+
+    python in_vllm.py ASKED.json SAID.json
 
 ``ASKED.json`` names a model's folder, adapters by policy, and chats that are answered greedily, each with its policy's
 adapter or, where there are none, with the model as it is. ``SAID.json`` gets, for each, the ids that the model has read
