@@ -134,7 +134,8 @@ def compared(job: Row, cases: Sequence[Row], theirs: Row) -> list[dict[str, Any]
         mine = [number for number, case in enumerate(cases) if case["policy"] == policy]
         pairs = [(cases[number], theirs["said"][number]) for number in mine]
         same = [pair for pair in pairs if all(pair[0][key] == pair[1][key] for key in ("prompt", "tokens", "text"))]
-        moved = sum(theirs["base"][number]["tokens"] != cases[number]["tokens"] for number in mine if theirs["base"])
+        bases = [(cases[number], theirs["base"][number]) for number in mine if theirs["base"]]
+        moved = sum(one["tokens"] != other["tokens"] for one, other in bases) if bases else "-"
         gaps = [abs(a - b) for one, other in same for a, b in zip(one["log_probs"], other["log_probs"], strict=True)]
         rows.append({
             "policy": policy, "as": "adapter" if job["adapters"] else "merged", "by": theirs["version"],
