@@ -123,27 +123,31 @@ class LiveText:
         certain: Callable[[str], int] = len,
     ) -> None:  # fmt: skip
         self._spelling, self._stops, self._begun, self._certain = spelling, stops, begun, certain
-        self.thought = self.said = ""  # what was told
+        self._thought = self._said = ""  # what was told
+        self._since = 0  # where in the text what is said began, once something was
 
     def take(self, tokens: Sequence[int]) -> tuple[str, str]:
         """The next tokens are these → what can be told of its thought now, and of what it says."""
         self._spelling.take(tokens)
         text = before(self._spelling.text, self._stops)
         of_thought = self._of_thought(text)
-        if of_thought is None:
+        if of_thought is None or (self._said and of_thought != self._since):  # a thought has ended once more
             return "", ""
         said = text[of_thought:] if self._begun is None else before(text[of_thought:], (ENDS,))
         return self._told(text[:of_thought], said[: self._certain(said)])
 
     def rest(self, thought: str, said: str) -> tuple[str, str]:
-        """All of it is known → what was not told yet.
+        """All of it is known → what was not told yet. What was told stays told, also where it is part of a thought after
+        all, which ended once more.
 
         Raises:
             ValueError: something else was told.
         """
-        if not said.startswith(self.said) and self.said not in thought:
+        if self._said and len(thought) != self._since:
+            return "", said
+        if not (thought.startswith(self._thought) and said.startswith(self._said)):
             raise ValueError("the text is another one than was told while it came about")
-        return self._told(thought, said if said.startswith(self.said) else self.said + said)
+        return self._told(thought, said)
 
     def _of_thought(self, text: str) -> int | None:
         """How many first characters are a thought; None: that cannot be said yet."""
@@ -155,10 +159,9 @@ class LiveText:
         return thought(text, self._begun)
 
     def _told(self, thought: str, said: str) -> tuple[str, str]:
-        """What is new in these. A thought that is over is told no more of: what comes after it was told as said."""
-        new = "" if self.said else thought[len(self.thought) :], said[len(self.said) :]
-        self.thought += new[0]
-        self.said += new[1]
+        """What is new in these."""
+        new = thought[len(self._thought) :], said[len(self._said) :]
+        self._thought, self._said, self._since = thought, said, len(thought)
         return new
 
 
