@@ -137,8 +137,8 @@ class LiveText:
         return self._told(text[:of_thought], said[: self._certain(said)])
 
     def rest(self, thought: str, said: str) -> tuple[str, str]:
-        """All of it is known → what was not told yet. What was told stays told, also where it is part of a thought after
-        all, which ended once more.
+        """All of it is known → what was not told yet. What was told stays told, also where a thought has ended
+        once more, and it is part of that.
 
         Raises:
             ValueError: something else was told.
