@@ -22,7 +22,14 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 from openai import APIError, OpenAI
 
 from marft.game.game import EpisodeFailedError
+from marft.game.organizations.chain import Chain
+from marft.game.organizations.debate import Debate
+from marft.game.organizations.graph import Graph
+from marft.game.organizations.hierarchical import Hierarchical
+from marft.game.organizations.mixture import MixtureOfAgents
+from marft.game.organizations.orchestrated import Orchestrated
 from marft.game.organizations.parallel import Parallel
+from marft.game.organizations.reflective import Reflective
 from marft.gateway.client import Client
 from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
@@ -248,6 +255,16 @@ class TestServing:
         assert [action.text for action in episode.actions] == [TEXT] * (2 if model == "team" else 1)
         assert "".join(map(content, told)) == TEXT
         assert sum(bool(content(table)) for table in told) > 1
+
+    @pytest.mark.parametrize(("organization", "answers"), [
+        (Chain(), "c"), (Parallel(), "c"), (Parallel(answer="vote"), ""), (Graph(sees={"c": ("a",)}), "c"),
+        (Debate(judge="b"), "b"), (Debate(), ""), (MixtureOfAgents(), "c"),
+        (Hierarchical(planner="a", workers=("b",)), "c"), (Hierarchical(planner="c", workers=("b",)), ""),
+        (Reflective(actor="a", critic="b", reviser="c"), "c"), (Reflective(actor="c", critic="b", reviser="c"), ""),
+        (Reflective(actor="a", critic="b", reviser="c", rounds=2), ""), (Orchestrated(router="a"), ""),
+    ])  # fmt: skip
+    def test_whose_text_the_answer_is_is_known_where_it_acts_once(self, organization: Any, answers: str) -> None:
+        assert organization.answering_role(["c"]) == answers
 
     def test_where_nobody_knows_whose_text_the_answer_is_it_comes_as_a_whole(self) -> None:
         servings = pytest.importorskip("tests.servings")
