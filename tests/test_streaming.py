@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,7 +35,7 @@ from marft.gateway.client import Client
 from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
 from tests.fakes import FakeEngine
-from tests.gateways import Response, ask, completions, played
+from tests.gateways import Response, ask, completions, game_of, play_game, played
 from tests.helpers import settings
 
 Clients = Mapping[str, Client]
@@ -173,6 +174,38 @@ class TestGateway:
         assert kinds == ["text", "tool_use"][: 1 + bool(episode.actions[0].calls)]
         assert events[0]["message"]["usage"]["input_tokens"] == len(episode.actions[0].prompt)
         assert events[-2]["usage"]["output_tokens"] == len(text.encode())
+
+    @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+    def test_a_thought_that_is_dropped_is_told_as_one_while_it_is_sampled(self, path: str) -> None:
+        thought, events = "<think>Hm, let me see.</think>\n", list[Any]()
+        engine = Typing(thought + TEXT)
+
+        def solve(task: Task, clients: Clients) -> None:
+            words = {"input": "hi"} if path == "responses" else {"messages": [USER], "max_tokens": 500}
+            with lines(f"{clients['a'].base_url}/{path}", {"stream": True, **words}) as told:
+                for line in told:
+                    if line.startswith("data: {"):
+                        events.append(json.loads(line[6:]))
+                        if "Hm," in line:
+                            engine.may.set()
+
+        g = game_of(solve, engine=engine)
+        agents = tuple(replace(agent, thinking="drop") for agent in g.team.agents)
+        (episode,) = play_game(replace(g, team=replace(g.team, agents=agents)))
+        assert (episode.status, episode.error) == ("terminated", "")
+        if path == "chat/completions":
+            deltas = [event["choices"][0]["delta"] for event in events]
+            told = ["".join(delta.get(key) or "" for delta in deltas) for key in ("reasoning_content", "content")]
+        elif path == "responses":
+            kinds = ("response.reasoning_summary_text.delta", "response.output_text.delta")
+            told = ["".join(event["delta"] for event in events if event["type"] == kind) for kind in kinds]
+            done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+            assert done == events[-1]["response"]["output"]
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        else:
+            deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+            told = ["".join(delta.get(key, "") for delta in deltas) for key in ("thinking", "text")]
+        assert told == [thought, TEXT]
 
     def test_several_answers_are_told_at_once(self) -> None:
         engine, texts = Typing("first: " + TEXT, "second: " + TEXT), ["", ""]
