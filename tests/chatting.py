@@ -16,6 +16,7 @@ from marft.game.chat import Reply
 from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.gateway.protocol.chat_completions import ChatCompletions
+from marft.texts import until
 from marft.types import (
     ActionKey,
     Completion,
@@ -64,6 +65,20 @@ class Parrot(FakeEngine):
         return Completion(tokens, np.full(len(tokens), -1.0, np.float32), text, "stop" if stops else "length")
 
 
+class Stopping(Parrot):
+    """One that heeds the texts that end a turn."""
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        whole = await super().sample(policy, prompt, sampling, key)
+        for count in range(1, len(whole.tokens) + 1):
+            text = str(self.format.tokenizer.decode(whole.tokens[:count].tolist(), skip_special_tokens=True))
+            if any(stop in text for stop in sampling.stop):
+                self.sampled[key] = prompt, whole.tokens[:count], sampling
+                text = until(text, sampling.stop)
+                return Completion(whole.tokens[:count], whole.log_probs[:count], text, "stop")
+        return whole
+
+
 @dataclass
 class Talking:
     """An organization that is a function of its seats."""
@@ -94,12 +109,12 @@ async def asked(
 
 def talked(
     format: ChatFormat, say: Callable[[ActionKey], Said], talk: Callable[[Observation, Agents], Awaitable[object]],
-    *roles: str, longest: int = 200, critic: bool = False, **changes: Any,
+    *roles: str, longest: int = 200, critic: bool = False, speaker: type[Parrot] = Parrot, **changes: Any,
 ) -> tuple[Episode, Parrot]:  # fmt: skip
     """An episode in which a program talks to agents."""
     roles = roles or ("a",)
     g: Game = game(Script([ends()]), *roles, organization=Talking(talk))
-    engine = Parrot(format, say)
+    engine = speaker(format, say)
     agents = [
         Agent(Profile(role, f"You are {role}.", answers=role == roles[-1]), role, Sampling(max_new_tokens=longest))
         for role in roles

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from marft.engines.tool_format import Syntax
+from marft.engines.tool_format import Syntax, ToolFormat
 from marft.game.agents import Agent
 from marft.game.chat import Chat
 from marft.game.engine import Weights
 from marft.game.game import Game
+from marft.game.live import LiveText, Spelling
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose, exchange
@@ -38,6 +39,8 @@ from marft.types import (
     ToolCall,
     Versions,
 )
+
+CALL = Syntax("CALL", "name", "arguments")
 
 
 class FakeRenderer:
@@ -65,6 +68,14 @@ class FakeRenderer:
     def thought(self, policy: str, text: str) -> int:
         return thought(text)
 
+    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool) -> LiveText:
+        spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
+        certain = ToolFormat(None, {}, (), CALL).certain  # type: ignore[arg-type]  of which the syntax alone counts
+        return LiveText(spelling, stops, False if drops else None, certain if tools else len)
+
+    def call_end(self, policy: str) -> str:
+        return ""
+
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         return [{"role": "assistant", "content": action.text}]
 
@@ -78,7 +89,7 @@ class FakeRenderer:
         return text[:tokens]
 
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
-        return Syntax("CALL", "name", "arguments").read(bytes(tokens.astype(np.uint8)).decode())
+        return CALL.read(bytes(tokens.astype(np.uint8)).decode())
 
     def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:
         return exchange(bytes(begun.astype(np.uint8)).decode() + text, calls)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from marft.engines.foreign import _says_masks, problem_of
+from marft.engines.foreign import ForeignEngine, _says_masks, problem_of
 from marft.engines.kinds import Local
 from marft.errors import RunError
+from marft.game.engine import Engine
 from marft.game.game import EpisodeFailedError
 from marft.marks import Masks
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import Completion
+from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import settings
 
 FINE = Completion(np.array([5, 6, 2], np.int32), np.array([-0.1, -0.2, -0.3], np.float32), "ab", "stop")
@@ -121,6 +123,23 @@ def test_an_episode_that_it_cannot_sample_is_lost_alone(tmp_path: Path) -> None:
 )
 def test_what_nobody_could_learn_from_is_told_apart(given: object, said: str) -> None:
     assert said in problem_of(given, 3, 9)
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_listener_is_given_to_an_engine_that_says_that_it_tells(tells: bool) -> None:
+    """Another one may send what it is asked to another process, where no function goes."""
+    given: list[Any] = []
+
+    class Asked:
+        async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            given.append(sampling.listener)
+            return FINE
+
+    heard: list[int] = []
+    engine = ForeignEngine("mine", cast("Engine", Asked()), {"a": 10}, tells)
+    sampling = Sampling(listener=heard.append)
+    asyncio.run(engine.sample("a", Prompt(np.array([1], np.int32)), sampling, ActionKey("s", "t", 0, 0, "a", 0)))
+    assert given == [sampling.listener if tells else None]
 
 
 def test_what_is_as_it_should_be_has_no_problem() -> None:

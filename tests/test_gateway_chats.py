@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from marft.game.chat_record import _holds
 from marft.game.conversation import Node
 from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Completion, Episode, Observation
-from tests.chatting import ADD, SEEK, Parrot, Said, asked, talked
+from tests.chatting import ADD, SEEK, Parrot, Said, Stopping, asked, talked
 from tests.test_gateway_tokens import CALL, format_named, starts
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -71,6 +72,35 @@ class TestWhatItGoesOnFrom:
         assert other.restarted == ""
         tail = str(format_named("hermes").tokenizer.decode(other.prompt[len(one.prompt) + len(one.tokens) :].tolist()))
         assert tail.count("<tool_response>\n7\n</tool_response>") == 2
+
+    @pytest.mark.parametrize(("template", "stops"), [("hermes", True), ("list", False)])
+    def test_where_one_call_a_turn_is_wanted_it_ends_there_or_the_first_is_told(
+        self, template: str, stops: bool
+    ) -> None:  # fmt: skip
+        """A list of calls has no mark after each: it comes to its end, and what was told of it begins a segment."""
+        calls = [{"name": "add", "arguments": {"a": number}} for number in (2, 3)]
+        text = f"[TOOL_CALLS] {json.dumps(calls)}" if template == "list" else f"I add.\n{CALL % 2}\n{CALL % 3}"
+
+        async def talk(observation: Observation, agents: Agents) -> None:
+            offered: Any = {"tools": [ADD], "parallel_tool_calls": False}
+            message, reply = await asked(agents.a, [user("1 + 2?")], **offered)
+            assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"a": 2}']
+            assert len(reply.calls) == len(reply.action.calls) == 1
+            answer = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "2"}
+            await asked(agents.a, [user("1 + 2?"), message, answer], **offered)
+
+        episode, engine = talked(format_named(template), scripted(text, "2."), talk, speaker=Stopping)
+        assert (episode.status, episode.error) == ("terminated", "")
+        first, second = episode.actions
+        sampled = engine.format.tokenizer.decode(first.tokens.tolist())
+        assert engine.sampled[first.key][2].stop == (("</tool_call>",) if stops else ())
+        assert sampled.endswith("</tool_call>" if stops else "<|im_end|>")
+        assert sampled.count('"add"') == (1 if stops else 2)
+        assert first.sampled.all()
+        if stops:
+            assert second.continues == (first.id,)
+            assert starts(second, first)
+        assert second.restarted == ("" if stops else "template: of its calls the first alone was told")
 
     def test_calls_are_not_looked_for_where_the_client_wants_none(self) -> None:
         async def talk(_: Observation, agents: Agents) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
 PLAIN = "{ organization = 'program', call = 'marft.examples.openai_team:solve' }"
+STREAMING = "{ organization = 'program', call = 'tests.streaming_team:solve' }"
 TIMES = ("second", "gateway/overdue", "workers_lost")
 
 
@@ -60,4 +61,8 @@ def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_pat
 def test_also_where_it_is_played_in_processes_of_its_own(tmp_path: Path) -> None:
     short = "--algorithm.critic.warmup_steps", "0"
     plain = trained(tmp_path / "plain", 1, "--team", PLAIN, "--rollout.processes", "2", *short)
-    compare(trained(tmp_path / "native", 1, *short), plain, 1)
+    native = trained(tmp_path / "native", 1, *short)
+    compare(native, plain, 1)
+    for processes in ("0", "2"):  # and where what is said is read while it is said
+        options = ("--team", STREAMING, "--rollout.processes", processes, *short)
+        compare(native, trained(tmp_path / f"streaming{processes}", 1, *options), 1)

@@ -108,6 +108,29 @@ class TestChatCompletions:
         assert (episode.status, len(episode.actions)) == ("terminated", 20)
 
 
+class TestOneCallATurn:
+    def test_where_no_parallel_calls_are_wanted_the_first_alone_is_told(self) -> None:
+        tools: Any = {"model": "m", "tools": [{"type": "function", "function": ADD}], "parallel_tool_calls": False}
+
+        def talk(client: OpenAI, address: Client) -> None:
+            made = client.chat.completions.create(messages=[USER], **tools).choices[0]
+            assert [call.function.arguments for call in made.message.tool_calls or ()] == ['{"a": 1}']  # type: ignore[union-attr]
+            assert made.finish_reason == "tool_calls"
+            items = client.responses.create(
+                model="m", input="1 + 2?", tools=TestResponses.TOOLS, parallel_tool_calls=False
+            ).output
+            assert [item.type for item in items] == ["message", "function_call"]
+            choice = {"type": "auto", "disable_parallel_tool_use": True}
+            body = {**TestAnthropic.ASK, "tool_choice": choice}
+            blocks = send(f"{address.base_url}/messages", body).table["content"]
+            assert [block["type"] for block in blocks] == ["text", "tool_use"]
+
+        episode = with_client(talk, CALLS, CALLS, CALLS)
+        assert (episode.status, episode.error) == ("terminated", "")
+        assert [len(action.calls) for action in episode.actions] == [1, 1, 1]
+        assert {action.text for action in episode.actions} == {CALLS}
+
+
 class TestResponses:
     TOOLS: Any = [{"type": "function", **ADD, "strict": False}]
 

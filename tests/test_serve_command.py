@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +27,8 @@ from tests.servings import command
 pytestmark = pytest.mark.slow
 
 
-def ask(url: str, text: str, model: str = "team") -> Response:
-    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": text}]}
+def ask(url: str, text: str, model: str = "team", **fields: object) -> Response:
+    body = {"model": model, "temperature": 0, "messages": [{"role": "user", "content": text}], **fields}
     return send(f"{url}/v1/chat/completions", body, timeout=120)
 
 
@@ -44,6 +45,12 @@ def test_it_answers_as_it_was_evaluated_and_ends_when_told(kind: str, trained: R
     with command(*words) as (url, process), ThreadPoolExecutor(6) as crowd:
         answers = list(crowd.map(lambda task: ask(url, task.prompt), tasks))
         assert [answer.said for answer in answers] == expected
+        seeded = [ask(url, tasks[0].prompt, temperature=1, seed=seed).said for seed in (7, 7, 8, 9, 10)]
+        assert seeded[0] == seeded[1]
+        assert len(set(seeded)) > 1
+        streamed = ask(url, tasks[0].prompt, temperature=1, seed=7, stream=True).body.decode()
+        chunks = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
+        assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == seeded[0]
         asked = [crowd.submit(ask, url, task.prompt) for task in tasks]
         while "marft_running 0.0" in send(f"{url}/metrics", None, method="GET").body.decode():
             if all(one.done() for one in asked):
@@ -57,7 +64,7 @@ def test_it_answers_as_it_was_evaluated_and_ends_when_told(kind: str, trained: R
                 assert isinstance(one.exception(), ConnectionError)
         assert process.wait(60) == 0
     recorded = [episode for file in sorted((tmp_path / "asked").iterdir()) for episode in read_episodes(file)]
-    assert len(recorded) == 6 + sum(one.exception() is None for one in asked)
+    assert len(recorded) == 12 + sum(one.exception() is None for one in asked)
 
 
 def test_a_team_with_tools_of_its_environment_is_not_served() -> None:

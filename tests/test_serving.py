@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,9 @@ pytest.importorskip("prometheus_client", reason="needs a server: pip install 'ma
 pytest.importorskip("openai", reason="asks as clients do: pip install 'marft[remote]'")
 
 import openai
+from rich.console import Console
 
+from marft.cli import show as show_command
 from marft.runs.episodes import read_episodes
 from marft.serving.app import Limits
 from marft.serving.asking import task_of
@@ -69,7 +72,7 @@ class TestAnswers:
         ]  # fmt: skip
         deltas = [one["choices"][0]["delta"] for one in done]
         thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
-        assert thought == "a …\na: a says 0\n\nb …\nb: b says 0\n\n"
+        assert thought == "a …\na: a says 0\n\nb …\n"
         assert "".join(delta.get("content") or "" for delta in deltas) == "b says 0"
         assert len({one["id"] for one in done}) == 1
 
@@ -110,11 +113,23 @@ class TestAnswers:
 
         with serving("a", engine=Seeing()) as s:
             assert s.ask("team", temperature=0, top_p=0.5).status == 200
-            table = s.ask("a", temperature=0.3, seed=7).table
+            table = s.ask("a", temperature=0.3, seed=7, user="me", stop="!").table
             assert s.ask("a", temperature=-1).table["error"]["param"] == "temperature"
             assert s.ask("a", top_p=0).status == 400
         assert seen == [(0.0, 0.5), (0.3, 1.0)]
-        assert table["marft"]["recorded_only"] == {"seed": 7}
+        assert "recorded_only" not in table["marft"]
+
+    def test_a_seed_names_the_random_streams_and_the_record_keeps_the_requests_name(self) -> None:
+        engine = FakeEngine()
+        with serving(engine=engine) as s:
+            for seed in (7, 7, 8, None):
+                s.ask(**({} if seed is None else {"seed": seed}))
+        keys = [key for key, _ in engine.asked]
+        assert keys[:2] == keys[2:4]
+        assert len({key.task for key in keys}) == 3
+        assert len({episode.task.id for episode in s.episodes}) == 4
+        for episode in s.episodes:
+            assert {action.key.task for action in episode.actions} == {episode.task.id}
 
     def test_several_answers_of_a_role_are_several_actions(self) -> None:
         with serving("a") as s:
@@ -278,6 +293,21 @@ class TestRecords:
         ]
         assert all((one.stream, one.transitions, one.success) == ("serve", (), None) for one in again)
         assert len({one.task.id for one in again}) == 2
+
+    def test_they_are_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        said = io.StringIO()
+        monkeypatch.setattr(show_command, "wide_console", lambda: Console(file=said, width=100))
+        recorder = Recorder(tmp_path, lambda _: None)
+        with serving() as s:
+            s.ask(text="1 + 2?")
+            recorder.add(s.episodes[0])
+        recorder.close()
+        show_command.show(tmp_path, None, "", "", (), 3)
+        shown = said.getvalue()
+        for words in ("1 of 1 sessions", "1 + 2?", "a says 0", "b says 0", "terminated: not graded"):
+            assert words in shown
+        with pytest.raises(ValueError, match="no steps and no grade"):
+            show_command.show(tmp_path, None, "", "", ("worst",), 3)
 
     def test_what_cannot_be_written_is_counted(self, tmp_path: Path) -> None:
         lost: list[int] = []

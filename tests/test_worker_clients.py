@@ -26,6 +26,7 @@ from marft.workers.messages import (
     Play,
     Pong,
     Sample,
+    Sampled,
     Still,
 )
 from marft.workers.wire import Wire
@@ -66,6 +67,23 @@ class TestTheClient:
             client.hear(Answer(request.number, (Choice((), 1, np.zeros(2, np.float32)), versions)))
             choice, found = await asking
             assert (choice.options, choice.chosen, found) == (tuple(options), 1, versions)
+
+        self.asked(test)
+
+    def test_a_listener_stays_and_hears_the_tokens_of_its_own_request(self) -> None:
+        async def test(client: Client, sent: list[Any]) -> None:
+            heard: list[int] = []
+            asking = asyncio.create_task(client.sample("p", PROMPT, Sampling(listener=heard.append), KEY))
+            other = asyncio.create_task(client.sample("p", PROMPT, Sampling(), KEY))
+            await asyncio.sleep(0)
+            assert [(request.live, request.sampling.listener) for request in sent] == [(True, None), (False, None)]
+            for number, token in ((sent[0].number, 5), (sent[1].number, 6), (sent[0].number, 7)):
+                client.hear(Sampled(number, token))
+            for request, task in zip(sent, (asking, other), strict=True):
+                client.hear(Answer(request.number, SAID))
+                await task
+            client.hear(Sampled(sent[0].number, 8))
+            assert heard == [5, 7]
 
         self.asked(test)
 

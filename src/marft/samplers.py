@@ -102,9 +102,8 @@ def _opened(run: RunSettings, models: Models, here: Sequence[str], thread: Calle
             f"engine {run.engine.name!r}: open() returned a {type(engine).__name__}, which has no "
             f"{', no '.join(missing)}"
         )
-    return ForeignEngine(
-        run.engine.name, engine, {name: len(models.policies[name].backbone.head.weight) for name in here}
-    )
+    heads = {name: len(models.policies[name].backbone.head.weight) for name in here}
+    return ForeignEngine(run.engine.name, engine, heads, run.engine.tells_tokens)
 
 
 def _check_room(run: RunSettings, models: Models) -> None:

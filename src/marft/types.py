@@ -8,7 +8,7 @@ and travel unchanged to the learner: no later hop re-tokenises text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from operator import add
 from typing import Any, Literal, NamedTuple
@@ -142,6 +142,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     grammar: Grammar | None = None  # what a text must be
     alternatives: int = 0  # how many of the likeliest tokens are told beside each
+    listener: Callable[[int], None] | None = field(default=None, compare=False)  # hears each token once it is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A rendered rollout observation (ô_t^i): its token ids, and how many did not fit. ``chat`` and ``tools`` are what
-    it was rendered from, for engines that take messages."""
+    """A rendered rollout observation (ô_t^i): its ids, how many did not fit, and the chat and tools that it came of."""
 
     ids: TokenIds  # [T]
     truncated_tokens: int = 0

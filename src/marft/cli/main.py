@@ -220,7 +220,7 @@ def graph(
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
     step: Annotated[int | None, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = None,
     agent: Annotated[str, typer.Option(help="Only what this agent did.")] = "",
     task: Annotated[

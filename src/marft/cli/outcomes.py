@@ -16,6 +16,9 @@ SUCCESS = {True: ("solved", "green"), False: ("not solved", "red"), None: ("succ
 
 def outcome_of(episode: Episode) -> Iterator[RenderableType]:
     """A line with what was earned, a table of the reward's terms where it has some, and the reason of a failure."""
+    if episode.scored and not episode.transitions:
+        yield Text(f"{episode.status}: not graded", style="dim")
+        return
     own: dict[str, float] = {}
     for transition in episode.transitions:
         for role, reward in transition.agent_rewards.items():

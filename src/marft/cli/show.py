@@ -28,6 +28,7 @@ from marft.evaluation.transcripts import (
     read_of,
 )
 from marft.runs.folder import RunFolder, step_of
+from marft.serving.recording import sessions_in
 from marft.texts import cut, one_line, visible
 from marft.types import Action, Episode
 
@@ -43,7 +44,12 @@ def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[s
     """
     if len(orders) > 1:
         raise ValueError(f"--{orders[0]} and --{orders[1]} exclude each other; give one")
-    console, folder = wide_console(), RunFolder.open(path)
+    console, sessions = wide_console(), sessions_in(path)
+    if sessions:
+        for shown in served(sessions, step, agent, task, orders, count):
+            console.print(shown)
+        return
+    folder = RunFolder.open(path)
     beside(folder.path)
     recorded = Recorded(folder.config)
     if task and step is None:
@@ -67,6 +73,27 @@ def show(path: Path, step: int | None, agent: str, task: str, orders: Sequence[s
             console.print(shown)
         console.print("")
     say_dropped(console, everything)
+
+
+def served(
+    files: Sequence[Path], step: int | None, agent: str, task: str, orders: Sequence[str], count: int
+) -> Iterator[RenderableType]:  # fmt: skip
+    """Sessions of a team that was served: the last of them.
+
+    Raises:
+        ValueError: there is none such, or something is asked for that they have not.
+    """
+    if step is not None or set(orders) - {"failed"}:
+        raise ValueError("sessions that were served have no steps and no grade; leave out --step, --worst, --best")
+    everything = [episode for file in files for episode in read_of(file, task)]
+    if not everything:
+        raise ValueError(f"no session is called {task!r}" if task else "no session was recorded")
+    know(agent, everything)
+    chosen = ordered(everything, "failed" if orders else "")[-count:]
+    yield in_bold(f"{len(chosen)} of {len(everything)} sessions")
+    for episode in chosen:
+        yield from transcript(episode, agent, Recorded(files[0].parent / "config.toml"))
+        yield Text("")
 
 
 def transcript(episode: Episode, agent: str, recorded: Recorded) -> Iterator[RenderableType]:

@@ -6,6 +6,7 @@ A part of a kind derives from the class here. Data under a name that is almost o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import SerializeAsAny
@@ -30,6 +31,7 @@ class EnginePart(Plugin):
     """Base of engines."""
 
     holds_grammars: ClassVar[bool] = False  # it samples what a grammar allows for, and says what that was
+    tells_tokens: ClassVar[bool] = False  # it calls Sampling.listener with each token that it samples
 
 
 class OrganizationPart(Plugin):
@@ -43,6 +45,15 @@ class OrganizationPart(Plugin):
     def grades(self) -> bool:
         """Whether it says itself what an answer is worth."""
         return False
+
+    def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
+        """Whose only action in a step is its answer, which can be told while it comes about; "" where that is not known
+        before.
+
+        Args:
+            answering: roles that answer.
+        """
+        return ""
 
 
 class CreditPart(Plugin):

@@ -74,6 +74,7 @@ class RunningBatch:
         self.rows: list[Row] = []
         self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
         self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
+        self.listeners: dict[int, Callable[[int], None]] = {}  # by id of the row: of those that have one
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
         self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the token not cached yet
@@ -141,6 +142,8 @@ class RunningBatch:
         for row in rows:
             if row.sampling.alternatives:
                 self.alternatives[id(row)] = []
+            if row.sampling.listener:
+                self.listeners[id(row)] = row.sampling.listener
             if row.sampling.grammar:
                 assert self.holding is not None, "a row has a grammar"
                 self.texts[id(row)] = self.holding.begin(row.sampling.grammar)
@@ -182,6 +185,8 @@ class RunningBatch:
         for text, token in zip(texts, ids.tolist() if texts else (), strict=True):
             if text:
                 text.take(token)
+        if self.listeners:
+            self._tell_listeners(ids, part)
         finished, leaving = [], []
         for offset in range(len(ended)):
             index = part.start + offset
@@ -208,6 +213,11 @@ class RunningBatch:
                     tuple((token, value) for token, value in pairs if math.isfinite(value))
                 )
 
+    def _tell_listeners(self, ids: Tensor, part: slice) -> None:
+        for row, token in zip(self.rows[part], ids.tolist(), strict=True):
+            if listener := self.listeners.get(id(row)):
+                listener(token)
+
     def _hit_stop_string(self, index: int) -> bool:
         text = self.decode(self.tokens[index, : int(self.made[index])].tolist())
         return any(stop in text for stop in self.rows[index].sampling.stop)
@@ -219,6 +229,7 @@ class RunningBatch:
         row = self.rows[index]
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
         done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
+        self.listeners.pop(id(row), None)
         text = self.texts.pop(id(row), None)
         return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TypeVar, get_args
 
 import numpy as np
@@ -24,10 +25,11 @@ class ForeignEngine:
     Args:
         name: as the recipe has it.
         tokens: how many ids the model of each policy knows.
+        tells: whether it tells listeners of tokens; else it is given none, which it might send to another process.
     """
 
-    def __init__(self, name: str, engine: Engine, tokens: Mapping[str, int]) -> None:
-        self.name, self.engine, self.tokens = name, engine, tokens
+    def __init__(self, name: str, engine: Engine, tokens: Mapping[str, int], tells: bool = False) -> None:
+        self.name, self.engine, self.tokens, self.tells = name, engine, tokens, tells
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Sample one action.
@@ -36,6 +38,7 @@ class ForeignEngine:
             EpisodeFailedError: the engine says so.
             RunError: it raised something else, or what it gave is no completion.
         """
+        sampling = sampling if self.tells or not sampling.listener else replace(sampling, listener=None)
         found = await self._asked("sample", self.engine.sample(policy, prompt, sampling, key))
         problem = problem_of(found, sampling.max_new_tokens, self.tokens[policy])
         if not problem and sampling.grammar and not _says_masks(found):

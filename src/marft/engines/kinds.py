@@ -21,6 +21,7 @@ class Local(EnginePart):
     """The in-process engine. ``in_order`` admission makes results independent of timing to the last bit."""
 
     holds_grammars: ClassVar[bool] = True
+    tells_tokens: ClassVar[bool] = True
     max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
     prefix_cache_mb: CountOrNone = 512  # kept keys and values, a base, for prompts that begin alike; 0: none
     admission: Literal["auto", "in_order", "continuous"] = "auto"  # auto: in_order on CPU, continuous on GPU

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.call_grammar import grammar_of
+from marft.engines.call_grammar import CallFormat, grammar_of
 from marft.engines.grammars import Grammars
 from marft.engines.messages import (
     ASKED,
@@ -23,6 +24,7 @@ from marft.engines.messages import (
 )
 from marft.engines.tool_format import ToolFormat
 from marft.game.chat import Chat
+from marft.game.live import LiveText, Spelling
 from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.marks import Grammar
 from marft.models.templates import CANNOT_RENDER
@@ -59,6 +61,8 @@ class ChatRenderer:
     def __init__(self, formats: Mapping[str, ChatFormat]) -> None:
         self.formats = formats
         self._tool_formats: dict[str, ToolFormat] = {}
+        self._call_ends: dict[str, str] = {}  # by policy
+        self._spellings: dict[str, Callable[[], Spelling]] = {}
         self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
 
     def render(
@@ -110,6 +114,21 @@ class ChatRenderer:
         format = self.formats[policy]
         begun = not format.remote and render_text(format, [ASKED]).rstrip().endswith(BEGINS)
         return thought(text, begun)
+
+    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool) -> LiveText:
+        """What spells a turn while it is sampled."""
+        format = self.formats[policy]
+        if policy not in self._spellings:
+            tokenizer, vocabulary = format.tokenizer, format.tokenizer.get_vocab()
+            bytes_ = {vocabulary[name] for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
+            special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+            self._spellings[policy] = partial(
+                Spelling, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+                special.union(format.stop_ids), bytes_, bool(tokenizer.clean_up_tokenization_spaces),
+            )  # fmt: skip
+        begun = render_text(format, [ASKED]).rstrip().endswith(BEGINS) if drops else None
+        certain = self.tool_format(policy).certain if tools else len
+        return LiveText(self._spellings[policy](), stops, begun, certain)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
@@ -183,6 +202,16 @@ class ChatRenderer:
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         """The tools that a sampled turn calls, read in the format of the model's own template."""
         return self.tool_format(policy).read(tokens, tools)
+
+    def call_end(self, policy: str) -> str:
+        """What the template puts after a call, where that is a mark and no sign that calls hold themselves."""
+        if policy not in self._call_ends:
+            try:
+                closing = CallFormat.of(self.formats[policy]).closing.strip()
+            except ValueError:
+                closing = ""
+            self._call_ends[policy] = closing if any(map(str.isalpha, closing)) else ""
+        return self._call_ends[policy]
 
     def tool_response(
         self, policy: str, turn: TokenIds, messages: Sequence[ChatMessage], calls: Sequence[ToolCall],

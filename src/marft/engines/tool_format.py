@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.messages import ASKED, MORE, SAID, Format, appended, render_text, schema
+from marft.game.live import before
 from marft.game.rendering import NotExact, exchange
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised, storable
@@ -174,6 +175,14 @@ class ToolFormat:
             return str(self.tokenizer.parse_response(text, prefix="").get("content") or "")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return text
+
+    def certain(self, text: str) -> int:
+        """How many first characters of a turn that is being written are said beside its calls, just so."""
+        if self.syntax is None:
+            return 0
+        if not self.syntax.opening:  # either a call, or none
+            return 0 if text.lstrip()[:1] in ("", "{") else len(text)
+        return 0 if text[:1].isspace() else len(before(text, (self.syntax.opening,)).rstrip())
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from marft.game.live import Live
 from marft.game.rendering import ChatMessage
 from marft.marks import Grammar
 from marft.types import Action, Sampling, Tool, ToolCall
@@ -51,6 +52,8 @@ class Chat:
         constraint: of the answer.
         pieces: whether the text of each token is asked for.
         alternatives: how many of the likeliest tokens are asked for beside each.
+        parallel: whether a turn may make several calls, where it need not make any.
+        live: hears the action while it comes about.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -63,8 +66,10 @@ class Chat:
     constraint: Constraint | None = None
     pieces: bool = False
     alternatives: int = 0
+    parallel: bool = True
+    live: Live | None = field(default=None, compare=False)
 
-    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None) -> Sampling:
+    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str = "") -> Sampling:
         """How the answer is sampled: as the recipe says, but for less tokens, more texts that end it, and what it must
         be.
 
@@ -72,10 +77,17 @@ class Chat:
             own: the agent's.
             room: tokens that the context has left.
             grammar: of the constraint.
+            ends: what ends a call, where that is to end the turn.
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
-        stop = tuple(dict.fromkeys((*own.stop, *self.stop)))
-        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, grammar or own.grammar, self.alternatives)
+        stop = tuple(dict.fromkeys((*own.stop, *self.stop, *filter(None, [ends]))))
+        held_to = grammar or own.grammar
+        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live)
+
+    @property
+    def calls_once(self) -> bool:
+        """Whether a turn that calls a tool is to make one call, and nothing else holds it to that."""
+        return bool(self.tools) and self.calls and not self.parallel and self.constraint is None
 
     def recorded(self) -> str:
         """The wishes, as JSON; "" where there are none."""

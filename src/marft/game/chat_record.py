@@ -32,6 +32,7 @@ SPACED = (
     r"[^\W_\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]"
 )
+ONE_CALL = "of its calls the first alone was told"
 MOST_MESSAGES = 8192  # of a chat: to render more would hold up all episodes
 MOST_CHARACTERS = 64  # of a token, about: a chat of more than so many a token of context need not be rendered
 
@@ -86,6 +87,9 @@ class ChatRecord:
         calls = _calls(action)
         message = self._message(action)
         shortened = THOUGHTS if action.thought else ""
+        if chat.calls_once and calls:
+            made = self.renderer.calls(action.policy, action.tokens, chat.tools)
+            shortened = shortened or (ONE_CALL if len(made) > len(calls) else "")
         self._conversation(chat).say(asked.node, [message], action.tokens, action.id, True, shortened)
         self._said[action.id] = message, Reply(action, message, calls, action.text[: action.thought])
 

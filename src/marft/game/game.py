@@ -8,11 +8,12 @@ from typing import Literal, Protocol
 
 from marft.game.engine import Sampler
 from marft.game.environment import Environment
+from marft.game.live import Live
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import Message, Renderer
 from marft.game.team import Team
 from marft.game.tool_sources import ToolSource
-from marft.types import Action, Observation, Status, Task
+from marft.types import Action, ActionKey, Observation, Status, Task
 
 
 class Watcher(Protocol):
@@ -20,7 +21,8 @@ class Watcher(Protocol):
 
     def observed(self, observation: Observation) -> None: ...
 
-    def asked(self, role: str, read: Sequence[Message]) -> None: ...
+    def asked(self, role: str, read: Sequence[Message]) -> Live | None:
+        """An agent is about to act → what hears its action come about, if anything does."""
 
     def acted(self, action: Action) -> None: ...
 
@@ -83,6 +85,10 @@ class Attempt:
     messages: Mapping[str, str] = field(default_factory=dict)
     critic_states: bool = False  # whether a critic will read this episode
     replay: Replay | None = None
+
+    def key(self, step: int, agent: str = "", call: int = 0) -> ActionKey:
+        """The name of an action."""
+        return ActionKey(self.stream, self.task.id, self.sample, step, agent, call)
 
 
 class EpisodeFailedError(Exception):

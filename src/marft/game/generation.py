@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 import numpy as np
@@ -15,6 +15,7 @@ from marft.game.chat import Chat
 from marft.game.chat_record import ChatRecord
 from marft.game.engine import Sampler
 from marft.game.game import EpisodeFailedError
+from marft.game.live import Live
 from marft.game.rendering import ChatMessage, NotExact, Renderer
 from marft.game.tool_belt import ToolBelt
 from marft.marks import Mark, Masks, only
@@ -71,13 +72,20 @@ async def generate(
     prompt: Prompt,
     prefix: ResponsePrefix,
     key: ActionKey,
+    live: Live | None = None,
 ) -> Action:
     """Sample a text that goes on from the prefix, and after every use of tools from what they answered.
 
     Where it stands in the episode is filled in by the caller.
+
+    Args:
+        live: hears it, where there is neither a prefix nor a tool: else what is sampled first need not be its text.
     """
     draft = Draft(prompt, prefix)
     limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
+    if live and not (agent.profile.tools or len(prefix.tokens)):
+        live.text = partial(renderer.live, agent.policy, agent.sampling.stop, agent.thinking == "drop", False)
+        agent = replace(agent, sampling=replace(agent.sampling, listener=live))
     while True:
         sampling = replace(agent.sampling, max_new_tokens=left)
         completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, rounds))
@@ -101,6 +109,16 @@ async def generate(
         if left < 1:
             return draft.action(key, agent.policy, "length")
         draft.hear(heard)
+
+
+def check_log_probs(action: Action) -> None:
+    """
+    Raises:
+        EpisodeFailedError: nobody could learn from them.
+    """
+    whole = action.choice.log_probs if action.choice else action.log_probs
+    if not np.isfinite(action.log_probs).all() or np.isnan(whole).any():
+        raise EpisodeFailedError("failed", f"{action.agent} sampled a token whose log-prob is not a finite number")
 
 
 def turn_key(key: ActionKey, rounds: int) -> ActionKey:
@@ -238,13 +256,18 @@ async def answer(
     """
     renderer = record.renderer
     room = renderer.context(agent.policy) - len(prompt.ids)
-    sampling = chat.sampling(agent.sampling, room, renderer.grammar(agent.policy, chat) if chat.constraint else None)
+    grammar = renderer.grammar(agent.policy, chat) if chat.constraint else None
+    calls = bool(chat.tools) and chat.calls
+    sampling = chat.sampling(agent.sampling, room, grammar, renderer.call_end(agent.policy) if chat.calls_once else "")
+    if chat.live:
+        chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls)
     completion = await engine.sample(agent.policy, prompt, sampling, key)
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
-    if chat.tools and chat.calls and completion.finish == "stop":
+    if calls and completion.finish == "stop":
         read = completion.calls
-        draft.calls += renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
+        found = renderer.calls(agent.policy, completion.tokens, chat.tools) if read is None else read
+        draft.calls += ([call for call in found if call.name][:1] or found) if chat.calls_once else found
     action = replace(draft.action(key, agent.policy, completion.finish), wishes=chat.recorded())
     if completion.alternatives:
         record.note_alternatives(action.id, completion.alternatives)

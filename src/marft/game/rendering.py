@@ -12,6 +12,7 @@ from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 if TYPE_CHECKING:
     from marft.game.chat import Chat
+    from marft.game.live import LiveText
 
 ChatMessage = Mapping[str, object]  # role and content, as chat templates and chat endpoints take them
 
@@ -101,6 +102,15 @@ class Renderer(Protocol):
     def thought(self, policy: str, text: str) -> int:
         """How many of the first characters of a turn's text are a thought."""
 
+    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool) -> LiveText:
+        """What spells a turn while it is sampled.
+
+        Args:
+            stops: texts that end it.
+            drops: whether its thoughts are no part of what it says.
+            tools: whether it may call any.
+        """
+
     def turn(self, policy: str, action: Action) -> Sequence[ChatMessage]:
         """An action as messages of a chat: what it said, called and was answered."""
 
@@ -115,6 +125,9 @@ class Renderer(Protocol):
 
     def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
         """The tools that a sampled turn calls. A call that cannot be read comes back as an error that says why."""
+
+    def call_end(self, policy: str) -> str:
+        """What comes after a call of a tool; "" where that is no mark of its own."""
 
     def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:
         """A turn that called tools, and what they answered, as messages of a chat.

@@ -18,7 +18,8 @@ from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_record import ChatRecord
 from marft.game.communication import Heard, hear, listen, render
 from marft.game.game import Attempt, EpisodeFailedError, Game
-from marft.game.generation import answer, choose, generate, options_of, response_prefix_of
+from marft.game.generation import answer, check_log_probs, choose, generate, options_of, response_prefix_of
+from marft.game.live import Begun
 from marft.game.loop_threads import cancelled
 from marft.game.memory import Asked, Memory
 from marft.game.organizing import close_after, open_for
@@ -30,7 +31,6 @@ from marft.seeds import derive_seed
 from marft.texts import LONGEST, cut, name_of, storable
 from marft.types import (
     Action,
-    ActionKey,
     Episode,
     Fork,
     JointAction,
@@ -40,7 +40,7 @@ from marft.types import (
     Step,
     TokenIds,
     Transition,
-)
+)  # fmt: skip
 
 GRACE_SECONDS = 0.5  # for an organization that is cancelled to come to its end
 NOT_THE_SAME = (
@@ -120,7 +120,7 @@ class Turns:
         if self.attempt.critic_states:
             done = [self._with_state(action, done) for action in done]
             self.actions.update({action.index: action for action in done})
-        key = ActionKey(self.attempt.stream, self.attempt.task.id, self.attempt.sample, step, "", 0)
+        key = self.attempt.key(step)
         worded = self._outcome.answer_among(done, key)
         return JointAction(joint.answer or worded or self._default_answer(done), tuple(done))
 
@@ -181,9 +181,7 @@ class Turns:
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited, unless refused
         self._calls[agent.role] += 1
         self._asked += 1
-        key = ActionKey(
-            self.attempt.stream, self.attempt.task.id, self.attempt.sample, len(self.transitions), agent.role, call
-        )
+        key = self.attempt.key(len(self.transitions), agent.role, call)
         prefix = response_prefix_of(self.game.renderer, agent.policy, request.begins)
         options = options_of(self.game.renderer, agent.policy, request)
         longest = max((len(option.tokens) for option in options), default=agent.sampling.max_new_tokens)
@@ -200,8 +198,12 @@ class Turns:
                     await asyncio.sleep(0)
             return self._taken(replace(served, index=index), asked, request)
         self.first_fresh = self.first_fresh or name
+        live = request.chat.live if request.chat else None
         if self.game.watcher:
-            self.game.watcher.asked(agent.role, [one.message for one in asked.heard])
+            live = self.game.watcher.asked(agent.role, [one.message for one in asked.heard]) or live
+        tokens = asked.sees(self.game.renderer, agent.policy, request.begins)
+        if live:
+            live.begin(Begun(name, agent.policy, len(prompt.ids), tuple(tokens), asked.restarted))
         started = time.perf_counter() - self._began
         with self._waited_for(step):
             if options:
@@ -209,12 +211,9 @@ class Turns:
             elif request.chat:
                 made = await answer(self.game.engine, self._chats[agent.role], agent, request.chat, prompt, key)
             else:
-                made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key)
+                made = await generate(self.game.engine, self.game.renderer, self.belt, agent, prompt, prefix, key, live)
         self._check_acting(step, agent)
-        whole = made.choice.log_probs if made.choice else made.log_probs
-        if not np.isfinite(made.log_probs).all() or np.isnan(whole).any():
-            raise EpisodeFailedError("failed", f"{agent.role} sampled a token whose log-prob is not a finite number")
-        tokens = asked.sees(self.game.renderer, agent.policy, request.begins)
+        check_log_probs(made)
         dropped = agent.thinking == "drop" and not options
         action = replace(
             made,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -12,11 +12,13 @@ from urllib.parse import quote, unquote
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from marft.game.chat import ChatRefusedError, Reply
-from marft.gateway.http import Bounds, body_of, gone, no_address, one_by_one, written
+from marft.game.live import Begun
+from marft.gateway.hearing import Hearing, Telling
+from marft.gateway.http import Bounds, after, body_of, no_address, streaming, unless_gone, written
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Protocol
@@ -68,13 +70,16 @@ class App:
         wanted = _wanted(request, role, asked, body)
         if asked.chat.constraint:
             await _checked(await _there(session, session.check_of, wanted))
-        answered = await _unless_gone(request, _on(session, session.ask(wanted)))
+        if asked.stream:
+            return await _streamed(request, protocol, session, asked, wanted)
+        answered = await unless_gone(request, _on(session, session.ask(wanted)))
         if answered is None:
             return Response(status_code=499)  # which nobody reads
         exchange, replies = answered
         try:
             session.kept.setdefault(role, {}).update(protocol.kept(asked, replies))
-            response = _response(protocol, asked, replies)
+            begun = [Begun.of(reply.action) for reply in replies]
+            response = JSONResponse(protocol.response(asked, replies, _about(asked, begun)), headers=_headers(begun))
         except Exception as error:  # the same request would be an action of its own, and end here as well
             raise RequestError(500, "no_response", "the action is recorded, and no response can say it") from error
         session.loop.call_soon_threadsafe(session.deliver, exchange)
@@ -127,19 +132,49 @@ def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientReq
     )
 
 
-def _response(protocol: Protocol, asked: Asked, replies: list[Reply]) -> Response:
-    """What a client is told of its actions, written down before any of it is sent."""
-    told = {"model": replies[0].action.policy, "marft": _told(asked, replies)}
-    headers = {"x-marft-action": ",".join(quote(reply.action.id) for reply in replies)}
-    if asked.stream:
-        events = list(map(written, protocol.events(asked, replies, told)))
-        return StreamingResponse(one_by_one(events), headers=headers, media_type="text/event-stream")
-    return JSONResponse(protocol.response(asked, replies, told), headers=headers)
+async def _streamed(
+    request: Request, protocol: Protocol, session: Session, asked: Asked, wanted: ClientRequest
+) -> Response:  # fmt: skip
+    """A response that begins with the first that is said. A client that goes away leaves its actions to go on.
+
+    Raises:
+        RequestError: nothing is.
+    """
+    hearing, exchanged, actions = Hearing(), list[Exchange](), list[Begun]()
+
+    async def answer() -> Sequence[Reply]:
+        exchange, replies = await _on(session, session.ask(replace(wanted, hearing=hearing)))
+        exchanged.append(exchange)
+        return list[Reply](replies)
+
+    def answered(replies: Sequence[Reply]) -> None:
+        session.kept.setdefault(wanted.role, {}).update(protocol.kept(asked, replies))
+        session.loop.call_soon_threadsafe(session.deliver, exchanged[0])
+
+    def about(begun: Sequence[Begun]) -> dict[str, Any]:
+        actions[:] = begun
+        return _about(asked, begun)
+
+    answering = asyncio.ensure_future(answer())
+    texts = Telling(protocol, asked, hearing, about, written, answered=answered).texts(answering)
+    first = await unless_gone(request, anext(texts))
+    if first is None:
+        answering.cancel()
+        return Response(status_code=499)  # which nobody reads
+    return streaming(protocol, after(first, texts), _headers(actions))
 
 
-def _told(asked: Asked, replies: list[Reply]) -> dict[str, Any]:
-    """What a response says of its actions: their names, what was asked for and only recorded, how they went on."""
-    actions = [reply.action for reply in replies]
+def _about(asked: Asked, actions: Sequence[Begun]) -> dict[str, Any]:
+    """What a response says of its actions."""
+    return {"model": actions[0].policy, "marft": _told(asked, actions)}
+
+
+def _headers(actions: Sequence[Begun]) -> dict[str, str]:
+    return {"x-marft-action": ",".join(quote(action.id) for action in actions)}
+
+
+def _told(asked: Asked, actions: Sequence[Begun]) -> dict[str, Any]:
+    """The names of actions, what was asked for and only recorded, how they went on."""
     told: dict[str, Any] = {"actions": [action.id for action in actions], "sees": list(actions[0].sees)}
     if asked.chat.wishes:
         told["recorded_only"] = dict(asked.chat.wishes)
@@ -181,18 +216,3 @@ async def _checked(check: Callable[[], None]) -> None:
         await asyncio.to_thread(check)
     except ChatRefusedError as error:
         raise RequestError.of(error) from error
-
-
-async def _unless_gone(
-    request: Request, answer: Awaitable[tuple[Exchange, list[Reply]]]
-) -> tuple[Exchange, list[Reply]] | None:
-    """The answer; None where the client has gone before: then nobody waits for it any more."""
-    answering = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(gone(request))
-    try:
-        await asyncio.wait([answering, watching], return_when=asyncio.FIRST_COMPLETED)
-        return await answering if answering.done() else None
-    finally:
-        for task in (answering, watching):
-            task.cancel()
-        await asyncio.gather(answering, watching, return_exceptions=True)

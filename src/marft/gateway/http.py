@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.gateway.protocol.exchange import Event
+from marft.gateway.protocol.exchange import Event, Protocol
 from marft.gateway.refusals import RequestError, unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,44 @@ def written(event: Event) -> str:
     return (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
 
 
-async def one_by_one(texts: Sequence[str]) -> AsyncIterator[str]:
-    """Texts, with a look at everything else between them."""
-    for text in texts:
-        yield text
-        await asyncio.sleep(0)
-
-
 async def gone(request: Request) -> None:
     """Until the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
+    """What is waited for; None where the client has gone before: then nobody waits for it any more."""
+    answering = asyncio.ensure_future(answer)
+    watching = asyncio.ensure_future(gone(request))
+    try:
+        await asyncio.wait([answering, watching], return_when=asyncio.FIRST_COMPLETED)
+        return await answering if answering.done() else None
+    finally:
+        for task in (answering, watching):
+            task.cancel()
+        await asyncio.gather(answering, watching, return_exceptions=True)
+
+
+def streaming(protocol: Protocol, texts: AsyncIterator[str], headers: Mapping[str, str]) -> Response:
+    """A response that is told text by text. An error in the midst is told as the protocol has it."""
+
+    async def told() -> AsyncIterator[str]:
+        try:
+            async for text in texts:
+                yield text
+                await asyncio.sleep(0)  # a look at everything else
+        except RequestError as error:
+            yield written(("" if isinstance(protocol, ChatCompletions) else "error", protocol.error(error)))
+
+    return StreamingResponse(told(), headers=headers, media_type="text/event-stream")
+
+
+async def after(first: str, texts: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Texts, after one that came already."""
+    yield first
+    async for text in texts:
+        yield text
 
 
 async def no_address(_: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,9 @@ from functools import partial
 from marft.game.agents import Agents, Seat
 from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.chat_record import check_constraint
+from marft.game.live import Live
 from marft.gateway.budget import Budget
+from marft.gateway.hearing import Hearing
 from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError, closed, spent, unknown
 from marft.types import Observation
@@ -35,6 +37,7 @@ class ClientRequest:
         retry: how often it was sent before.
         waits: the program then waits for something else, it says.
         secret: by which it came.
+        hearing: what is to hear its actions while they come about.
     """
 
     role: str
@@ -45,14 +48,17 @@ class ClientRequest:
     retry: int = 0
     waits: bool = False
     secret: str = ""
+    hearing: Hearing | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request, however often it is sent, and its actions."""
+    """A request, however often it is sent, and its actions; ``lives`` are those while they come about, where the
+    request is one for a stream."""
 
     request: ClientRequest
     actions: asyncio.Task[list[Reply]]
+    lives: Sequence[Live]
     seen: set[int] = field(default_factory=set)  # counts of retries
     listeners: int = 0
 
@@ -165,6 +171,8 @@ class Session:
         exchange = self._known(request) or self._begun(request)
         exchange.seen.add(request.retry)
         exchange.listeners += 1
+        if request.hearing:
+            request.hearing.hear(exchange.lives)
         self._waits = False
         self._settle()
         try:
@@ -219,7 +227,8 @@ class Session:
         if self.limits.requests and self._asked + request.count > self.limits.requests:
             raise spent("requests", self.limits.requests)
         self._asked += request.count
-        exchange = Exchange(request, asyncio.ensure_future(self._acted(seat, request)))
+        lives = [Live() for _ in range(request.count)] if request.hearing else []
+        exchange = Exchange(request, asyncio.ensure_future(self._acted(seat, request, lives)), lives)
         exchange.actions.add_done_callback(lambda _: self._answered(exchange))
         self._under_way.add(exchange)
         if request.key:
@@ -228,12 +237,13 @@ class Session:
             self._sent.setdefault(request.digest, []).append(exchange)
         return exchange
 
-    async def _acted(self, seat: Seat, request: ClientRequest) -> list[Reply]:
+    async def _acted(self, seat: Seat, request: ClientRequest, lives: Sequence[Live]) -> list[Reply]:
         most, replies = seat.agent.sampling.max_new_tokens, list[Reply]()
         share = await self._budget.take(request.count, min(most, request.chat.max_tokens or most))
         chat = replace(request.chat, max_tokens=share) if self.limits.tokens else request.chat
         try:
-            wanted = [seat.reply(self._observation, chat) for _ in range(request.count)]
+            chats = [replace(chat, live=live) for live in lives] or [chat] * request.count
+            wanted = [seat.reply(self._observation, chat) for chat in chats]
             replies = [await wanted[0]] if request.count == 1 else list(await asyncio.gather(*wanted))
         finally:
             sampled = sum(len(reply.action.tokens) for reply in replies)

@@ -6,18 +6,21 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from marft.gateway.http import Bounds, body_of, gone, no_address, one_by_one, written
+from marft.game.chat import Reply
+from marft.game.live import Begun, Live
+from marft.gateway.hearing import Hearing, Telling
+from marft.gateway.http import Bounds, after, body_of, no_address, streaming, unless_gone, written
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked, Event, Protocol
@@ -27,6 +30,8 @@ from marft.serving.admission import BusyError, Gate, Place
 from marft.serving.asking import HONOURED, Answered, Asking
 from marft.serving.measuring import NOBODY, Measured
 
+T = TypeVar("T")
+NOBODY_READS = Response(status_code=499)
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -94,14 +99,12 @@ class App:
         one.begin(self.gate.enter())
         headers = {"x-request-id": one.name}
         if asked.stream and model in self.asking.teams:
-            return StreamingResponse(one.live(), headers=headers, media_type="text/event-stream")
-        answered = await one.unless_gone(request)
-        if answered is None:
-            return Response(status_code=499)  # which nobody reads
+            return streaming(protocol, one.live(), headers)
         if asked.stream:
-            events = list(map(written, one.events(answered)))
-            return StreamingResponse(one_by_one(events), headers=headers, media_type="text/event-stream")
-        return JSONResponse(one.body(answered), headers=headers)
+            first = await one.unless_gone(request, anext(texts := one.live()))
+            return streaming(protocol, after(first, texts), headers) if first else NOBODY_READS
+        answered = await one.unless_gone(request, one.answer())
+        return JSONResponse(one.body(answered), headers=headers) if answered else NOBODY_READS
 
     def check(self, request: Request) -> None:
         """See that a request may be answered.
@@ -146,7 +149,8 @@ class OneRequest:
 
     def __init__(self, app: App, protocol: Protocol, asked: Asked, model: str, name: str) -> None:
         self.app, self.protocol, self.asked, self.model, self.name = app, protocol, asked, model, name
-        self._told: asyncio.Queue[Mapping[str, str] | None] = asyncio.Queue()
+        self._hearing = Hearing()
+        self._lives = [Live() for _ in range(asked.count)] if asked.stream else []
         self._began = time.perf_counter()
         self._task: asyncio.Task[Answered]
 
@@ -171,50 +175,44 @@ class OneRequest:
         finally:
             self._task.cancel()
 
-    async def unless_gone(self, request: Request) -> Answered | None:
-        """The answer; None where the client has gone before, which ends what was begun.
+    async def unless_gone(self, request: Request, answer: Awaitable[T]) -> T | None:
+        """What is waited for; None where the client has gone before, which ends what was begun.
 
         Raises:
             RequestError: there is none.
         """
-        watching = asyncio.ensure_future(gone(request))
-        try:
-            await asyncio.wait([self._task, watching], return_when=asyncio.FIRST_COMPLETED)
-            return await self._task if self._task.done() else None
-        finally:
+        found = await unless_gone(request, answer)
+        if found is None:
             self._task.cancel()
-            watching.cancel()
-            await asyncio.gather(self._task, watching, return_exceptions=True)
+        return found
 
-    async def live(self) -> AsyncIterator[str]:
-        """A stream that says who is asked and what they have said, and then the answer."""
+    async def live(self) -> AsyncGenerator[str]:
+        """A stream: of a team who is asked and what they have said, and the answer while it comes about. Who stops
+        listening ends what was begun.
+
+        Raises:
+            RequestError: there is none.
+        """
+
+        async def replies() -> Sequence[Reply]:
+            return (await self._task).replies
+
+        self._hearing.hear(self._lives)
+        telling = Telling(self.protocol, self.asked, self._hearing, self._about, self._written, self._progress)
         try:
-            while (said := await self._told.get()) is not None:
-                yield self._progress(said)
-            for event in self.events(await self._task):
-                yield written(event)
-        except RequestError as error:
-            yield written(("" if isinstance(self.protocol, ChatCompletions) else "error", self.protocol.error(error)))
+            async for text in telling.texts(asyncio.ensure_future(replies())):
+                yield text
         finally:
             self._task.cancel()
 
     def body(self, answered: Answered) -> dict[str, Any]:
         """The answer as a whole."""
-        return self._named(self.protocol.response(self.asked, answered.replies, self._about(answered)))
-
-    def events(self, answered: Answered) -> list[Event]:
-        """The answer as a stream."""
-        events = self.protocol.events(self.asked, answered.replies, self._about(answered))
-        return [(name, said if isinstance(said, str) else self._named(said)) for name, said in events]
+        return self._named(self.protocol.response(self.asked, answered.replies, self._about()))
 
     async def _asked(self, place: Place) -> Answered:
         await place.work()
-        loop, limit = asyncio.get_running_loop(), self.app.limits.seconds
-
-        def told(said: Mapping[str, str]) -> None:
-            loop.call_soon_threadsafe(self._told.put_nowait, said)
-
-        asking = self.app.asking.ask(self.model, self.asked, self.name, told)
+        limit = self.app.limits.seconds
+        asking = self.app.asking.ask(self.model, self.asked, self.name, self._hearing.note, self._lives)
         answer = asyncio.run_coroutine_threadsafe(asking, self.app.loop)
         try:
             async with asyncio.timeout(limit):
@@ -224,7 +222,6 @@ class OneRequest:
 
     def _ended(self, place: Place, task: asyncio.Task[Answered]) -> None:
         place.leave()
-        self._told.put_nowait(None)
         measured = self.app.measured
         if task.cancelled():
             measured.requests.labels(self.model, 499).inc()
@@ -246,8 +243,11 @@ class OneRequest:
         """Who is at work, as a piece of a stream: reasoning where the protocol has that, else a comment."""
         if not isinstance(self.protocol, ChatCompletions):
             return f": {said['agent']} {said['state']}\n\n"
-        text = f"{said['agent']}: {said['text']}\n\n" if said["state"] == "acted" else f"{said['agent']} …\n"
-        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None, "logprobs": None}
+        text = f"{said['agent']} …\n" if said["state"] == "asked" else ""
+        if "text" in said:
+            text = f"{said['agent']}: {said['text']}\n\n"
+        delta = {"reasoning_content": text} if text else {}
+        choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
         head = {"object": "chat.completion.chunk", "created": int(time.time()), "model": self.model}
         progress = {key: value for key, value in said.items() if key != "text"}
         return written(("", self._named(head | {"choices": [choice], "marft": {"progress": progress}})))
@@ -257,9 +257,18 @@ class OneRequest:
         named = {"id": f"chatcmpl-{self.name}"} if isinstance(self.protocol, ChatCompletions) else {}
         return {**said, **named}
 
-    def _about(self, answered: Answered) -> dict[str, Any]:
-        """What an answer says of itself."""
-        chat, actions = self.asked.chat, answered.episode.actions
+    def _written(self, event: Event) -> str:
+        name, said = event
+        return written((name, said if isinstance(said, str) else self._named(said)))
+
+    def _about(self, begun: Sequence[Begun] = ()) -> dict[str, Any]:
+        """What an answer says of itself.
+
+        Args:
+            begun: actions that have begun; all are known once it is there.
+        """
+        chat = self.asked.chat
+        actions = [Begun.of(one) for one in self._task.result().episode.actions] if self._task.done() else begun
         about: dict[str, Any] = {
             "request": self.name,
             "actions": [{"id": one.id, "policy": one.policy, "sees": list(one.sees)} for one in actions],

@@ -18,6 +18,7 @@ from marft.game.agents import Agent, Agents
 from marft.game.chat import Chat, ChatRefusedError, Reply
 from marft.game.environment import Split
 from marft.game.game import Attempt, Game
+from marft.game.live import Live
 from marft.game.play import play
 from marft.game.rendering import ChatMessage, Message
 from marft.game.team import Team
@@ -29,7 +30,7 @@ from marft.types import Action, Episode, JointAction, Observation, Sampling, Ste
 
 STREAM = "serve"
 TEAM = "team"
-HONOURED = ("temperature", "top_p", "top_k")
+HONOURED = ("temperature", "top_p", "top_k", "seed")
 Progress = Callable[[Mapping[str, str]], None]
 
 
@@ -103,41 +104,49 @@ class Asking:
         if chat.constraint:
             raise unsupported("response_format", "a team is not held to a form; ask a role")
 
-    async def ask(self, model: str, asked: Asked, name: str, progress: Progress = lambda _: None) -> Answered:
+    async def ask(
+        self, model: str, asked: Asked, name: str, progress: Progress = lambda _: None, lives: Sequence[Live] = (),
+    ) -> Answered:  # fmt: skip
         """The answer to a request. Cancelling it ends the episode.
 
         Args:
             name: of the request.
             progress: told who is asked, and what they have said.
+            lives: hear what is said while it comes about: one for each choice.
 
         Raises:
             RequestError: it cannot be answered.
         """
         team = replace(self.game.team, agents=wished(self.game.team.agents, asked.chat.wishes))
         if model in self.roles:
-            return await self._of_role(model, asked, name, team)
-        return await self._of_team(asked, name, team, progress)
+            return await self._of_role(model, asked, name, team, lives)
+        return await self._of_team(asked, name, team, _Told(progress, answering_role(team), lives))
 
-    async def _of_team(self, asked: Asked, name: str, team: Team, progress: Progress) -> Answered:
+    async def _of_team(self, asked: Asked, name: str, team: Team, watcher: _Told) -> Answered:
         question = Question(task_of(asked.chat.messages))
-        game = replace(self.game, team=team, environment=question, watcher=_Told(progress), seed=self.game.seed)
-        episode = await self._played(game, Task(name, question.text))
+        game = replace(self.game, team=team, environment=question, watcher=watcher)
+        episode = await self._played(game, Task(name, question.text), asked.chat.wishes.get("seed"))
         if question.answer is None:
             raise RequestError(500, "no_answer", "the team ended without an answer")
         return _answered((Reply(*_as_one(question.answer, episode)),), episode)
 
-    async def _of_role(self, role: str, asked: Asked, name: str, team: Team) -> Answered:
+    async def _of_role(self, role: str, asked: Asked, name: str, team: Team, lives: Sequence[Live]) -> Answered:
         chat = replace(asked.chat, messages=_instructed(asked.chat.messages, team.agent(role)))
-        one = OneSeat(role, chat, asked.count)
+        one = OneSeat(role, [replace(chat, live=live) for live in lives] or [chat] * asked.count)
         question = Question(task_of(asked.chat.messages))
         game = replace(self.game, team=replace(team, organization=one), environment=question)
-        episode = await self._played(game, Task(name, question.text))
+        episode = await self._played(game, Task(name, question.text), chat.wishes.get("seed"))
         if one.refused is not None:
             raise RequestError.of(one.refused)
         return _answered(tuple(one.replies), episode)
 
-    async def _played(self, game: Game, task: Task) -> Episode:
-        episode = await play(game, Attempt(task, STREAM))
+    async def _played(self, game: Game, task: Task, seed: float | None) -> Episode:
+        """Play it. Random streams are named by the request, or by the seed that it brings; what is recorded, by the
+        request."""
+        named = task if seed is None else replace(task, id=f"seed {seed}")
+        episode = await play(game, Attempt(named, STREAM))
+        actions = [replace(action, key=action.key._replace(task=task.id)) for action in episode.actions]
+        episode = replace(episode, task=task, actions=tuple(actions))
         self._record(replace(episode, transitions=()))  # which is ungraded: nothing says what it is worth
         if not episode.scored:
             logging.getLogger("marft").warning("%s: %s: %s", task.id, episode.status, one_line(episode.error))
@@ -175,13 +184,13 @@ class OneSeat:
 
     own_timeout: ClassVar[bool] = True
 
-    def __init__(self, role: str, chat: Chat, count: int) -> None:
-        self.role, self.chat, self.count = role, chat, count
+    def __init__(self, role: str, chats: Sequence[Chat]) -> None:
+        self.role, self.chats = role, chats
         self.replies: list[Reply] = []
         self.refused: ChatRefusedError | None = None
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
-        wanted = [agents[self.role].reply(observation, self.chat) for _ in range(self.count)]
+        wanted = [agents[self.role].reply(observation, chat) for chat in self.chats]
         try:
             self.replies = list(await asyncio.gather(*wanted))
         except ChatRefusedError as error:
@@ -190,19 +199,31 @@ class OneSeat:
 
 
 class _Told:
-    """Watches an episode for somebody."""
+    """Watches an episode for somebody.
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    Args:
+        answering: whose text is the answer, if that is known; it is told as such, where somebody hears it.
+    """
+
+    def __init__(self, progress: Progress, answering: str, lives: Sequence[Live]) -> None:
+        self.progress, self.answering, self.lives = progress, answering, lives
 
     def observed(self, observation: Observation) -> None:
         """The client has said it itself."""
 
-    def asked(self, role: str, read: Sequence[Message]) -> None:  # noqa: ARG002
+    def asked(self, role: str, read: Sequence[Message]) -> Live | None:  # noqa: ARG002
         self.progress({"agent": role, "state": "asked"})
+        return self.lives[0] if self.lives and role == self.answering else None
 
     def acted(self, action: Action) -> None:
-        self.progress({"agent": action.agent, "state": "acted", "action": action.id, "text": action.message})
+        text = {} if action.agent == self.answering else {"text": action.message}
+        self.progress({"agent": action.agent, "state": "acted", "action": action.id, **text})
+
+
+def answering_role(team: Team) -> str:
+    """Whose text is the team's answer; "" where that is known afterwards alone."""
+    known = getattr(team.organization, "answering_role", None)
+    return str(known([agent.role for agent in team.agents if agent.profile.answers])) if known else ""
 
 
 def task_of(messages: Sequence[ChatMessage]) -> str:

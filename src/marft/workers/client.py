@@ -12,7 +12,7 @@ from typing import Any
 from marft.engines.stillness import Stillness
 from marft.game.loop_threads import LoopThreadPool
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
-from marft.workers.messages import Answer, Choose, Failure, Forget, GiveBack, Granted, Lease, Sample
+from marft.workers.messages import Answer, Choose, Failure, Forget, GiveBack, Granted, Lease, Sample, Sampled
 
 
 class Client:
@@ -28,12 +28,19 @@ class Client:
         self._send, self._in_messages = send, in_messages
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[object]] = {}
+        self._listeners: dict[int, Callable[[int], None]] = {}
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Have the run's engine sample one action; raises ``EpisodeFailedError`` where that does."""
-        number = next(self._numbers)
-        completion: Completion = await self._asked(Sample(number, policy, self._trimmed(policy, prompt), sampling, key))
-        return completion
+        number, listener = next(self._numbers), sampling.listener
+        there, prompt = replace(sampling, listener=None), self._trimmed(policy, prompt)
+        if listener:
+            self._listeners[number] = listener
+        try:
+            completion: Completion = await self._asked(Sample(number, policy, prompt, there, key, listener is not None))
+            return completion
+        finally:
+            self._listeners.pop(number, None)
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
@@ -61,8 +68,12 @@ class Client:
             del self._waiting[number]
             self._send(GiveBack(number))
 
-    def hear(self, answer: Answer | Granted) -> None:
-        """Hand an answer to whoever waits for it."""
+    def hear(self, answer: Answer | Granted | Sampled) -> None:
+        """Hand an answer to whoever waits for it, a token to whoever listens."""
+        if isinstance(answer, Sampled):
+            if listener := self._listeners.get(answer.number):
+                listener(answer.token)
+            return
         future = self._waiting.get(answer.number)
         if future is None or future.done():
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -87,7 +87,7 @@ class Link:
     """
 
     def __init__(self, child: Child, engine: Sampler, slots: Slots, patience: float) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.child, self.engine, self.slots, self.patience = child, engine, slots, patience
         self.agents: tuple[Agent, ...] = ()
         self.usage: Mapping[str, float] = {}
@@ -218,7 +218,7 @@ class Link:
 
     async def _answer(self, asked: Sample | Choose) -> None:
         try:
-            outcome: Any = await asked.put_to(self.engine)
+            outcome: Any = await asked.put_to(self.engine, self._tell)
         except EpisodeFailedError as failure:
             outcome = Failure(failure.status, failure.reason)
         except Exception as error:  # noqa: BLE001  of the engine itself: nothing can be played any more
@@ -228,6 +228,10 @@ class Link:
         finally:
             self._requests.pop(asked.number, None)
         self._set_going(Answer(asked.number, outcome))
+
+    def _tell(self, message: object) -> None:
+        with suppress(RuntimeError):  # the run has ended
+            self._loop.call_soon_threadsafe(self._wire.send, message)
 
     async def _lease(self, asked: Lease) -> None:
         """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from marft.errors import RunError
 from marft.faults import deliberate, described
@@ -92,6 +92,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of the request of this number, to which somebody listens. It sets nothing going."""
+
+    number: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     """The lease of this number begins."""
 
@@ -134,17 +142,27 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A request of a seat."""
+    """A request of a seat. Its listener stays where it is; ``live`` says that there is one."""
 
     number: int
     policy: str
     prompt: Prompt
     sampling: Sampling
     key: ActionKey
+    live: bool = False
 
-    async def put_to(self, engine: Sampler) -> Completion:
-        """What the engine samples."""
-        return await engine.sample(self.policy, self.prompt, self.sampling, self.key)
+    async def put_to(self, engine: Sampler, tell: Callable[[object], None] = lambda _: None) -> Completion:
+        """What the engine samples.
+
+        Args:
+            tell: sends a message to the worker, on any thread.
+        """
+
+        def listener(token: int) -> None:
+            tell(Sampled(self.number, token))
+
+        sampling = replace(self.sampling, listener=listener) if self.live else self.sampling
+        return await engine.sample(self.policy, self.prompt, sampling, self.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +176,7 @@ class Choose:
     sampling: Sampling
     key: ActionKey
 
-    async def put_to(self, engine: Sampler) -> tuple[Choice, Versions]:
+    async def put_to(self, engine: Sampler, tell: Callable[[object], None] = lambda _: None) -> tuple[Choice, Versions]:  # noqa: ARG002
         """What the engine chooses."""
         choice, versions = await engine.choose(self.policy, self.prompt, self.options, self.sampling, self.key)
         return Choice((), choice.chosen, choice.log_probs, choice.usage), versions

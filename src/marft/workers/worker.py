@@ -35,6 +35,7 @@ from marft.workers.messages import (
     Pong,
     Ready,
     Refused,
+    Sampled,
     Still,
 )
 from marft.workers.wire import Wire
@@ -113,7 +114,7 @@ class Worker:
             self._received += 1
             self.client.stillness.stir()
             self._set_going.set()
-        if isinstance(message, Answer | Granted):
+        if isinstance(message, Answer | Granted | Sampled):
             self.client.hear(message)
         elif isinstance(message, Play):
             task = asyncio.create_task(self._play(message, self.team))

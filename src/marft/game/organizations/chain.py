@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from marft.config.parts import OrganizationPart
@@ -22,6 +23,10 @@ class Chain(OrganizationPart):
 
     each_once: ClassVar[bool] = True  # every agent acts once a step
     sees: Literal["all", "previous"] = "all"  # all actions before its own, or that of the one before
+
+    def answering_role(self, answering: Sequence[str]) -> str:
+        """The only one that answers."""
+        return answering[0] if len(answering) == 1 else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         done: list[Action] = []

@@ -43,6 +43,10 @@ class Debate(OrganizationPart):
         if len(roles) - bool(self.judge) < 1:
             yield "team: a judge alone has nobody to listen to; add agents who debate"
 
+    def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
+        """The judge."""
+        return self.judge
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         speakers = [seat for seat in agents if seat.role != self.judge]
         said: dict[str, Action] = {}

@@ -42,6 +42,10 @@ class Graph(OrganizationPart):
         except CycleError as error:
             yield f"team.sees: {' → '.join(reversed(error.args[1]))} is a circle, so nobody could begin"
 
+    def answering_role(self, answering: Sequence[str]) -> str:
+        """The only one that answers."""
+        return answering[0] if len(answering) == 1 else ""
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         acting: dict[str, asyncio.Task[Action]] = {}
 

@@ -40,6 +40,10 @@ class Hierarchical(OrganizationPart):
             if role not in roles:
                 yield f"team: no agent is called {role!r}{did_you_mean(role, roles)}"
 
+    def answering_role(self, answering: Sequence[str]) -> str:
+        """The one that puts the pieces together, where it does nothing else."""
+        return "" if answering[-1] in (self.planner, *self.workers) else answering[-1]
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         plan = await agents[self.planner](observation)
         parts = sub_tasks(plan.message)[: self.most]

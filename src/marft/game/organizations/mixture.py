@@ -31,6 +31,10 @@ class MixtureOfAgents(OrganizationPart):
         if len(roles) < 2:
             yield "team: a mixture of agents needs proposers beside the agent that answers"
 
+    def answering_role(self, answering: Sequence[str]) -> str:
+        """The aggregator."""
+        return answering[-1]
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         aggregator = answering(agents)
         layer: list[Action] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from marft.config.parts import OrganizationPart
@@ -24,6 +25,10 @@ class Parallel(OrganizationPart):
 
     each_once: ClassVar[bool] = True  # every agent acts once a step
     answer: Literal["last", "vote"] = "last"  # that of the last agent who answers, or the most frequent one
+
+    def answering_role(self, answering: Sequence[str]) -> str:
+        """The only one that answers, where they do not vote."""
+        return answering[0] if len(answering) == 1 and self.answer == "last" else ""
 
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         actions = await together(*(seat(observation) for seat in agents))

@@ -34,6 +34,10 @@ class Reflective(OrganizationPart):
             if role not in roles:
                 yield f"team.{seat}: no agent is called {role!r}{did_you_mean(role, roles)}"
 
+    def answering_role(self, answering: Sequence[str]) -> str:  # noqa: ARG002
+        """The reviser, where it acts once."""
+        return self.reviser if self.rounds == 1 and self.reviser not in (self.actor, self.critic) else ""
+
     async def act(self, observation: Observation, agents: Agents) -> JointAction:
         draft = await agents[self.actor](observation)
         for _ in range(self.rounds):

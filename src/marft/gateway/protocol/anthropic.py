@@ -9,9 +9,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
+from marft.game.live import Begun
 from marft.game.rendering import arguments_of
 from marft.gateway.protocol.chat_completions import Number
-from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, usage_of
+from marft.gateway.protocol.exchange import (
+    NOTHING,
+    Asked,
+    Event,
+    Protocol,
+    Stream,
+    call_id,
+    in_pieces,
+    said_by,
+    usage_of,
+)
 from marft.gateway.protocol.reading import (
     MOST_STOPS,
     CallSaid,
@@ -27,13 +38,17 @@ from marft.gateway.protocol.reading import (
     left_out,
     read,
     text_of,
-    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
 from marft.texts import storable
 from marft.types import Tool
 
+DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}  # by type of the block
 CHANGE_NOTHING = ("metadata", "service_tier", "cache_control")
 KINDS = {
     400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 410: "not_found_error",
@@ -99,33 +114,74 @@ class Messages(Protocol):
             stop=tuple(request.stop_sequences or ()),
             wishes={name: value for name, value in wishes.items() if value is not None},
             constraint=_constraint(request, tools),
+            parallel=request.tool_choice is None or not request.tool_choice.disable_parallel_tool_use,
         )
-        alone = request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use
-        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(not alone, chat))
-        return Asked(chat, 1, bool(request.stream), ignored)
+        return Asked(chat, 1, bool(request.stream), tuple(left_out(request, CHANGE_NOTHING)))
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002
         (reply,) = replies
         return {
-            **_head(reply, told),
+            **_head(reply.action.id, told),
             "content": _blocks(reply),
             "stop_reason": _why_stopped(reply),
             "usage": _usage(reply),
         }
 
-    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:  # noqa: ARG002
-        (reply,) = replies
-        usage = _usage(reply)
-        begun = {**_head(reply, told), "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
-        yield "message_start", {"type": "message_start", "message": begun}
-        for index, block in enumerate(_blocks(reply)):
-            yield from _block_events(index, block)
-        end = {"delta": {"stop_reason": _why_stopped(reply), "stop_sequence": None}, "usage": usage}
-        yield "message_delta", {"type": "message_delta", **end}
-        yield "message_stop", {"type": "message_stop"}
+    def stream(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> Stream:
+        return Blocks(asked, begun, told)
 
     def error(self, error: RequestError) -> Mapping[str, Any]:
         return {"type": "error", "error": {"type": KINDS.get(error.status, "api_error"), "message": error.message}}
+
+
+class Blocks(Stream):
+    def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
+        super().__init__(asked, begun, told)
+        self._index = -1  # of the block that is open, or was last
+        self._open = ""  # its type
+
+    def begin(self) -> Iterator[Event]:
+        usage = {"input_tokens": self.begun.read, "output_tokens": 0}
+        message = {**_head(self.begun.id, self.told), "content": [], "stop_reason": None, "usage": usage}
+        yield "message_start", {"type": "message_start", "message": message}
+
+    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:  # noqa: ARG002  there is one action
+        if thought:
+            yield from self._go_on({"type": "thinking", "thinking": "", "signature": ""}, thought)
+        if text:
+            yield from self._go_on({"type": "text", "text": ""}, text)
+
+    def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:  # noqa: ARG002
+        (reply,) = replies
+        if self._open != "text" and not reply.calls:  # nothing is said
+            yield from self._go_on({"type": "text", "text": ""}, "")
+        for call in _blocks(reply):
+            if call["type"] == "tool_use":
+                yield from self._close()
+                yield from self._go_on({**call, "input": {}}, json.dumps(call["input"]))
+        yield from self._close()
+        end = {"delta": {"stop_reason": _why_stopped(reply), "stop_sequence": None}, "usage": _usage(reply)}
+        yield "message_delta", {"type": "message_delta", **end}
+        yield "message_stop", {"type": "message_stop"}
+
+    def _go_on(self, block: Mapping[str, Any], text: str) -> Iterator[Event]:
+        """More of a block, which begins if another one is open."""
+        if self._open != block["type"]:
+            yield from self._close()
+            self._open = block["type"]
+            self._index += 1
+            yield self._event("content_block_start", content_block=block)
+        kind, key = DELTAS[self._open]
+        for piece in in_pieces(text):
+            yield self._event("content_block_delta", delta={"type": kind, key: piece})
+
+    def _close(self) -> Iterator[Event]:
+        if self._open:
+            yield self._event("content_block_stop")
+        self._open = ""
+
+    def _event(self, name: str, **more: Any) -> Event:
+        return name, {"type": name, "index": self._index, **more}
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[Said]:
@@ -164,15 +220,15 @@ def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     return forced_call(tools, name, not choice.disable_parallel_tool_use)
 
 
-def _head(reply: Reply, told: Mapping[str, Any]) -> dict[str, Any]:
+def _head(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": f"msg_{reply.action.id.replace('/', '-')}", "type": "message", "role": "assistant",
+        "id": f"msg_{name.replace('/', '-')}", "type": "message", "role": "assistant",
         "model": told["model"], "stop_sequence": None, "marft": told["marft"],
     }  # fmt: skip
 
 
 def _blocks(reply: Reply) -> list[dict[str, Any]]:
-    text = str(reply.message["content"] or "")
+    text = said_by(reply)
     thought = [{"type": "thinking", "thinking": reply.thought, "signature": ""}] if reply.thought else []
     said = [{"type": "text", "text": text}] if text or not reply.calls else []
     calls = [
@@ -180,25 +236,6 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
         for number, call in enumerate(reply.calls)
     ]
     return [*thought, *said, *calls]
-
-
-def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[Event]:
-    key, kind, text = {
-        "text": ("text", "text_delta", block.get("text")),
-        "thinking": ("thinking", "thinking_delta", block.get("thinking")),
-        "tool_use": ("partial_json", "input_json_delta", json.dumps(block.get("input"))),
-    }[block["type"]]
-    empties: dict[str, dict[str, Any]] = {
-        "tool_use": {"input": {}}, "text": {"text": ""}, "thinking": {"thinking": ""},
-    }  # fmt: skip
-    yield (
-        "content_block_start",
-        {"type": "content_block_start", "index": index, "content_block": {**block, **empties[block["type"]]}},
-    )
-    for piece in in_pieces(str(text)):
-        delta = {"type": kind, key: piece}
-        yield "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
-    yield "content_block_stop", {"type": "content_block_stop", "index": index}
 
 
 def _why_stopped(reply: Reply) -> str:

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
-from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, log_probs_of, usage_of
+from marft.game.live import Begun
+from marft.gateway.protocol.exchange import (
+    NOTHING,
+    Asked,
+    Event,
+    Protocol,
+    Stream,
+    call_id,
+    in_pieces,
+    log_probs_of,
+    usage_of,
+)
 from marft.gateway.protocol.reading import (
     MOST_ACTIONS,
     MOST_ALTERNATIVES,
@@ -27,7 +38,6 @@ from marft.gateway.protocol.reading import (
     read,
     stops_of,
     text_of,
-    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -137,9 +147,10 @@ class ChatCompletions(Protocol):
             constraint=_constraint(request, tools),
             pieces=bool(request.logprobs),
             alternatives=request.top_logprobs or 0,
+            parallel=request.parallel_tool_calls is not False,
         )
         usage = bool(request.stream_options and request.stream_options.include_usage)
-        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
+        ignored = tuple(left_out(request, CHANGE_NOTHING))
         return Asked(chat, request.n or 1, bool(request.stream), ignored, {"usage": usage})
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,40 +163,53 @@ class ChatCompletions(Protocol):
             }
             for index, reply in enumerate(replies)
         ]
-        return _head(replies, told, "chat.completion") | {
+        return _head(replies[0].action.id, told, "chat.completion") | {
             "choices": choices, "usage": _usage(replies), "marft": told["marft"],
         }  # fmt: skip
 
-    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
-        head = _head(replies, told, "chat.completion.chunk") | {"marft": told["marft"]}
-
-        def chunk(index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> Event:
-            choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
-            return "", head | {"choices": [choice]}
-
-        for index, reply in enumerate(replies):
-            message = _message(reply)
-            yield chunk(index, {"role": "assistant", "content": ""})
-            if asked.chat.pieces:
-                yield chunk(index, {"content": ""}, logprobs={"content": log_probs_of(reply), "refusal": None})
-            for piece in in_pieces(message.get("reasoning_content") or ""):
-                yield chunk(index, {"reasoning_content": piece})
-            for piece in in_pieces(message["content"] or ""):
-                yield chunk(index, {"content": piece})
-            for number, call in enumerate(message.get("tool_calls", ())):
-                begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
-                yield chunk(index, {"tool_calls": [begun]})
-                for piece in in_pieces(call["function"]["arguments"]):
-                    yield chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
-            yield chunk(index, {}, finish_of(reply))
-        if asked.detail and asked.detail["usage"]:
-            yield "", head | {"choices": [], "usage": _usage(replies)}
-        yield "", "[DONE]"
+    def stream(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> Stream:
+        return Chunks(asked, begun, told)
 
     def error(self, error: RequestError) -> Mapping[str, Any]:
         return {
             "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code},
         }
+
+
+class Chunks(Stream):
+    def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
+        super().__init__(asked, begun, told)
+        self._head = _head(begun.id, told, "chat.completion.chunk")
+
+    def begin(self) -> Iterator[Event]:
+        for index in range(self.asked.count):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:
+        for piece in in_pieces(thought):
+            yield self._chunk(index, {"reasoning_content": piece})
+        for piece in in_pieces(text):
+            yield self._chunk(index, {"content": piece})
+
+    def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
+        self.told = told
+        for index, reply in enumerate(replies):
+            if self.asked.chat.pieces:
+                log_probs = {"content": log_probs_of(reply), "refusal": None}
+                yield self._chunk(index, {"content": ""}, logprobs=log_probs)
+            for number, call in enumerate(_message(reply).get("tool_calls", ())):
+                begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
+                yield self._chunk(index, {"tool_calls": [begun]})
+                for piece in in_pieces(call["function"]["arguments"]):
+                    yield self._chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+            yield self._chunk(index, {}, finish_of(reply))
+        if self.asked.detail and self.asked.detail["usage"]:
+            yield "", {**self._head, "marft": told["marft"], "choices": [], "usage": _usage(replies)}
+        yield "", "[DONE]"
+
+    def _chunk(self, index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> Event:
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None, **more}
+        return "", {**self._head, "marft": self.told["marft"], "choices": [choice]}
 
 
 def finish_of(reply: Reply) -> str:
@@ -225,9 +249,13 @@ def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     return Constraint("json", schema=form.json_schema.json_schema, parallel=parallel)
 
 
-def _head(replies: Sequence[Reply], told: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    name = replies[0].action.id.replace("/", "-")
-    return {"id": f"chatcmpl-{name}", "object": kind, "created": int(time.time()), "model": told["model"]}
+def _head(name: str, told: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{name.replace('/', '-')}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": told["model"],
+    }
 
 
 def _message(reply: Reply) -> dict[str, Any]:

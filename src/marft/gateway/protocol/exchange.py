@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from marft.game.chat import Chat, Reply
+from marft.game.live import Begun
 from marft.gateway.protocol.reading import Said
 from marft.gateway.refusals import RequestError
 
@@ -37,6 +38,38 @@ class Asked:
     turns: tuple[Said, ...] | None = None
 
 
+class Stream(ABC):
+    """An answer as events, while its actions come about.
+
+    Args:
+        begun: the first of its actions.
+        told: of the agent, its policy, and what was asked for in vain.
+    """
+
+    def __init__(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
+        self.asked, self.begun, self.told = asked, begun, told
+
+    @abstractmethod
+    def begin(self) -> Iterator[Event]:
+        """The first events, before anything is said."""
+
+    @abstractmethod
+    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:
+        """An action's thought goes on, or what it says does.
+
+        Args:
+            index: of the action.
+        """
+
+    @abstractmethod
+    def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
+        """What comes after all that is said: calls, why it ended, usage.
+
+        Args:
+            told: as it is known now.
+        """
+
+
 class Protocol(ABC):
     """One way to ask and to be answered."""
 
@@ -60,8 +93,8 @@ class Protocol(ABC):
         """
 
     @abstractmethod
-    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
-        """The same as a stream of events."""
+    def stream(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> Stream:
+        """The response as a stream of events."""
 
     def kept(self, asked: Asked, replies: Sequence[Reply]) -> Mapping[str, tuple[Said, ...]]:  # noqa: ARG002
         """What later requests may go on from: conversations by the names of their responses."""
@@ -75,6 +108,11 @@ class Protocol(ABC):
 def call_id(reply: Reply, number: int) -> str:
     """What a client calls a call: its own in the whole episode."""
     return f"call_{reply.action.index:05d}{number:03d}"
+
+
+def said_by(reply: Reply) -> str:
+    """What an answer says beside its calls."""
+    return str(reply.message["content"] or "")
 
 
 def in_pieces(text: str, size: int = 64) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from marft.game.chat import Chat, Constraint
+from marft.game.chat import Constraint
 from marft.game.rendering import ChatMessage, arguments_of
 from marft.gateway.refusals import RequestError
 from marft.texts import storable
@@ -117,11 +117,6 @@ def forced_call(tools: Sequence[Tool], name: str, parallel: bool) -> Constraint:
     if not any(name in ("", tool.name) for tool in tools):
         raise RequestError(400, "invalid_value", "tool_choice names no tool that is offered", "tool_choice")
     return Constraint("call", name, parallel=parallel)
-
-
-def unheld(parallel: bool | None, chat: Chat) -> list[str]:
-    """The field of parallel calls, where it asks for one call and nothing holds an answer to that."""
-    return ["parallel_tool_calls"] if parallel is False and chat.tools and chat.constraint is None else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,26 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from marft.game.chat import Chat, Constraint, Reply
+from marft.game.live import Begun
 from marft.gateway.protocol.chat_completions import ChatCompletions, Number
-from marft.gateway.protocol.exchange import NOTHING, Asked, Event, Protocol, call_id, in_pieces, log_probs_of, usage_of
+from marft.gateway.protocol.exchange import (
+    NOTHING,
+    Asked,
+    Event,
+    Protocol,
+    Stream,
+    call_id,
+    in_pieces,
+    log_probs_of,
+    said_by,
+    usage_of,
+)
 from marft.gateway.protocol.reading import (
     MOST_ALTERNATIVES,
     CallSaid,
@@ -27,7 +40,6 @@ from marft.gateway.protocol.reading import (
     left_out,
     read,
     text_of,
-    unheld,
     unsupported,
 )
 from marft.gateway.refusals import RequestError
@@ -38,6 +50,8 @@ CHANGE_NOTHING = (
     "background", "truncation",
 )  # fmt: skip
 LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
+PART = ("response.reasoning_summary_part", "response.content_part")  # of a thought, of a message
+TEXT = ("response.reasoning_summary_text", "response.output_text")
 TEXTS = ("text", "input_text", "output_text", "summary_text")
 
 
@@ -118,8 +132,9 @@ class Responses(Protocol):
             constraint=_constraint(request, tools),
             pieces=LOG_PROBS in (request.include or ()) or bool(request.top_logprobs),
             alternatives=request.top_logprobs or 0,
+            parallel=request.parallel_tool_calls is not False,
         )
-        ignored = (*left_out(request, CHANGE_NOTHING), *unheld(request.parallel_tool_calls, chat))
+        ignored = tuple(left_out(request, CHANGE_NOTHING))
         keeps = None if request.store is False else tuple(turns)
         return Asked(chat, 1, bool(request.stream), ignored, json.loads(body), keeps)
 
@@ -128,40 +143,31 @@ class Responses(Protocol):
             return NOTHING
         (reply,) = replies
         calls = [CallSaid(call_id(reply, n), call.name, call.arguments) for n, call in enumerate(reply.calls)]
-        said = Said("assistant", str(reply.message["content"] or ""), tuple(calls))
-        return {f"resp_{_name(reply)}": (*asked.turns, said)}
+        said = Said("assistant", said_by(reply), tuple(calls))
+        return {f"resp_{_name(reply.action.id)}": (*asked.turns, said)}
 
     def response(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Mapping[str, Any]:
         (reply,) = replies
         cut = reply.action.finish == "length"
-        return self._head(asked, reply, told) | {
+        return self.head(asked, reply.action.id, told) | {
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": _output(reply),
             "usage": _usage(reply),
         }
 
-    def events(self, asked: Asked, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
-        (reply,) = replies
-        begun = {**self._head(asked, reply, told), "status": "in_progress", "incomplete_details": None, "output": []}
-        told_events: list[dict[str, Any]] = [
-            {"type": f"response.{state}", "response": begun} for state in ("created", "in_progress")
-        ]
-        for index, item in enumerate(_output(reply)):
-            told_events += _item_events(index, item)
-        whole = self.response(asked, replies, told)
-        told_events.append({"type": f"response.{whole['status']}", "response": whole})
-        for number, event in enumerate(told_events):
-            yield event["type"], {**event, "sequence_number": number}
+    def stream(self, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> Stream:
+        return Items(self, asked, begun, told)
 
     def error(self, error: RequestError) -> Mapping[str, Any]:
         return ChatCompletions().error(error)
 
     @staticmethod
-    def _head(asked: Asked, reply: Reply, told: Mapping[str, Any]) -> dict[str, Any]:
+    def head(asked: Asked, action: str, told: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of a response before anything is said."""
         body = asked.detail or {}
         return {
-            "id": f"resp_{_name(reply)}",
+            "id": f"resp_{_name(action)}",
             "object": "response",
             "created_at": int(time.time()),
             "model": told["model"],
@@ -180,6 +186,85 @@ class Responses(Protocol):
             "usage": None,
             "marft": told["marft"],
         }
+
+
+class Items(Stream):
+    """Items as they come about: at most a thought, a message and calls."""
+
+    def __init__(self, protocol: Responses, asked: Asked, begun: Begun, told: Mapping[str, Any]) -> None:
+        super().__init__(asked, begun, told)
+        self.protocol = protocol
+        self._number = count()  # of an event
+        self._index = -1  # of the item that is open, or was last
+        self._open: dict[str, Any] = {}
+        self._text = ""  # of it
+
+    def begin(self) -> Iterator[Event]:
+        head = self.protocol.head(self.asked, self.begun.id, self.told)
+        response = {**head, "status": "in_progress", "incomplete_details": None, "output": []}
+        for state in ("created", "in_progress"):
+            yield self._event(f"response.{state}", response=response)
+
+    def say(self, index: int, thought: str, text: str) -> Iterator[Event]:  # noqa: ARG002  there is one action
+        if thought:
+            yield from self._go_on(_reasoning(self.begun.id, ""), thought)
+        if text:
+            yield from self._go_on(_message(self.begun.id, ""), text)
+
+    def end(self, replies: Sequence[Reply], told: Mapping[str, Any]) -> Iterator[Event]:
+        (reply,) = replies
+        if self._open.get("type") != "message" and not reply.calls:  # nothing is said
+            yield from self._go_on(_message(self.begun.id, ""), "")
+        yield from self._close(log_probs_of(reply))
+        for call in _calls(reply):
+            yield from self._begin({**call, "arguments": "", "status": "in_progress"})
+            for piece in in_pieces(call["arguments"]):
+                yield self._event("response.function_call_arguments.delta", **self._where, delta=piece)
+            arguments = {"arguments": call["arguments"], "name": call["name"]}
+            yield self._event("response.function_call_arguments.done", **self._where, **arguments)
+            yield self._event("response.output_item.done", output_index=self._index, item=call)
+        whole = self.protocol.response(self.asked, replies, told)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        inside = {"message": {"content_index": 0}, "reasoning": {"summary_index": 0}}.get(self._open["type"], {})
+        return {"output_index": self._index, "item_id": self._open["id"], **inside}
+
+    def _go_on(self, item: dict[str, Any], text: str) -> Iterator[Event]:
+        """More of a thought or of a message, which begins if something else is open."""
+        is_message = item["type"] == "message"
+        if self._open.get("type") != item["type"]:
+            yield from self._close()
+            (part,) = item["content" if is_message else "summary"]
+            empty: dict[str, Any] = {"status": "in_progress", "content": []} if is_message else {"summary": []}
+            yield from self._begin(item | empty)
+            yield self._event(PART[is_message] + ".added", **self._where, part=part)
+        self._text += text
+        more: dict[str, Any] = {"logprobs": []} if is_message else {}
+        for piece in in_pieces(text):
+            yield self._event(TEXT[is_message] + ".delta", **self._where, delta=piece, **more)
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+        self._index += 1
+        self._open, self._text = item, ""
+        yield self._event("response.output_item.added", output_index=self._index, item=item)
+
+    def _close(self, log_probs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
+        """The thought or message that is open, if one is, is over."""
+        if not self._open:
+            return
+        is_message = self._open["type"] == "message"
+        item = _message(self.begun.id, self._text, log_probs) if is_message else _reasoning(self.begun.id, self._text)
+        (part,) = item["content" if is_message else "summary"]
+        more: dict[str, Any] = {"logprobs": []} if is_message else {}
+        yield self._event(TEXT[is_message] + ".done", **self._where, text=self._text, **more)
+        yield self._event(PART[is_message] + ".done", **self._where, part=part)
+        yield self._event("response.output_item.done", output_index=self._index, item=item)
+        self._open = {}
+
+    def _event(self, kind: str, **more: Any) -> Event:
+        return kind, {"type": kind, **more, "sequence_number": next(self._number)}
 
 
 def _turns(items: Sequence[Item], earlier: Sequence[Said]) -> list[Said]:
@@ -224,60 +309,39 @@ def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     return Constraint("json", schema=form.json_schema, parallel=parallel)
 
 
-def _name(reply: Reply) -> str:
-    return reply.action.id.replace("/", "-")
+def _name(action: str) -> str:
+    return action.replace("/", "-")
 
 
 def _output(reply: Reply) -> list[dict[str, Any]]:
     """What was said, then what is called."""
-    name, text = _name(reply), str(reply.message["content"] or "")
-    items: list[dict[str, Any]] = []
-    if reply.thought:
-        summary = [{"type": "summary_text", "text": reply.thought}]
-        items.append({"type": "reasoning", "id": f"rs_{name}", "summary": summary})
-    if text or not reply.calls:
-        part = {
-            "type": "output_text",
-            "text": text,
-            "annotations": [],
-            "logprobs": log_probs_of(reply),
-        }
-        items.append(
-            {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": [part]}
-        )
-    return items + [
+    text = said_by(reply)
+    thought = [_reasoning(reply.action.id, reply.thought)] if reply.thought else []
+    message = [_message(reply.action.id, text, log_probs_of(reply))] if text or not reply.calls else []
+    return thought + message + _calls(reply)
+
+
+def _reasoning(action: str, thought: str) -> dict[str, Any]:
+    summary = [{"type": "summary_text", "text": thought}]
+    return {"type": "reasoning", "id": f"rs_{_name(action)}", "summary": summary}
+
+
+def _message(action: str, text: str, log_probs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(log_probs)}
+    return {
+        "type": "message", "id": f"msg_{_name(action)}", "role": "assistant", "status": "completed", "content": [part],
+    }  # fmt: skip
+
+
+def _calls(reply: Reply) -> list[dict[str, Any]]:
+    name = _name(reply.action.id)
+    return [
         {
             "type": "function_call", "id": f"fc_{name}_{number}", "call_id": call_id(reply, number), "name": call.name,
             "arguments": call.arguments, "status": "completed",
         }
         for number, call in enumerate(reply.calls)
     ]  # fmt: skip
-
-
-def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """An item as it comes about in a stream."""
-    where = {"output_index": index, "item_id": item["id"]}
-    empty: dict[str, dict[str, Any]] = {
-        "message": {"content": []},
-        "function_call": {"arguments": ""},
-        "reasoning": {"summary": []},
-    }
-    added = {**item, **empty[item["type"]], **({} if item["type"] == "reasoning" else {"status": "in_progress"})}
-    yield {"type": "response.output_item.added", "output_index": index, "item": added}
-    if item["type"] == "message":
-        (part,) = item["content"]
-        place = {**where, "content_index": 0}
-        yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
-        for piece in in_pieces(part["text"]):
-            yield {"type": "response.output_text.delta", **place, "delta": piece, "logprobs": []}
-        yield {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []}
-        yield {"type": "response.content_part.done", **place, "part": part}
-    elif item["type"] == "function_call":
-        for piece in in_pieces(item["arguments"]):
-            yield {"type": "response.function_call_arguments.delta", **where, "delta": piece}
-        arguments = {"arguments": item["arguments"], "name": item["name"]}
-        yield {"type": "response.function_call_arguments.done", **where, **arguments}
-    yield {"type": "response.output_item.done", "output_index": index, "item": dict(item)}
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

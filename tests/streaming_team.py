@@ -1,0 +1,27 @@
+"""The demo's team as a program that reads what its agents say while they say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from marft.examples.openai_team import shared
+from marft.gateway.client import Client
+from marft.types import Task
+
+
+def solve(task: Task, clients: Mapping[str, Client]) -> str:
+    thought = ask(clients["reasoner"], task.prompt)
+    return ask(clients["actor"], f"{task.prompt}\n\nMessage from reasoner:\n{thought}")
+
+
+def ask(client: Client, question: str) -> str:
+    chunks = (
+        shared()
+        .with_options(**client.keywords)
+        .chat.completions.create(
+            model=client.model,
+            messages=[{"role": "system", "content": client.instructions}, {"role": "user", "content": question}],
+            stream=True,
+        )
+    )
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
