@@ -75,6 +75,33 @@ class TestBudgets:
 
         assert asyncio.run(spend()) == [4, 4, 1, 2, 2, 2]
 
+    def test_several_actions_wait_until_there_is_enough_for_all_of_them(self) -> None:
+        async def spend() -> list[int]:
+            budget = Budget(10)
+            await budget.take(1, 4)
+            both = asyncio.ensure_future(budget.take(2, 4))  # of which one alone would fit
+            await asyncio.sleep(0)
+            assert not both.done()
+            budget.give_back(4, 1)
+            return [await both, budget.left]
+
+        assert asyncio.run(spend()) == [4, 1]
+
+
+class TestStoredResponses:
+    def test_they_are_gone_on_from_by_the_agent_whose_they_are_alone(self) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            first = send(f"{clients['a'].base_url}/responses", {"input": "1 + 2?"})
+            further = {"input": "and 3?", "previous_response_id": first.table["id"]}
+            answers.extend(send(f"{clients[role].base_url}/responses", further) for role in ("b", "a"))
+
+        episode = played(solve, "a", "b")
+        assert [answer.status for answer in answers] == [400, 200]
+        assert answers[0].table["error"]["code"] == "previous_response_not_found"
+        assert [action.agent for action in episode.actions] == ["a", "a"]
+
 
 class TestWhatClientsGetWrong:
     def test_a_chat_of_very_many_messages_is_refused_at_once(self) -> None:
