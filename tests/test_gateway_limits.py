@@ -88,6 +88,17 @@ class TestBudgets:
         assert asyncio.run(spend()) == [4, 1]
 
 
+    def test_each_action_is_a_request_and_what_was_refused_is_none(self) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            answers.append(ask(clients["a"], headers={"x-marft-sees": "0/a/9"}))
+            answers.extend(ask(clients["a"], n=count) for count in (2, 2, 1, 1))
+
+        assert len(played(solve, requests=3).actions) == 3
+        assert [answer.status for answer in answers] == [400, 200, 429, 200, 429]
+
+
 class TestStoredResponses:
     def test_they_are_gone_on_from_by_the_agent_whose_they_are_alone(self) -> None:
         answers: list[Response] = []

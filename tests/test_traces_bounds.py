@@ -35,8 +35,11 @@ class TestSpans:
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
         assert len(episode.turns) == 1
 
-    def test_what_is_open_has_so_many_characters_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(assembling, "MOST_TEXT", 25_000)
+    @pytest.mark.parametrize(("name", "most_open"), [("MOST_TEXT", 25_000), ("MOST_SPANS", 3)])
+    def test_what_is_open_has_so_many_spans_and_characters_at_most(
+        self, name: str, most_open: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(assembling, name, most_open)
         long, _ = current([{**USER, "content": "x" * 6000}], SAID)
         tally = Tally()
         assembly, closed, most = assembling.Assembly(tally), [], 0

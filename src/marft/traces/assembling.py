@@ -1,8 +1,8 @@
 """From spans to episodes: a trace is an episode, a call of a model is a turn, the span of an agent around it its role.
 
 Spans come in any order, those of several traces mixed. So that a file of any length takes bounded memory, at most
-``MOST_OPEN`` traces are open, with ``MOST_SPANS`` spans of ``MOST_TEXT`` characters; then the one that was longest quiet
-is closed.
+``MOST_OPEN`` traces are open, with ``MOST_SPANS`` spans of ``MOST_TEXT`` characters; then the one that was longest
+quiet is closed.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ class Trace:
     spans: Mapping[str, Span]
 
     def around(self, span: Span) -> Iterator[Span]:
-        """The spans that one lies in, from the nearest. A parent that is missing ends them, and so does one that lies in
-        what it is the parent of."""
+        """The spans that one lies in, from the nearest, to one whose parent is missing or was met before."""
         met = {span.id}
         while len(met) <= DEEPEST and (outer := self.spans.get(span.parent)) is not None and outer.id not in met:
             met.add(outer.id)
