@@ -50,7 +50,9 @@ def test_what_it_would_run_is_told_in_whatever_letters(recipe: dict[str, Any], s
     assert recipe_of(export, trust_code=True)["name"] == "theirs"
 
 
-@pytest.mark.parametrize("path", ["my-team:solve", "my team:solve", ".team:solve", "team:a.b", ":solve", "team:", "team"])
+@pytest.mark.parametrize(
+    "path", ["my-team:solve", "my team:solve", ".team:solve", "team:a.b", ":solve", "team:", "team"]
+)
 def test_nothing_is_imported_whose_name_is_no_name(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("my-team.py", "my team.py"):
         (tmp_path / name).write_text("raise KeyboardInterrupt")

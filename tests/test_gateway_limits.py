@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,6 +22,7 @@ from marft.gateway.refusals import RequestError
 from marft.types import ActionKey, Completion, Prompt, Sampling, Task
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, played, send
+from tests.test_gateway import Slow
 
 Clients = Mapping[str, Client]
 
@@ -87,7 +89,6 @@ class TestBudgets:
 
         assert asyncio.run(spend()) == [4, 1]
 
-
     def test_each_action_is_a_request_and_what_was_refused_is_none(self) -> None:
         answers: list[Response] = []
 
@@ -112,6 +113,27 @@ class TestStoredResponses:
         assert [answer.status for answer in answers] == [400, 200]
         assert answers[0].table["error"]["code"] == "previous_response_not_found"
         assert [action.agent for action in episode.actions] == ["a", "a"]
+
+
+def test_a_retry_joins_nothing_that_was_asked_elsewhere_or_of_others() -> None:
+    """The words are the same, and the agent, the address or what is declared to be seen is another."""
+    engine, answers = Slow(), list[Response]()
+
+    def solve(task: Task, clients: Clients) -> None:
+        words, again = {**ASK, "max_tokens": 9}, {"x-stainless-retry-count": "1"}
+        with ThreadPoolExecutor(5) as threads:
+            sent = [threads.submit(send, completions(clients["a"]), words)]
+            assert engine.waiting.acquire(timeout=20)
+            sent.append(threads.submit(send, completions(clients["b"]), words, again))
+            sent.append(threads.submit(send, f"{clients['a'].base_url}/messages", words, again))
+            sent.append(threads.submit(send, completions(clients["a"]), words, {**again, "x-marft-sees": ""}))
+            assert all(engine.waiting.acquire(timeout=20) for _ in range(3))
+            engine.free.set()
+            answers.extend(future.result() for future in sent)
+
+    episode = played(solve, "a", "b", engine=engine)
+    assert [answer.status for answer in answers] == [200] * 4
+    assert sorted(action.agent for action in episode.actions) == ["a", "a", "a", "b"]
 
 
 class TestWhatClientsGetWrong:

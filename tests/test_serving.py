@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,12 @@ pytest.importorskip("openai", reason="asks as clients do: pip install 'marft[rem
 import openai
 
 from marft.runs.episodes import read_episodes
+from marft.serving.admission import BusyError, Gate
 from marft.serving.app import Limits
 from marft.serving.asking import task_of
 from marft.serving.recording import Recorder
 from marft.serving.server import Place
-from marft.types import JointAction
+from marft.types import Episode, JointAction, Task
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.servings import Held, bearer, serving, until
@@ -289,3 +291,29 @@ class TestRecords:
             recorder.add(s.episodes[0])
             recorder.close()
         assert lost == [1]
+
+    def test_so_is_one_whose_task_no_file_can_name(self, tmp_path: Path) -> None:
+        lost: list[int] = []
+        recorder = Recorder(tmp_path / "asked", lost.append)
+        recorder.add(Episode(Task("\ud800", "1 + 2?"), "serve", 0, (), "failed"))
+        recorder.close()
+        assert lost == [1]
+
+
+def test_who_leaves_the_queue_makes_room_there() -> None:
+    async def queue() -> list[tuple[int, int]]:
+        gate = Gate(places=1, queue=1)
+        first, second = gate.enter(), gate.enter()
+        await first.work()
+        counts = [(gate.running, gate.waiting)]
+        with pytest.raises(BusyError):
+            gate.enter()
+        second.leave()
+        third = gate.enter()
+        first.leave()
+        await third.work()
+        counts.append((gate.running, gate.waiting))
+        third.leave()
+        return [*counts, (gate.running, gate.waiting)]
+
+    assert asyncio.run(queue()) == [(1, 1), (1, 0), (0, 0)]
