@@ -251,6 +251,13 @@ class TestMany:
             with pytest.raises(ConnectionError):
                 s.ask("a")
 
+    def test_models_that_there_are_not_are_one_label(self) -> None:
+        with serving() as s:
+            assert s.ask("made-up").status == 404
+            text = send(f"{s.url}/metrics", None, method="GET").body.decode()
+        assert 'marft_requests_total{model="unknown",status="404"} 1.0' in text
+        assert "made-up" not in text
+
     def test_metrics_are_what_prometheus_reads(self) -> None:
         with serving() as s:
             s.ask()

@@ -162,8 +162,8 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
 def module_in(text: str) -> str:
     """The module that an import path names; "" where a text is none.
 
-    >>> module_in("my_package.team:solve"), module_in("équipe:résous"), module_in("Answer: 5"), module_in("my-team:solve")
-    ('my_package.team', 'équipe', '', '')
+    >>> [module_in(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
+    ['my_package.team', 'équipe', '', '']
     """
     module, _, name = text.partition(":")
     return module if all(map(str.isidentifier, (*module.split("."), name))) else ""
