@@ -23,6 +23,7 @@ from marft.types import ActionKey, Completion, Prompt, Sampling, Task
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, played, send
 from tests.test_gateway import Slow
+from tests.test_gateway_requests import head, spoken_to
 
 Clients = Mapping[str, Client]
 
@@ -40,6 +41,25 @@ class TestStepsAndThreads:
         episode = played(solve, steps=[goes_on(text="more"), ends()])
         assert [answer.status for answer in answers] == [200, 204, 410, 200, 410]
         assert [action.id for action in episode.actions] == ["0/a/0", "1/a/0"]
+
+    def test_nor_can_a_body_that_ends_in_the_next(self) -> None:
+        begun: list[socket.socket] = []
+        answers: list[bytes] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            body = json.dumps(ASK).encode()
+            if not begun:
+                begun.append(spoken_to(clients["a"]))
+                begun[0].sendall(head(clients["a"], len(body)) + body[:5])
+                ask(clients["a"])  # so that the other's head was read
+                return
+            with begun[0] as connection:
+                connection.sendall(body[5:])
+                answers.append(connection.recv(1000))
+
+        episode = played(solve, steps=[goes_on(text="more"), ends()])
+        assert (episode.status, answers[0].split()[1]) == ("terminated", b"410")
+        assert [action.id for action in episode.actions] == ["0/a/0"]
 
 
 class TestBudgets:
