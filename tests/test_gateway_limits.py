@@ -17,6 +17,7 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 from marft.gateway.budget import Budget
 from marft.gateway.client import Client
 from marft.gateway.masking import without
+from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.reading import CallSaid, Said, chat_of
 from marft.gateway.refusals import RequestError
 from marft.types import ActionKey, Completion, Prompt, Sampling, Task
@@ -109,6 +110,10 @@ class TestBudgets:
 
         assert asyncio.run(spend()) == [4, 1]
 
+    def test_of_two_limits_of_an_answer_the_smaller_one_holds(self) -> None:
+        body = json.dumps({**ASK, "max_tokens": 9, "max_completion_tokens": 5}).encode()
+        assert ChatCompletions().read(body).chat.max_tokens == 5
+
     def test_each_action_is_a_request_and_what_was_refused_is_none(self) -> None:
         answers: list[Response] = []
 
@@ -191,6 +196,12 @@ class TestWhatClientsGetWrong:
         assert [(one["tool_call_id"], one["content"]) for one in chat[1:]] == [("call00000", "1"), ("call00001", "2")]
         with pytest.raises(RequestError, match="has none yet"):
             chat_of([Said("assistant", "", call[:1]), *[Said("tool", "1", answers="x")] * 2])
+
+    def test_nothing_answers_a_call_of_an_earlier_turn(self) -> None:
+        call = (CallSaid("x", "add", "{}"),)
+        for between in (Said("user", "?"), Said("assistant", "")):
+            with pytest.raises(RequestError, match="follow on the turn that calls it"):
+                chat_of([Said("assistant", "", call), between, Said("tool", "1", answers="x")])
 
 
 @pytest.mark.parametrize("secrets", [["0123456789abcdefghij"], ["0123456789abcdefghij", "ABCDEFGHIJKLMNOP"]])

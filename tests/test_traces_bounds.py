@@ -29,6 +29,14 @@ class TestSpans:
         assert [(turn.agent, turn.parents) for turn in episode.turns] == [("planner", ())]
         assert not tally.count()
 
+    def test_a_turn_depends_on_the_last_one_that_had_ended(self, tmp_path: Path) -> None:
+        told = [
+            span(1, "helper", agent_attributes("helper"), start=0.0), span(2, "chat", CALL, 1, start=1.0),
+            span(3, "chat", CALL, 1, start=2.0), span(4, "chat", CALL, start=2.2, links=[1]),
+        ]  # fmt: skip
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [int(name, 16) for name in episode.turns[2].parents] == [2]
+
     def test_what_lies_very_deep_is_read_too(self, tmp_path: Path) -> None:
         deep = [span(number, "step", {}, parent=number - 1, start=0.0) for number in range(1, 1000)]
         told = [*deep, span(1000, "chat", CALL, parent=999, start=1.0)]
