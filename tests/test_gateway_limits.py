@@ -161,6 +161,23 @@ def test_a_retry_joins_nothing_that_was_asked_elsewhere_or_of_others() -> None:
     assert sorted(action.agent for action in episode.actions) == ["a", "a", "a", "b"]
 
 
+@pytest.mark.parametrize("change", [{"description": "Adds."}, {"parameters": {"type": "object", "required": ["a"]}}])
+def test_a_tool_that_is_told_otherwise_is_another_one(change: dict[str, object]) -> None:
+    answers: list[Response] = []
+
+    def solve(task: Task, clients: Clients) -> None:
+        messages: list[dict[str, object]] = [{"role": "user", "content": "?"}]
+        nothing: dict[str, object] = {}
+        for more in (nothing, nothing, change):
+            function = {"name": "add", "description": "", "parameters": {"type": "object"}, **more}
+            tools = [{"type": "function", "function": function}]
+            answers.append(send(completions(clients["a"]), {"messages": messages, "tools": tools}))
+            messages += [answers[-1].table["choices"][0]["message"], {"role": "user", "content": "?"}]
+
+    played(solve)
+    assert [answer.table["marft"].get("new_segment", "").partition(":")[0] for answer in answers] == ["", "", "tools"]
+
+
 class TestWhatClientsGetWrong:
     def test_a_chat_of_very_many_messages_is_refused_at_once(self) -> None:
         answers: list[Response] = []

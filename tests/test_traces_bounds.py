@@ -37,6 +37,12 @@ class TestSpans:
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
         assert [int(name, 16) for name in episode.turns[2].parents] == [2]
 
+    def test_of_several_choices_the_first_is_what_was_said(self, tmp_path: Path) -> None:
+        said = [{"role": "assistant", "parts": [{"type": "text", "content": text}]} for text in ("2", "3")]
+        two = {**CALL, "gen_ai.output.messages": json.dumps(said)}
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp([span(1, "chat", two)])))
+        assert [turn.text for turn in episode.turns] == ["2"]
+
     def test_what_lies_very_deep_is_read_too(self, tmp_path: Path) -> None:
         deep = [span(number, "step", {}, parent=number - 1, start=0.0) for number in range(1, 1000)]
         told = [*deep, span(1000, "chat", CALL, parent=999, start=1.0)]
