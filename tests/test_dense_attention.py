@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from marft.models import attention, tree_attention
+from marft.models import attention, run_groups, tree_attention
 from marft.models.attention import DecodePlan, PackedPlan, padded_length
 from marft.models.cache import KVCache
 from marft.models.forest import Forest
@@ -97,9 +97,10 @@ TREES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=14), min_size=
 @settings(max_examples=40)
 @example([[0] * 14, [0] * 9 + [1] * 5], 0, Weighing(0.4), 4, 0)
 @example([[0] * 14, [0] * 9 + [1] * 5], 5, Weighing(0.4, 6), 3, 2)
-@given(TREES, st.integers(0, 12), st.one_of(PLAIN, WEIGHINGS), st.integers(1, 4), st.integers(0, 3))
+@example([[0] * 14, [0] * 9 + [1] * 5, [0] * 9 + [1] * 3], 5, Weighing(0.4, 6), 0, 2)
+@given(TREES, st.integers(0, 12), st.one_of(PLAIN, WEIGHINGS), st.integers(0, 4), st.integers(0, 3))
 def test_trees(rows: list[list[int]], known: int, weighing: Weighing, block: int, spare: int) -> None:
-    """Rows that share what they begin with, some of it computed before; with blocks of a few queries."""
+    """Rows that share what they begin with, some of it computed before; with blocks of a few queries, or in groups."""
     texts = [np.array(ids, np.int32) for ids in rows]
     shared = min(known, len(texts[0]) - 1)
     begins = [len(ids) > shared and ids[:shared].tolist() == texts[0][:shared].tolist() for ids in texts]
@@ -110,6 +111,9 @@ def test_trees(rows: list[list[int]], known: int, weighing: Weighing, block: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_attention, "MOST", block)
         patch.setattr(tree_attention, "LEAST", block)
+        patch.setattr(tree_attention, "TOGETHER", 0 if block else 2**23)
+        patch.setattr(tree_attention, "COPIES", 2**10)
+        patch.setattr(run_groups, "SCORES", 2 * 16**2)  # two runs of a few tokens
         plan = TreePlan(forest, CPU, given_before)
         mine = plan.attend(0, *(x[shared:] for x in leaves), weighing)
         own = [torch.from_numpy(places[places >= shared]) - shared for places in forest.places]

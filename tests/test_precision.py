@@ -9,10 +9,11 @@ from torch.nn.functional import rms_norm
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from marft.models import attention, fused_decoder
+from marft.models import attention
 from marft.models.backbone import Backbone
 from marft.models.families import SMALL, enlarge
 from marft.models.log_probs import token_scores
+from marft.models.norms_and_rotations import normalised
 from marft.models.packed_rows import PackedRows
 from tests.test_families import CPU, ROWS, decode
 
@@ -84,7 +85,7 @@ def test_a_norm_is_rounded_once() -> None:
     torch.nn.init.normal_(norm.weight)
     for x in (torch.randn(5, 48).bfloat16(), torch.randn(5, 48)):
         exact = rms_norm(x.double(), (48,), norm.weight.double(), norm.variance_epsilon)
-        assert torch.equal(fused_decoder._norm(norm, x), exact.bfloat16())
+        assert torch.equal(normalised(norm, x), exact.bfloat16())
 
 
 def test_scores_of_a_half_precision_head_are_float32() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from marft.models.attention import AttentionPlan
 from marft.models.linear_layers import feed_forward, project
 from marft.models.lora import Routing
+from marft.models.norms_and_rotations import normalised, rotated
 from marft.models.weighing import Weighing
 
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -49,9 +49,9 @@ def fused_forward(decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionP
     half = cos.shape[-1] // 2
     turned = torch.cat((-sin[..., :half], sin[..., half:]), -1)
     for layer in decoder.layers:
-        x = x + _attend(layer.self_attn, _norm(layer.input_layernorm, x), cos, turned, plan, routing)
-        x = x + feed_forward(_norm(layer.post_attention_layernorm, x), layer.mlp, routing)
-    return _norm(decoder.norm, x)
+        x = x + _attend(layer.self_attn, normalised(layer.input_layernorm, x), cos, turned, plan, routing)
+        x = x + feed_forward(normalised(layer.post_attention_layernorm, x), layer.mlp, routing)
+    return normalised(decoder.norm, x)
 
 
 def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: AttentionPlan, routing: Routing) -> Tensor:
@@ -59,20 +59,11 @@ def _attend(attention: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: Attent
     made = project(x, (attention.q_proj, attention.k_proj, attention.v_proj), routing)
     q, k, v = (part.reshape(tokens, -1, head) for part in made)
     if hasattr(attention, "q_norm"):
-        q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
-    both = torch.cat((q, k), 1)
-    half = head // 2
-    swapped = torch.cat((both[..., half:], both[..., :half]), -1)
-    both = torch.addcmul(both * cos, swapped, turned)
-    q, k = both.to(v.dtype).split((q.shape[1], k.shape[1]), 1)
+        q, k = normalised(attention.q_norm, q), normalised(attention.k_norm, k)
+    q, k = rotated(q, k, cos, turned)
     window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     out = plan.attend(attention.layer_idx, q, k, v, Weighing(attention.scaling, window))
     return project(out.reshape(tokens, -1), (attention.o_proj,), routing)[0]
-
-
-def _norm(norm: Any, x: Tensor) -> Tensor:
-    exact, dtype = torch.promote_types(x.dtype, torch.float32), norm.weight.dtype
-    return rms_norm(x.to(exact), (x.shape[-1],), norm.weight.to(exact), norm.variance_epsilon).to(dtype)
 
 
 def _parts(module: nn.Module) -> set[str]:

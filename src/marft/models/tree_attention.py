@@ -3,7 +3,8 @@
 A query's keys are in several places: in its own run, and in the runs before it in its row. Its softmax is put together
 from theirs, with the logarithm of each one's sum: ``o = Σ_i exp(l_i − l) o_i``, ``l = log Σ_i exp(l_i)``; backward, the
 weights of every place follow from ``l`` alone (Dao et al. 2022, "FlashAttention"). Scores are made some queries at a
-time, and again for the gradient, so that nothing grows with the square of a row's length.
+time, and again for the gradient, so that nothing grows with the square of a row's length. Where keys are few, each run
+has copies of all that it sees instead (:mod:`marft.models.run_groups`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from torch import Tensor
 
 from marft.models.cache import KVCache
 from marft.models.forest import Forest, Span
-from marft.models.weighing import Weighing, weigh
+from marft.models.run_groups import GroupedRuns, copied_keys, group_scores
+from marft.models.weighing import Weighing
 
 SCORES = 2**21  # at most, of a block, where that leaves it LEAST queries
 LEAST, MOST = 64, 512  # queries of a block
+COPIES = 4  # keys at most, of which runs have copies, for each token of the batch
+TOGETHER = 2**23  # scores at most, of one head, of runs that attend with copies
 
 
 class Piece(NamedTuple):
@@ -58,6 +62,9 @@ class TreePlan:
         slots: list[list[int]] | None = None,
     ) -> None:
         self.forest, self.known, self.cache, self.slots = forest, known, cache, slots
+        few = copied_keys(forest) <= COPIES * len(forest.ids) and group_scores(forest) <= TOGETHER
+        self.together = few  # keys: runs attend in groups, with copies of theirs
+        self.grouped: GroupedRuns | None = None
         self.pieces = pieces(forest)
         self.of_queries = torch.from_numpy(forest.positions).to(device)
         of_keys = torch.zeros(forest.known + len(forest.ids), dtype=torch.long)
@@ -72,8 +79,9 @@ class TreePlan:
         if self.cache is not None and self.slots is not None and self.whole is not None:
             lengths = [len(places) for places in self.forest.places]
             self.cache.write_rows(layer, k[self.whole], v[self.whole], lengths, self.slots)
-        if not weighing.plain:
-            return self._weighed(q, k, v, weighing)
+        if self.together or not weighing.plain:
+            self.grouped = self.grouped or GroupedRuns(self.forest, q.device)
+            return self.grouped.attend(q, k, v, weighing)
         out: Tensor = _Attention.apply(q, k, v, self, weighing)  # type: ignore[no-untyped-call]
         return out
 
@@ -103,19 +111,6 @@ class TreePlan:
         """Keys of a span have consecutive positions."""
         outside = int(self.of_queries[queries].min() - self.of_keys[keys.start]) - window + 1
         return int(min(keys.stop, keys.start + max(0, outside)))
-
-    def _weighed(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
-        """With caps or sinks: each run with the keys of its row beside each other."""
-        parts = []
-        for run in self.forest.runs:
-            own = (self.forest.known + run.start, self.forest.known + run.stop)
-            keys, values = (torch.cat([x[a:b] for a, b in (*run.seen, own)])[None].transpose(1, 2) for x in (k, v))
-            distance = self.of_queries[run.start : run.stop, None] - torch.arange(keys.shape[2], device=q.device)
-            seen = distance >= 0 if weighing.window is None else (distance >= 0) & (distance < weighing.window)
-            out = weigh(q[None, run.start : run.stop].transpose(1, 2), keys, values, seen[None], weighing)
-            parts.append(out[0].transpose(0, 1))
-        spare = len(q) - len(self.forest.ids)
-        return torch.cat([*parts, parts[0].new_zeros(spare, *parts[0].shape[1:])] if spare else parts)
 
 
 def pieces(forest: Forest) -> list[Piece]:

@@ -1,0 +1,88 @@
+"""Norms and rotations of packed rows, with their gradients in as few passes as there can be.
+
+Autograd goes back through each of the small operations that they are made of. As one Function each they keep only
+what comes in, and their gradients are written down:
+
+- ``y = w x / s`` with ``s² = mean(x²) + ε`` has ``dx = (w dy − x (w dy · x) / (n s²)) / s``;
+- a rotation by an angle has the rotation back by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import rms_norm
+
+
+def normalised(norm: Any, x: Tensor) -> Tensor:
+    """An RMS norm (Zhang and Sennrich 2019) of the last dimension, in float32 or better."""
+    exact, dtype = torch.promote_types(x.dtype, torch.float32), norm.weight.dtype
+    inputs = x.to(exact), norm.weight.to(exact), norm.variance_epsilon
+    if norm.weight.requires_grad or not torch.is_grad_enabled():
+        return _rms_norm(*inputs).to(dtype)
+    out: Tensor = _Normalised.apply(*inputs)  # type: ignore[no-untyped-call]
+    return out.to(dtype)
+
+
+def rotated(q_NHD: Tensor, k_NKD: Tensor, cos_N1D: Tensor, turned_N1D: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys by their positions (Su et al. 2021), as Llama pairs what is turned: i with i + D/2.
+
+    Args:
+        turned_N1D: what the other one of a pair counts, ``-sin`` in the first half and ``sin`` in the second.
+    """
+    if not torch.is_grad_enabled():
+        return _rotate(q_NHD, k_NKD, cos_N1D, turned_N1D)
+    q, k = _Rotated.apply(q_NHD, k_NKD, cos_N1D, turned_N1D)  # type: ignore[no-untyped-call]
+    return q, k
+
+
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return rms_norm(x, (x.shape[-1],), weight, epsilon)
+
+
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.epsilon = epsilon
+        return _rms_norm(x, weight, epsilon)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        size = x.shape[-1]
+        inverse = (torch.linalg.vecdot(x, x).div_(size).add_(ctx.epsilon)).rsqrt_()[..., None]
+        weighed = grad * weight
+        along = torch.linalg.vecdot(weighed, x)[..., None].mul_(inverse**3).div_(-size)
+        return weighed.mul_(inverse).addcmul_(x, along), None, None
+
+
+def _rotate(q: Tensor, k: Tensor, cos: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+    both, half = torch.cat((q, k), 1), q.shape[-1] // 2
+    swapped = torch.cat((both[..., half:], both[..., :half]), -1)
+    both = torch.addcmul(both * cos, swapped, turned).to(q.dtype)
+    return both[:, : q.shape[1]], both[:, q.shape[1] :]
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, turned)
+        return _rotate(q, k, cos, turned)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, turned = ctx.saved_tensors
+        half = cos.shape[-1] // 2
+        back = []
+        for grad in grads:
+            out = grad * cos
+            out[..., :half].addcmul_(grad[..., half:], turned[..., half:])
+            out[..., half:].addcmul_(grad[..., :half], turned[..., :half])
+            back.append(out.to(grad.dtype))
+        return *back, None, None

@@ -1,0 +1,119 @@
+"""Runs of a forest that attend together, each with copies of all its row's keys beside it.
+
+Short runs are so many that looking for their keys where they lie costs more than the products: runs of about the same
+length, with about as much before them, are padded alike, and one call does them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from marft.models.attention import padded_length
+from marft.models.forest import Forest, Run
+from marft.models.weighing import Weighing, weigh
+
+SCORES = 2**23  # of a group at most, of one head, where it has more than one run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunGroup:
+    """``B`` runs of ``L`` queries and ``S`` keys, each padded by its last token."""
+
+    queries: Tensor  # [B, L] tokens of the batch
+    keys: Tensor  # [B, S]
+    distance: Tensor  # [B, L, S] how many tokens a query stands after a key; negative where it does not see it
+    masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict, init=False)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] of all runs → [B · L, H, D]."""
+        heads = k.shape[1]
+        keys, values = (_rows(x, self.keys).transpose(1, 2) for x in (k, v))  # [B, K, S, D]
+        if not weighing.plain:
+            out = weigh(_rows(q, self.queries).transpose(1, 2), keys, values, self._seen(weighing.window), weighing)
+            return out.transpose(1, 2).flatten(0, 1)
+        queries = _rows(q, self.queries).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # [B, K, G, L, D]
+        mask = self._mask(weighing.window, queries.shape[2], q.dtype)
+        out = scaled_dot_product_attention(queries.flatten(2, 3), keys, values, attn_mask=mask, scale=weighing.scale)
+        by_token: Tensor = out.unflatten(2, (-1, queries.shape[3])).permute(0, 3, 1, 2, 4)  # [B, L, K, G, D]
+        return by_token.flatten(2, 3).flatten(0, 1)
+
+    def _seen(self, window: int | None) -> Tensor:
+        """[B, L, S]"""
+        seen = self.distance >= 0
+        return seen if window is None else seen & (self.distance < window)
+
+    def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """What is added to scores, [B, 1, groups · L, S]: of all query heads of a key head, which attend as one."""
+        key = window, groups, dtype
+        if key not in self.masks:
+            mask = torch.zeros(self.distance.shape, dtype=dtype, device=self.distance.device)
+            mask.masked_fill_(~self._seen(window), -torch.inf)
+            self.masks[key] = mask[:, None].expand(-1, groups, -1, -1).flatten(1, 2)[:, None].contiguous()
+        return self.masks[key]
+
+
+class GroupedRuns:
+    """All runs of a forest."""
+
+    def __init__(self, forest: Forest, device: torch.device) -> None:
+        by_size: dict[tuple[int, int], list[Run]] = {}
+        for run in forest.runs:
+            by_size.setdefault(_padded(run), []).append(run)
+        self.groups: list[RunGroup] = []
+        self.place = torch.empty(len(forest.ids), dtype=torch.long)  # of each token among the padded queries
+        start = 0
+        for (length, width), alike in by_size.items():
+            most = max(1, SCORES // (length * width))
+            for first in range(0, len(alike), most):
+                some = alike[first : first + most]
+                self.groups.append(_group(some, length, width, forest, device))
+                for run in some:
+                    self.place[run.start : run.stop] = start + torch.arange(run.stop - run.start)
+                    start += length
+        self.place = self.place.to(device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
+        """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] → [N, H, D], zero where a batch is longer than its runs."""
+        parts = [group.attend(q, k, v, weighing) for group in self.groups]
+        out = (torch.cat(parts) if len(parts) > 1 else parts[0]).index_select(0, self.place)
+        spare = len(q) - len(self.place)
+        return torch.cat([out, out.new_zeros(spare, *out.shape[1:])]) if spare else out
+
+
+def copied_keys(forest: Forest) -> int:
+    """How many keys lie beside the runs of :class:`GroupedRuns`."""
+    return sum(_padded(run)[1] for run in forest.runs)
+
+
+def group_scores(forest: Forest) -> int:
+    """How many scores all runs of :class:`GroupedRuns` have, of one head."""
+    return sum(length * width for length, width in map(_padded, forest.runs))
+
+
+def _padded(run: Run) -> tuple[int, int]:
+    """Queries and keys."""
+    own = run.stop - run.start
+    return padded_length(own), padded_length(own + sum(stop - start for start, stop in run.seen))
+
+
+def _group(runs: list[Run], length: int, width: int, forest: Forest, device: torch.device) -> RunGroup:
+    queries, keys, distance = [], [], []
+    for run in runs:
+        spans = (*run.seen, (forest.known + run.start, forest.known + run.stop))
+        of_row = np.concatenate([np.arange(*span) for span in spans])
+        last, before = run.stop - run.start - 1, len(of_row) - (run.stop - run.start)
+        at = np.minimum(np.arange(length), last)
+        queries.append(run.start + at)
+        keys.append(of_row[np.minimum(np.arange(width), len(of_row) - 1)])
+        distance.append((before + at)[:, None] - np.arange(width))
+    return RunGroup(*[torch.from_numpy(np.stack(part)).to(device) for part in (queries, keys, distance)])
+
+
+def _rows(x_NHD: Tensor, index_BT: Tensor) -> Tensor:
+    """[B, T, H, D]. The gradient adds up in one order, whatever the threads do."""
+    return x_NHD.flatten(1).index_select(0, index_BT.flatten()).view(*index_BT.shape, *x_NHD.shape[1:])
