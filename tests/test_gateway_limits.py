@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -159,6 +160,23 @@ def test_a_retry_joins_nothing_that_was_asked_elsewhere_or_of_others() -> None:
     episode = played(solve, "a", "b", engine=engine)
     assert [answer.status for answer in answers] == [200] * 4
     assert sorted(action.agent for action in episode.actions) == ["a", "a", "a", "b"]
+
+
+def test_an_answer_that_is_cut_calls_nothing() -> None:
+    class Cut(FakeEngine):
+        async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            return replace(await super().sample(policy, prompt, sampling, key), finish="length")
+
+    answers: list[Response] = []
+    function = {"name": "add", "parameters": {"type": "object"}}
+
+    def solve(task: Task, clients: Clients) -> None:
+        answers.append(ask(clients["a"], tools=[{"type": "function", "function": function}]))
+
+    episode = played(solve, engine=Cut(lambda *_: 'CALL{"name": "add", "arguments": {}}'))
+    (choice,) = answers[0].table["choices"]
+    assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("length", None)
+    assert episode.actions[0].calls == ()
 
 
 @pytest.mark.parametrize("change", [{"description": "Adds."}, {"parameters": {"type": "object", "required": ["a"]}}])

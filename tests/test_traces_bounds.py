@@ -37,6 +37,23 @@ class TestSpans:
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
         assert [int(name, 16) for name in episode.turns[2].parents] == [2]
 
+    def test_a_turn_depends_on_all_that_it_is_linked_to(self, tmp_path: Path) -> None:
+        told = [span(1, "chat", CALL), span(2, "chat", CALL), span(3, "chat", CALL, links=[1, 2])]
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [int(name, 16) for name in episode.turns[2].parents] == [1, 2]
+
+    def test_what_a_tool_answered_is_what_was_first_told_of_it(self, tmp_path: Path) -> None:
+        function = {"name": "add", "arguments": "{}"}
+        calls = [{"id": name, "type": "function", "function": function} for name in "cd"]
+        calling = {"role": "assistant", "content": "", "tool_calls": calls}
+        later = [[("c", "1")], [("c", "trimmed"), ("d", "2")]]
+        told = [span(1, "chat", current([USER], calling)[0])]
+        for number, answers in enumerate(later, 2):
+            tools = [{"role": "tool", "tool_call_id": name, "content": text} for name, text in answers]
+            told.append(span(number, "chat", current([USER, calling, *tools], SAID)[0]))
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [call.output for call in episode.turns[0].calls] == ["1", "2"]
+
     def test_of_several_choices_the_first_is_what_was_said(self, tmp_path: Path) -> None:
         said = [{"role": "assistant", "parts": [{"type": "text", "content": text}]} for text in ("2", "3")]
         two = {**CALL, "gen_ai.output.messages": json.dumps(said)}
