@@ -337,6 +337,11 @@ class TestFaults:
         assert len(said) < 5000
         assert "more characters" in said
 
+    def test_of_two_files_the_one_that_is_written_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit), errors.friendly():
+            raise OSError(errno.ENOSPC, "full", "from", None, "to")
+        assert capsys.readouterr().err.startswith("marft: cannot write: No space left on device (to)")
+
     def test_a_thread_that_ends_is_a_sentence_too(self, capsys: pytest.CaptureFixture[str]) -> None:
         def work() -> None:
             raise OSError(errno.ENOSPC, "full", "somewhere")

@@ -6,6 +6,8 @@ import asyncio
 import json
 import socket
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -16,11 +18,14 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 from marft.gateway.budget import Budget
 from marft.gateway.client import Client
 from marft.gateway.masking import without
+from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.reading import CallSaid, Said, chat_of
 from marft.gateway.refusals import RequestError
 from marft.types import ActionKey, Completion, Prompt, Sampling, Task
 from tests.fakes import FakeEngine, ends, goes_on
 from tests.gateways import ASK, Response, ask, completions, played, send
+from tests.test_gateway import Slow
+from tests.test_gateway_requests import head, spoken_to
 
 Clients = Mapping[str, Client]
 
@@ -38,6 +43,25 @@ class TestStepsAndThreads:
         episode = played(solve, steps=[goes_on(text="more"), ends()])
         assert [answer.status for answer in answers] == [200, 204, 410, 200, 410]
         assert [action.id for action in episode.actions] == ["0/a/0", "1/a/0"]
+
+    def test_nor_can_a_body_that_ends_in_the_next(self) -> None:
+        begun: list[socket.socket] = []
+        answers: list[bytes] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            body = json.dumps(ASK).encode()
+            if not begun:
+                begun.append(spoken_to(clients["a"]))
+                begun[0].sendall(head(clients["a"], len(body)) + body[:5])
+                ask(clients["a"])  # so that the other's head was read
+                return
+            with begun[0] as connection:
+                connection.sendall(body[5:])
+                answers.append(connection.recv(1000))
+
+        episode = played(solve, steps=[goes_on(text="more"), ends()])
+        assert (episode.status, answers[0].split()[1]) == ("terminated", b"410")
+        assert [action.id for action in episode.actions] == ["0/a/0"]
 
 
 class TestBudgets:
@@ -75,6 +99,102 @@ class TestBudgets:
 
         assert asyncio.run(spend()) == [4, 4, 1, 2, 2, 2]
 
+    def test_several_actions_wait_until_there_is_enough_for_all_of_them(self) -> None:
+        async def spend() -> list[int]:
+            budget = Budget(10)
+            await budget.take(1, 4)
+            both = asyncio.ensure_future(budget.take(2, 4))  # of which one alone would fit
+            await asyncio.sleep(0)
+            assert not both.done()
+            budget.give_back(4, 1)
+            return [await both, budget.left]
+
+        assert asyncio.run(spend()) == [4, 1]
+
+    def test_of_two_limits_of_an_answer_the_smaller_one_holds(self) -> None:
+        body = json.dumps({**ASK, "max_tokens": 9, "max_completion_tokens": 5}).encode()
+        assert ChatCompletions().read(body).chat.max_tokens == 5
+
+    def test_each_action_is_a_request_and_what_was_refused_is_none(self) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            answers.append(ask(clients["a"], headers={"x-marft-sees": "0/a/9"}))
+            answers.extend(ask(clients["a"], n=count) for count in (2, 2, 1, 1))
+
+        assert len(played(solve, requests=3).actions) == 3
+        assert [answer.status for answer in answers] == [400, 200, 429, 200, 429]
+
+
+class TestStoredResponses:
+    def test_they_are_gone_on_from_by_the_agent_whose_they_are_alone(self) -> None:
+        answers: list[Response] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            first = send(f"{clients['a'].base_url}/responses", {"input": "1 + 2?"})
+            further = {"input": "and 3?", "previous_response_id": first.table["id"]}
+            answers.extend(send(f"{clients[role].base_url}/responses", further) for role in ("b", "a"))
+
+        episode = played(solve, "a", "b")
+        assert [answer.status for answer in answers] == [400, 200]
+        assert answers[0].table["error"]["code"] == "previous_response_not_found"
+        assert [action.agent for action in episode.actions] == ["a", "a"]
+
+
+def test_a_retry_joins_nothing_that_was_asked_elsewhere_or_of_others() -> None:
+    """The words are the same, and the agent, the address or what is declared to be seen is another."""
+    engine, answers = Slow(), list[Response]()
+
+    def solve(task: Task, clients: Clients) -> None:
+        words, again = {**ASK, "max_tokens": 9}, {"x-stainless-retry-count": "1"}
+        with ThreadPoolExecutor(5) as threads:
+            sent = [threads.submit(send, completions(clients["a"]), words)]
+            assert engine.waiting.acquire(timeout=20)
+            sent.append(threads.submit(send, completions(clients["b"]), words, again))
+            sent.append(threads.submit(send, f"{clients['a'].base_url}/messages", words, again))
+            sent.append(threads.submit(send, completions(clients["a"]), words, {**again, "x-marft-sees": ""}))
+            assert all(engine.waiting.acquire(timeout=20) for _ in range(3))
+            engine.free.set()
+            answers.extend(future.result() for future in sent)
+
+    episode = played(solve, "a", "b", engine=engine)
+    assert [answer.status for answer in answers] == [200] * 4
+    assert sorted(action.agent for action in episode.actions) == ["a", "a", "a", "b"]
+
+
+def test_an_answer_that_is_cut_calls_nothing() -> None:
+    class Cut(FakeEngine):
+        async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+            return replace(await super().sample(policy, prompt, sampling, key), finish="length")
+
+    answers: list[Response] = []
+    function = {"name": "add", "parameters": {"type": "object"}}
+
+    def solve(task: Task, clients: Clients) -> None:
+        answers.append(ask(clients["a"], tools=[{"type": "function", "function": function}]))
+
+    episode = played(solve, engine=Cut(lambda *_: 'CALL{"name": "add", "arguments": {}}'))
+    (choice,) = answers[0].table["choices"]
+    assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("length", None)
+    assert episode.actions[0].calls == ()
+
+
+@pytest.mark.parametrize("change", [{"description": "Adds."}, {"parameters": {"type": "object", "required": ["a"]}}])
+def test_a_tool_that_is_told_otherwise_is_another_one(change: dict[str, object]) -> None:
+    answers: list[Response] = []
+
+    def solve(task: Task, clients: Clients) -> None:
+        messages: list[dict[str, object]] = [{"role": "user", "content": "?"}]
+        nothing: dict[str, object] = {}
+        for more in (nothing, nothing, change):
+            function = {"name": "add", "description": "", "parameters": {"type": "object"}, **more}
+            tools = [{"type": "function", "function": function}]
+            answers.append(send(completions(clients["a"]), {"messages": messages, "tools": tools}))
+            messages += [answers[-1].table["choices"][0]["message"], {"role": "user", "content": "?"}]
+
+    played(solve)
+    assert [answer.table["marft"].get("new_segment", "").partition(":")[0] for answer in answers] == ["", "", "tools"]
+
 
 class TestWhatClientsGetWrong:
     def test_a_chat_of_very_many_messages_is_refused_at_once(self) -> None:
@@ -111,6 +231,12 @@ class TestWhatClientsGetWrong:
         assert [(one["tool_call_id"], one["content"]) for one in chat[1:]] == [("call00000", "1"), ("call00001", "2")]
         with pytest.raises(RequestError, match="has none yet"):
             chat_of([Said("assistant", "", call[:1]), *[Said("tool", "1", answers="x")] * 2])
+
+    def test_nothing_answers_a_call_of_an_earlier_turn(self) -> None:
+        call = (CallSaid("x", "add", "{}"),)
+        for between in (Said("user", "?"), Said("assistant", "")):
+            with pytest.raises(RequestError, match="follow on the turn that calls it"):
+                chat_of([Said("assistant", "", call), between, Said("tool", "1", answers="x")])
 
 
 @pytest.mark.parametrize("secrets", [["0123456789abcdefghij"], ["0123456789abcdefghij", "ABCDEFGHIJKLMNOP"]])

@@ -294,3 +294,29 @@ def test_folders_that_come_whole_have_the_rights_that_any_new_one_has(mask: int,
     finally:
         os.umask(before)
     assert (tmp_path / "made").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_a_folder_that_takes_the_place_of_another_is_never_there_in_part(
+    stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, move, moved = tmp_path / "made", Path.replace, list[Path]()
+    target.mkdir()
+    (target / "weights").write_text("old")
+
+    def to(source: Path, place: Path) -> Path:
+        moved.append(place)
+        if len(moved) == stopped:
+            raise OSError(28, "No space left on device")
+        return move(source, place)
+
+    def ended(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", to)
+    if stopped == 3:  # while the old one is deleted
+        monkeypatch.setattr(atomic.shutil, "rmtree", ended)
+    with pytest.raises(KeyboardInterrupt if stopped == 3 else OSError), new_folder(target) as folder:
+        (folder / "weights").write_text("new")
+    assert (target / "weights").read_text() == ("new" if stopped == 3 else "old")
+    assert [file for file in tmp_path.iterdir() if not file.name.startswith(atomic.UNFINISHED)] == [target]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -19,11 +20,12 @@ from rich.console import Console
 
 from marft.cli import show as show_command
 from marft.runs.episodes import read_episodes
+from marft.serving.admission import BusyError, Gate
 from marft.serving.app import Limits
 from marft.serving.asking import task_of
 from marft.serving.recording import Recorder
 from marft.serving.server import Place
-from marft.types import JointAction
+from marft.types import Episode, JointAction, Task
 from tests.fakes import FakeEngine
 from tests.gateways import send
 from tests.servings import Held, bearer, serving, until
@@ -264,6 +266,13 @@ class TestMany:
             with pytest.raises(ConnectionError):
                 s.ask("a")
 
+    def test_models_that_there_are_not_are_one_label(self) -> None:
+        with serving() as s:
+            assert s.ask("made-up").status == 404
+            text = send(f"{s.url}/metrics", None, method="GET").body.decode()
+        assert 'marft_requests_total{model="unknown",status="404"} 1.0' in text
+        assert "made-up" not in text
+
     def test_metrics_are_what_prometheus_reads(self) -> None:
         with serving() as s:
             s.ask()
@@ -319,3 +328,29 @@ class TestRecords:
             recorder.add(s.episodes[0])
             recorder.close()
         assert lost == [1]
+
+    def test_so_is_one_whose_task_no_file_can_name(self, tmp_path: Path) -> None:
+        lost: list[int] = []
+        recorder = Recorder(tmp_path / "asked", lost.append)
+        recorder.add(Episode(Task("\ud800", "1 + 2?"), "serve", 0, (), "failed"))
+        recorder.close()
+        assert lost == [1]
+
+
+def test_who_leaves_the_queue_makes_room_there() -> None:
+    async def queue() -> list[tuple[int, int]]:
+        gate = Gate(places=1, queue=1)
+        first, second = gate.enter(), gate.enter()
+        await first.work()
+        counts = [(gate.running, gate.waiting)]
+        with pytest.raises(BusyError):
+            gate.enter()
+        second.leave()
+        third = gate.enter()
+        first.leave()
+        await third.work()
+        counts.append((gate.running, gate.waiting))
+        third.leave()
+        return [*counts, (gate.running, gate.waiting)]
+
+    assert asyncio.run(queue()) == [(1, 1), (1, 0), (0, 0)]

@@ -33,9 +33,12 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes ``path`` when the block ends well and disappears when it does not."""
+    """A folder to fill, which becomes ``path`` when the block ends well and disappears when it does not. What was at
+    ``path`` goes aside by its name before it is deleted: it is never there in part.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
+    before = draft.with_name(f"{draft.name}-before")
     draft.mkdir()
     try:
         yield draft
@@ -47,12 +50,16 @@ def new_folder(path: Path) -> Iterator[Path]:
                 sync_folder(file)
         sync_folder(draft)
         if path.exists():
-            shutil.rmtree(path)
+            path.replace(before)
         draft.replace(path)
     except BaseException:
+        if before.exists() and not path.exists():
+            before.replace(path)
         shutil.rmtree(draft, ignore_errors=True)
         raise
     sync_folder(path.parent)
+    if before.exists():
+        shutil.rmtree(before)
 
 
 def read_json(path: Path) -> Any:

@@ -130,7 +130,8 @@ def _about_files(error: BaseException, only_full: bool = False) -> str:
         seen.add(id(cause))
         number = _number(cause)
         if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
-            return _about_file(number, getattr(cause, "filename", None) or _now.folder)
+            written = getattr(cause, "filename2", None) or getattr(cause, "filename", None)  # of two, the target
+            return _about_file(number, written or _now.folder)
         cause = cause.__cause__ or cause.__context__
     return ""
 

@@ -159,6 +159,22 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     return found
 
 
+def module_in(text: str) -> str:
+    """The module that an import path names; "" where a text is none.
+
+    >>> [module_in(text) for text in ("my_package.team:solve", "équipe:résous", "Answer: 5", "my-team:solve")]
+    ['my_package.team', 'équipe', '', '']
+    """
+    module, _, name = text.partition(":")
+    return module if all(map(str.isidentifier, (*module.split("."), name))) else ""
+
+
+def their_module_in(text: str) -> str:
+    """The same where it is somebody's own, and not MARFT's."""
+    module = module_in(text)
+    return "" if module.partition(".")[0] == "marft" else module
+
+
 def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
     """What ``"package.module:name"`` names; where a recipe is read, ``context`` tells its folder.
 
@@ -167,10 +183,10 @@ def import_path(path: str, context: Mapping[str, object] | None = None) -> Any:
     """
     if isinstance(path, Given):
         return path.value
-    module, _, attribute = path.partition(":")
-    if not attribute:
+    module = module_in(path)
+    if not module:
         raise ValueError(f"cannot import {path!r}: it must look like my_package.module:name")
-    found = _imported(path, lambda: getattr(importlib.import_module(module), attribute))
+    found = _imported(path, lambda: getattr(importlib.import_module(module), path.partition(":")[2]))
     refuse_namesakes(path, context)
     return found
 

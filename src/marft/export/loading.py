@@ -21,7 +21,7 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
         trust_code: let it name code, programs and servers that are not MARFT's.
 
     Raises:
-        ValueError: it names some, and is not to.
+        ValueError: it names some, and is not to; or it is not one that goes with its manifest.
     """
     table = tomllib.loads((export.path / RECIPE).read_text(encoding="utf-8"))
     theirs = runs_code(table)
@@ -32,7 +32,10 @@ def recipe_of(export: Export, trust_code: bool = False) -> dict[str, Any]:
         )
     place = export.path.resolve()
     for key in export.manifest.paths:
-        _resolve(table, key.split("."), place)
+        try:
+            _resolve(table, key.split("."), place)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{export.path}: {RECIPE} has no path in the export under {key!r}") from error
     table[FOLDER] = str(place / CODE if (place / CODE).is_dir() else place)
     return table
 
@@ -64,8 +67,15 @@ def check_bases(export: Export, digests: Mapping[str, str]) -> None:
 
 
 def _resolve(table: Any, key: Sequence[str], place: Path) -> None:
-    """Make a relative path of a recipe absolute."""
+    """Make a relative path of a recipe absolute.
+
+    Raises:
+        ValueError, KeyError, IndexError, TypeError: there is none, or it leads elsewhere.
+    """
     for part in key[:-1]:
         table = table[int(part)] if isinstance(table, list) else table[part]
     last: Any = int(key[-1]) if isinstance(table, list) else key[-1]
-    table[last] = str(place / table[last])
+    found = place / table[last]
+    if not found.resolve().is_relative_to(place):
+        raise ValueError("it leads out of the export")
+    table[last] = str(found)

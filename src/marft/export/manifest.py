@@ -123,6 +123,8 @@ def load_export(path: str | Path) -> Export:
     manifest = _read(path)
     for name, entry in manifest.files.items():
         _check(path, name, entry)
+    if RECIPE not in manifest.files:
+        raise ValueError(f"{path}: {TEAM} lists no {RECIPE}")
     extra = _unlisted(path, manifest.files)
     if extra:
         raise ValueError(f"{path}: {extra[0]} was not written with it; remove it")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from marft.config.parts import EnvironmentPart
+from marft.config.plugins import their_module_in
 from marft.endpoints.keys import SECRET, secrets_in
-from marft.export.code import OURS, files_of, root_of, scripts_of, versions_of
+from marft.export.code import files_of, root_of, scripts_of, versions_of
 from marft.game.environment import Session, Split
 from marft.types import Task
 
-IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 KEPT = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "rollout",
         "evaluation")  # fmt: skip
 STAND_IN = "marft.export.recipe:NotExported"
@@ -102,16 +102,13 @@ def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
 def runs_code(table: Mapping[str, Any]) -> list[str]:
     """What of a recipe runs code or programs that are not MARFT's, or sends something somewhere, keys of the
     environment with it: whoever did not write it should read it first."""
-    found = []
+    found, commands = list[str](), dict[Key, list[str]]()
     for key, value in _texts(table, ()):
-        named = IMPORT_PATH.fullmatch(value)
-        if (named and named[1].partition(".")[0] != OURS) or (key[-1] in ("python", "url") and value):
+        if key[-2:-1] == ("command",) and isinstance(key[-1], int):
+            commands.setdefault(key[:-1], []).append(value)
+        elif their_module_in(value) or (key[-1] in ("command", "python", "url") and value):
             found.append(f"{_dotted(key)} = {value}")
-    for where in [("team",), *(("tools", name) for name in table.get("tools", {}))]:
-        command = _at(table, where).get("command")
-        if command:
-            found.append(f"{_dotted(where)}.command = {' '.join(command)}")
-    return found
+    return [*found, *(f"{_dotted(key)} = {' '.join(words)}" for key, words in commands.items())]
 
 
 def _without_secrets(out: Shipped) -> None:
@@ -146,13 +143,13 @@ def _needed(out: Shipped, key: Key, folder: Path) -> None:
     """A part that the team cannot act without: its code goes along, and what is of this machine is named."""
     part = _at(out.table, key)
     for _, value in list(_texts(part, key)):
-        named = IMPORT_PATH.fullmatch(value)
-        if named and named[1].partition(".")[0] != OURS:
-            root = root_of(named[1])
+        module = their_module_in(value)
+        if module:
+            root = root_of(module)
             if root is None:
-                out.packages.add(named[1].partition(".")[0])
+                out.packages.add(module.partition(".")[0])
                 continue
-            files, others = files_of([named[1]], root)
+            files, others = files_of([module], root)
             out.code |= {f"{CODE}/{name}": file for name, file in files.items()}
             out.packages |= others
     if part.get("command"):
@@ -195,8 +192,7 @@ def _foreign(part: Mapping[str, Any], folder: Path) -> str:
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
     for key, value in _texts(part, ()):
-        named = IMPORT_PATH.fullmatch(value)
-        if named and named[1].partition(".")[0] != OURS:
+        if their_module_in(value):
             return f"its code ({value}) is not needed to serve the team"
         where = folder / value
         if _of_this_machine(value) or ((set("/.") & set(value)) and len(value) < 1000 and where.exists()):

@@ -73,7 +73,7 @@ class ChatRecord:
         if chat.sees is None:
             unseen = [action for action in earlier if action.id not in seen]
             given = [text for text in (task, self.agent.profile.instructions) if text]
-            texts = [(text, _apart(text, given)) for message in chat.messages for text in _texts(message)]
+            texts = [(text.strip(), _apart(text, given)) for message in chat.messages for text in _texts(message)]
             others = [one for one in unseen if _shows(texts, one.message, self._content(one))]
         else:
             others = [known[name] for name in dict.fromkeys(chat.sees) if name not in seen]
@@ -218,10 +218,10 @@ def _shows(texts: Sequence[tuple[str, str]], *said: str) -> bool:
     """Whether texts hold what was said: as a whole, or within one, as words of their own.
 
     Args:
-        texts: and what of each may hold it.
+        texts: without space around them, and what of each may hold it.
     """
     wanted = {text for one in said if (text := one.strip())}
-    return any(whole.strip() == part or _holds(rest, part) for whole, rest in texts for part in wanted)
+    return any(whole == part or _holds(rest, part) for whole, rest in texts for part in wanted)
 
 
 def _apart(text: str, given: Sequence[str]) -> str:

@@ -125,7 +125,7 @@ def _wanted(request: Request, role: str, asked: Asked, body: bytes) -> ClientReq
     chat, declared = asked.chat, headers.get("x-marft-sees")
     if declared is not None:
         chat = replace(chat, sees=tuple(unquote(name) for part in declared.split(",") if (name := part.strip())))
-    digest = hashlib.sha256(f"{role}\n{request.scope['path']}\n{declared}\n".encode() + body).digest()
+    digest = hashlib.sha256(f"{request.scope['path']}\n{declared}\n".encode() + body).digest()
     waits = headers.get("x-marft-waiting", "") not in ("", "0", "false")
     return ClientRequest(
         role, chat, asked.count, digest, key, int(counts[0]) if counts else 0, waits, request.path_params["secret"]

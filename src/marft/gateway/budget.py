@@ -26,14 +26,6 @@ class Budget:
         """What nobody has taken or spent."""
         return self.limit - self._spent - self._taken
 
-    def check(self) -> None:
-        """
-        Raises:
-            RequestError: all of it is spent.
-        """
-        if self.limit and self._spent >= self.limit:
-            raise spent("tokens", self.limit)
-
     async def take(self, actions: int, most: int) -> int:
         """Take what some actions may come to → tokens that each may sample: ``most``, or its share of what is left.
         While others have taken too much for that it waits for what they give back.

@@ -223,7 +223,6 @@ class Session:
 
     def _begun(self, request: ClientRequest) -> Exchange:
         seat = self._seat(request.role, request.secret)
-        self._budget.check()
         if self.limits.requests and self._asked + request.count > self.limits.requests:
             raise spent("requests", self.limits.requests)
         self._asked += request.count

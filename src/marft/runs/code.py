@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from marft.config.plugins import their_module_in
 from marft.config.run import RunSettings
-
-IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
-OURS = "marft"
 
 
 def digests_of_code(run: RunSettings) -> dict[str, str]:
     """The file of each import path in a recipe → its digest. What that file imports is not looked at."""
     found = {}
     for text in _texts(run.model_dump(mode="json")):
-        named = IMPORT_PATH.fullmatch(text)
-        module = sys.modules.get(named[1]) if named and named[1].partition(".")[0] != OURS else None
-        if named and module and module.__file__ and Path(module.__file__).is_file():
-            found[named[1]] = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+        name = their_module_in(text)
+        module = sys.modules.get(name)
+        if module and module.__file__ and Path(module.__file__).is_file():
+            found[name] = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
     return found
 
 

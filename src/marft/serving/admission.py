@@ -48,7 +48,7 @@ class Place:
     """A request's place: first in the queue, then at work."""
 
     def __init__(self, gate: Gate) -> None:
-        self._gate, self._began, self._left = gate, 0.0, False
+        self._gate, self._began = gate, 0.0
 
     async def work(self) -> None:
         """Wait until the request's turn has come."""
@@ -58,10 +58,8 @@ class Place:
         self._began = asyncio.get_running_loop().time()
 
     def leave(self) -> None:
-        """Make room for the next one, wherever this was."""
-        if self._left:
-            return
-        self._left, gate = True, self._gate
+        """Make room for the next one, wherever this was. It is called once."""
+        gate = self._gate
         if not self._began:
             gate.waiting -= 1
             return

@@ -73,7 +73,7 @@ class Recorder:
         self._files += 1
         try:
             write_episodes(self.folder / f"sessions-{self._began}-{self._files:06d}.parquet", episodes)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # no room, or an id that no file can hold
             self._lost(len(episodes))
             said = one_line(raised(error))
             logging.getLogger("marft").warning("%d sessions could not be recorded: %s", len(episodes), said)

@@ -16,6 +16,7 @@ from marft.export.manifest import Export, is_export, load_export
 from marft.game.environment import Session, Split
 from marft.runs.checkpoints import RECIPE, Checkpoints, read_record
 from marft.runs.folder import RunFolder
+from marft.texts import raised
 from marft.types import Task
 
 ACTED_WITH = (
@@ -67,7 +68,11 @@ def served(path: Path, checkpoint: str, overrides: Sequence[str] = (), trust_cod
     """
     if is_export(path):
         export = load_export(path)
-        table = served_table(recipe_of(export, trust_code))
+        recipe = recipe_of(export, trust_code)
+        try:
+            table = served_table(recipe)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: its recipe is none that MARFT writes ({raised(error)})") from error
         return Served(parse_recipe(table, overrides, str(path)), export=export)
     folder = RunFolder.open(path)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint

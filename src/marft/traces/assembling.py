@@ -1,7 +1,8 @@
 """From spans to episodes: a trace is an episode, a call of a model is a turn, the span of an agent around it its role.
 
 Spans come in any order, those of several traces mixed. So that a file of any length takes bounded memory, at most
-``MOST_OPEN`` traces are open, with ``MOST_SPANS`` spans; then the one that was longest quiet is closed.
+``MOST_OPEN`` traces are open, with ``MOST_SPANS`` spans of ``MOST_TEXT`` characters; then the one that was longest
+quiet is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, Trace
 from marft.traces.spans import Span
 from marft.types import Usage
 
-MOST_OPEN, MOST_SPANS = 1024, 50_000
+MOST_OPEN, MOST_SPANS, MOST_TEXT = 1024, 50_000, 2**29
 MOST_CLOSED = 100_000  # traces that are remembered, so that what comes late is known
 DEEPEST = 200  # spans around a span
 OWN_NAMES = (  # of an agent, on the span of its call of a model, the innermost first
@@ -38,7 +39,7 @@ class Assembly:
         self.tally = tally
         self._traces: OrderedDict[str, dict[str, Span]] = OrderedDict()  # the one that was longest quiet first
         self._closed: OrderedDict[str, None] = OrderedDict()
-        self._held = 0
+        self._held = self._text = 0
 
     def add(self, span: Span) -> Iterator[TracedEpisode]:
         """Take a span → the episodes of traces that are closed for it."""
@@ -52,7 +53,8 @@ class Assembly:
             return
         mine[span.id] = span
         self._held += 1
-        while len(self._traces) > MOST_OPEN or self._held > MOST_SPANS:
+        self._text += span.size
+        while len(self._traces) > MOST_OPEN or self._held > MOST_SPANS or self._text > MOST_TEXT:
             yield from self._close_one()
 
     def close(self) -> Iterator[TracedEpisode]:
@@ -63,6 +65,7 @@ class Assembly:
     def _close_one(self) -> Iterator[TracedEpisode]:
         name, spans = self._traces.popitem(last=False)
         self._held -= len(spans)
+        self._text -= sum(span.size for span in spans.values())
         self._closed[name] = None
         if len(self._closed) > MOST_CLOSED:
             self._closed.popitem(last=False)
@@ -100,11 +103,10 @@ class Trace:
     spans: Mapping[str, Span]
 
     def around(self, span: Span) -> Iterator[Span]:
-        """The spans that one lies in, from the nearest. A parent that is missing ends them."""
-        for _ in range(DEEPEST):
-            outer = self.spans.get(span.parent)
-            if outer is None or outer is span:
-                return
+        """The spans that one lies in, from the nearest, to one whose parent is missing or was met before."""
+        met = {span.id}
+        while len(met) <= DEEPEST and (outer := self.spans.get(span.parent)) is not None and outer.id not in met:
+            met.add(outer.id)
             yield outer
             span = outer
 

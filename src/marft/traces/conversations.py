@@ -18,6 +18,7 @@ from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, Trace
 from marft.types import Task
 
 TASK = ("task", "task_id", "id")  # fields that may name the task, the first that is there
+MOST_MESSAGES = 2048  # before a turn
 
 
 def is_conversation(table: Mapping[str, Any]) -> bool:
@@ -31,19 +32,21 @@ def episodes(lines: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally) -> It
     Args:
         lines: place and object of each.
     """
-    open_name, parts = "", list[TracedEpisode]()
+    open_name, number, whole = "", 0, None
     for place, table in lines:
         found = episode_of(table, place, tally)
         if found is None:
             continue
         name = _text(table.get("episode"))
-        if parts and (not name or name != open_name):
-            yield _joined(parts, open_name)
-            parts = []
-        open_name = name
-        parts.append(found)
-    if parts:
-        yield _joined(parts, open_name)
+        if whole and name and name == open_name:
+            number += 1
+            whole = _joined(whole, found, number, tally)
+            continue
+        if whole:
+            yield whole
+        open_name, number, whole = name, 0, found
+    if whole:
+        yield whole
 
 
 def episode_of(table: Mapping[str, Any], place: str, tally: Tally) -> TracedEpisode | None:
@@ -80,6 +83,10 @@ def _turns(
         tally.skip("turn", f"its conversation has more than {MOST_TURNS} turns", f"{place} message {number + 1}")
     for number in said[:MOST_TURNS]:
         message = messages[number]
+        if number > MOST_MESSAGES:  # each turn holds all that it was said to
+            why = f"more than {MOST_MESSAGES} messages stand before it"
+            tally.skip("turn", why, f"{place} message {number + 1}")
+            continue
         try:
             asked = chat(messages[:number], message.name)
         except UnreadableError as error:
@@ -107,19 +114,17 @@ def _answers(after: Sequence[TracedMessage]) -> dict[str, str]:
     return {message.answers: message.text for message in told if message.role == "tool"}
 
 
-def _joined(parts: Sequence[TracedEpisode], name: str) -> TracedEpisode:
-    """The episode of lines that belong together."""
-    if len(parts) == 1:
-        return parts[0]
-    turns = [replace(turn, id=f"{n}/{turn.id}") for n, part in enumerate(parts) for turn in part.turns]
-    first, last = parts[0], parts[-1]
+def _joined(whole: TracedEpisode, later: TracedEpisode, number: int, tally: Tally) -> TracedEpisode:
+    """An episode with what a later line says of it, the ``number``-th after its first."""
+    room = MOST_TURNS - len(whole.turns)
+    for turn in later.turns[room:]:
+        tally.skip("turn", f"its episode has more than {MOST_TURNS} turns", turn.place)
     return replace(
-        first,
-        id=name,
-        turns=tuple(turns[:MOST_TURNS]),
-        task=next((part.task for part in parts if part.task), ""),
-        answer=last.answer,
-        reward=next((part.reward for part in reversed(parts) if part.reward is not None), None),
+        whole,
+        turns=(*whole.turns, *(replace(turn, id=f"{number}/{turn.id}") for turn in later.turns[:room])),
+        task=whole.task or later.task,
+        answer=later.answer,
+        reward=whole.reward if later.reward is None else later.reward,
     )
 
 

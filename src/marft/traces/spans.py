@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +26,7 @@ class Span:
 
     Args:
         links: ids of the spans that it names as what it follows from.
+        size: characters of it, about.
     """
 
     trace: str
@@ -38,6 +39,7 @@ class Span:
     started: float = 0.0
     ended: float = 0.0
     place: str = ""
+    size: int = 0
 
 
 def is_spans(table: Mapping[str, Any]) -> bool:
@@ -53,7 +55,7 @@ def spans_of(table: Mapping[str, Any], place: str, tally: Tally) -> Iterator[Spa
         found, read = list(_exported(table)), _otlp_span
     for one in found:
         try:
-            yield read(one, place)
+            yield replace(read(one, place), size=len(str(one)))
         except (UnreadableError, RecursionError) as error:
             tally.skip("span", str(error) if isinstance(error, UnreadableError) else "it is nested too deep", place)
 
