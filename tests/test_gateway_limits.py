@@ -63,6 +63,18 @@ class TestStepsAndThreads:
         assert (episode.status, answers[0].split()[1]) == ("terminated", b"410")
         assert [action.id for action in episode.actions] == ["0/a/0"]
 
+    def test_no_secret_of_an_earlier_step_stands_in_a_record(self) -> None:
+        met: list[str] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            met.append(clients["a"].base_url)
+            if len(met) == 2:
+                raise ValueError(" ".join(met))
+
+        episode = played(solve, steps=[goes_on(text="more"), ends()])
+        assert (episode.status, len(met)) == ("failed", 2)
+        assert not any(url.split("/")[4] in repr(episode) for url in met)
+
 
 class TestBudgets:
     def test_requests_at_once_cannot_spend_the_same_tokens(self) -> None:
@@ -160,6 +172,14 @@ def test_a_retry_joins_nothing_that_was_asked_elsewhere_or_of_others() -> None:
     episode = played(solve, "a", "b", engine=engine)
     assert [answer.status for answer in answers] == [200] * 4
     assert sorted(action.agent for action in episode.actions) == ["a", "a", "a", "b"]
+
+
+def test_a_prompt_that_several_actions_share_is_read_once() -> None:
+    answers: list[Response] = []
+    episode = played(lambda _, clients: answers.append(ask(clients["a"], n=3)))
+    usage, (first, *others) = answers[0].table["usage"], episode.actions
+    assert usage["prompt_tokens"] == len(first.prompt)
+    assert usage["completion_tokens"] == sum(len(action.tokens) for action in (first, *others))
 
 
 def test_an_answer_that_is_cut_calls_nothing() -> None:
