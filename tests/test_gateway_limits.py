@@ -199,6 +199,19 @@ def test_an_answer_that_is_cut_calls_nothing() -> None:
     assert episode.actions[0].calls == ()
 
 
+def test_where_no_tool_may_be_called_a_call_is_text() -> None:
+    answers: list[Response] = []
+    said, function = 'CALL{"name": "add", "arguments": {}}', {"name": "add", "parameters": {"type": "object"}}
+
+    def solve(task: Task, clients: Clients) -> None:
+        tools = [{"type": "function", "function": function}]
+        answers.extend(ask(clients["a"], tools=tools, tool_choice=choice) for choice in ("none", "auto"))
+
+    played(solve, engine=FakeEngine(lambda *_: said))
+    assert answers[0].said == said
+    assert [answer.table["choices"][0]["finish_reason"] for answer in answers] == ["stop", "tool_calls"]
+
+
 @pytest.mark.parametrize("change", [{"description": "Adds."}, {"parameters": {"type": "object", "required": ["a"]}}])
 def test_a_tool_that_is_told_otherwise_is_another_one(change: dict[str, object]) -> None:
     answers: list[Response] = []
