@@ -12,6 +12,7 @@ import tomli_w
 from marft.config.plugins import import_path
 from marft.export.loading import recipe_of
 from marft.export.manifest import RECIPE, load_export, write_manifest
+from marft.export.recipe import shipped
 from marft.serving.settings import served
 
 MANIFEST: dict[str, Any] = {
@@ -87,3 +88,16 @@ def test_one_without_a_recipe_is_refused(tmp_path: Path) -> None:
     write_manifest(tmp_path, MANIFEST)
     with pytest.raises(ValueError, match=r"team\.json lists no recipe\.toml"):
         load_export(tmp_path)
+
+
+def test_a_tools_secrets_stay(tmp_path: Path) -> None:
+    tools = {"x": {"name": "mcp", "api_key": "sk-1234", "path": "y"}}
+    parts = {
+        "models": {},
+        "tools": tools,
+        "rollout": {"max_steps": 1, "timeout_seconds": 1.0},
+        "channel": {"name": "none"},
+    }
+    out = shipped({**HOLDS, **parts, "environment": {"name": "demo"}}, tmp_path)
+    assert out.table["tools"]["x"] == {"name": "mcp", "path": "y"}
+    assert out.left_out == ["tools.x.api_key: it may be a secret; give your own"]

@@ -63,6 +63,18 @@ class TestStepsAndThreads:
         assert (episode.status, answers[0].split()[1]) == ("terminated", b"410")
         assert [action.id for action in episode.actions] == ["0/a/0"]
 
+    def test_no_secret_of_an_earlier_step_stands_in_a_record(self) -> None:
+        met: list[str] = []
+
+        def solve(task: Task, clients: Clients) -> None:
+            met.append(clients["a"].base_url)
+            if len(met) == 2:
+                raise ValueError(" ".join(met))
+
+        episode = played(solve, steps=[goes_on(text="more"), ends()])
+        assert (episode.status, len(met)) == ("failed", 2)
+        assert not any(url.split("/")[4] in repr(episode) for url in met)
+
 
 class TestBudgets:
     def test_requests_at_once_cannot_spend_the_same_tokens(self) -> None:
@@ -162,6 +174,14 @@ def test_a_retry_joins_nothing_that_was_asked_elsewhere_or_of_others() -> None:
     assert sorted(action.agent for action in episode.actions) == ["a", "a", "a", "b"]
 
 
+def test_a_prompt_that_several_actions_share_is_read_once() -> None:
+    answers: list[Response] = []
+    episode = played(lambda _, clients: answers.append(ask(clients["a"], n=3)))
+    usage, (first, *others) = answers[0].table["usage"], episode.actions
+    assert usage["prompt_tokens"] == len(first.prompt)
+    assert usage["completion_tokens"] == sum(len(action.tokens) for action in (first, *others))
+
+
 def test_an_answer_that_is_cut_calls_nothing() -> None:
     class Cut(FakeEngine):
         async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
@@ -177,6 +197,19 @@ def test_an_answer_that_is_cut_calls_nothing() -> None:
     (choice,) = answers[0].table["choices"]
     assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("length", None)
     assert episode.actions[0].calls == ()
+
+
+def test_where_no_tool_may_be_called_a_call_is_text() -> None:
+    answers: list[Response] = []
+    said, function = 'CALL{"name": "add", "arguments": {}}', {"name": "add", "parameters": {"type": "object"}}
+
+    def solve(task: Task, clients: Clients) -> None:
+        tools = [{"type": "function", "function": function}]
+        answers.extend(ask(clients["a"], tools=tools, tool_choice=choice) for choice in ("none", "auto"))
+
+    played(solve, engine=FakeEngine(lambda *_: said))
+    assert answers[0].said == said
+    assert [answer.table["choices"][0]["finish_reason"] for answer in answers] == ["stop", "tool_calls"]
 
 
 @pytest.mark.parametrize("change", [{"description": "Adds."}, {"parameters": {"type": "object", "required": ["a"]}}])

@@ -28,8 +28,6 @@ def objects(path: Path, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
             if line is None:
                 tally.skip("line", f"it has more than {LONGEST_LINE >> 20} MiB", place)
                 continue
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
                 continue
             try:
