@@ -21,7 +21,7 @@ from recording import Job, Row, band, interval, measure, parser_of, save_plot, s
 
 from marft.config import load_recipe
 from marft.config.load import parse_recipe
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.game.environment import Split
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
@@ -39,7 +39,7 @@ CHANNELS = {
 }
 
 
-class Boxes(Plugin):
+class Boxes(EnvironmentPart):
     """Every task is of one kind; what the called worker earns depends on whether it is the worker for that kind."""
 
     def tasks(self, split: Split) -> list[Task]:

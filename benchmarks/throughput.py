@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 from marft.collection import attempts_at
 from marft.config import parse_recipe
-from marft.config.plugins import Plugin
+from marft.config.parts import EnvironmentPart
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
@@ -47,7 +47,7 @@ OBSERVATION, ACTION, EPISODES = 100, 64, 32
 HEADER = 3  # "Message from agent_0:" is three words, and a word is a token
 
 
-class Numbers(Plugin):
+class Numbers(EnvironmentPart):
     """Tasks that are sequences of random numbers; the reward is a coin."""
 
     vocabulary: Annotated[int, Field(gt=0)]

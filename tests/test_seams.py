@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,17 @@ def test_names_that_nothing_goes_by_still_get_a_suggestion() -> None:
 def test_what_is_no_path_at_all_says_what_one_looks_like() -> None:
     given: Any = complaint("organizations", "package:")
     assert "must look like my_package.module:name" in given
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("environments", "throughput:Numbers"),
+        ("environments", "organizations:Boxes"),
+        ("environments", "versus.ours:Coins"),
+        ("channels", "concurrency:Even"),
+    ],
+)
+def test_the_parts_that_benchmarks_bring_are_parts(kind: str, path: str) -> None:
+    module, _, name = path.partition(":")
+    assert not class_problems(kind, getattr(importlib.import_module(module), name))

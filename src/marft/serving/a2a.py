@@ -163,12 +163,15 @@ class TeamExecutor(AgentExecutor):
 
 
 async def _tell(said: Mapping[str, str], updater: Updater) -> None:
-    """An update of a task's status: an agent is asked; or has acted, with its text."""
+    """An update of a task's status: an agent is asked; or has acted, with its text where that is not the answer."""
     if said["state"] == "asked":
         await updater.update_status(TaskState.TASK_STATE_WORKING, metadata={"asked": said["agent"]})
     elif said["state"] == "acted":
         about = {"agent": said["agent"], "action": said["action"]}
-        await updater.start_work(_message(updater, said["text"], about))
+        if "text" in said:
+            await updater.start_work(_message(updater, said["text"], about))
+        else:
+            await updater.update_status(TaskState.TASK_STATE_WORKING, metadata=about)
 
 
 def _message(updater: Updater, text: str, about: Mapping[str, Any]) -> Message:

@@ -169,8 +169,10 @@ class OneRequest:
             RequestError: there is none.
         """
         try:
-            while tell and (said := await self._told.get()) is not None:
-                await tell(said)
+            if tell:
+                async for heard in self._hearing.told(self._task):
+                    if isinstance(heard, Mapping):
+                        await tell(heard)
             return await self._task
         finally:
             self._task.cancel()
