@@ -59,5 +59,7 @@ def _words(event: StreamResponse) -> str:
     update = event.status_update
     if "asked" in update.metadata:
         return f"asked {update.metadata['asked']}"
+    if "agent" in update.metadata:
+        return f"{update.metadata['agent']} has acted"
     said = update.status.message
     return f"{said.metadata['agent']}: {said.parts[0].text}" if said.parts else WORDS[update.status.state]

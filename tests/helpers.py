@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,3 +76,11 @@ def lengths_read(backbone: Backbone) -> list[int]:
 
     backbone.hidden_states = counted  # type: ignore[method-assign]
     return lengths
+
+
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for something that comes about on another thread or in another process."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

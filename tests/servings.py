@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from marft.game.game import Game
@@ -89,13 +89,3 @@ def command(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     finally:
         process.kill()
         process.wait()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for something that comes about on another thread."""
-    import time
-
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -104,7 +104,7 @@ class TestWhatPeftMakesOfIt:
         base = merged = plain.logits("reasoner", ids)
         for policy in ("reasoner", "actor"):
             merged = merged_logits(exported, policy, ids)
-            assert torch.allclose(merged, plain.logits(policy, ids), atol=1e-5)
+            assert torch.allclose(merged, plain.logits(policy, ids), atol=1e-4)
         assert not torch.allclose(merged, base, atol=1e-3), "the two policies are two"
 
     def test_a_merged_model_has_all_that_a_model_has(self, exported: Export) -> None:

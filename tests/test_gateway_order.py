@@ -7,7 +7,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import pytest
@@ -20,6 +20,7 @@ from marft.gateway.client import Client
 from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
 from tests.fakes import FakeEngine
 from tests.gateways import ASK, ask, game_of, play_game, send
+from tests.helpers import until
 from tests.test_gateway_requests import head, spoken_to
 
 Clients = Mapping[str, Client]
@@ -145,12 +146,6 @@ def test_others_go_on_without_one_that_asks_for_nothing_too_long_and_that_is_cou
 def test_a_client_that_goes_away_has_no_request_pending() -> None:
     """Its program may ask again at once: what it asks for then comes with the others."""
     engine, go = InOrder(), threading.Event()
-
-    def until(reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not reached():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
     def solve(task: Task, clients: Clients) -> None:
         if task.id == "t1":

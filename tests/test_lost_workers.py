@@ -8,8 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from marft.workers import crew as crews
 from marft.workers.child import LONGEST_LINE, Child
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew
+from tests.helpers import until
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,13 +39,6 @@ def rollouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRollout
 
 def attempts(*reasons: str) -> list[Attempt]:
     return [Attempt(Task(f"{reason}/{number}", "begin"), "train/0") for number, reason in enumerate(reasons)]
-
-
-def until(what: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_there(pid: int) -> bool:

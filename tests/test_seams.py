@@ -133,6 +133,7 @@ def test_what_is_no_path_at_all_says_what_one_looks_like() -> None:
         ("channels", "concurrency:Even"),
     ],
 )
-def test_the_parts_that_benchmarks_bring_are_parts(kind: str, path: str) -> None:
+def test_the_parts_that_benchmarks_bring_are_parts(kind: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     module, _, name = path.partition(":")
     assert not class_problems(kind, getattr(importlib.import_module(module), name))

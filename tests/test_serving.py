@@ -28,7 +28,8 @@ from marft.serving.server import Place
 from marft.types import Episode, JointAction, Task
 from tests.fakes import FakeEngine
 from tests.gateways import send
-from tests.servings import Held, bearer, serving, until
+from tests.helpers import until
+from tests.servings import Held, bearer, serving
 
 
 class Raises:

@@ -36,7 +36,7 @@ from marft.rollouts import LocalRollouts
 from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
 from tests.fakes import FakeEngine
 from tests.gateways import Response, ask, completions, game_of, play_game, played
-from tests.helpers import settings
+from tests.helpers import settings, until
 
 Clients = Mapping[str, Client]
 TEXT = "It is 3: ümläut 汉字 🧮, and no more than that."
@@ -227,6 +227,7 @@ class TestGateway:
             with lines(completions(clients["a"]), {"messages": [USER], "stream": True}) as told:
                 assert "assistant" in next(told)
             engine.may.set()
+            until(lambda: not engine.typing)
             answers.append(ask(clients["a"], "And 3?"))
 
         episode = played(solve, engine=engine)
@@ -320,7 +321,7 @@ class TestServing:
         with servings.serving("b", engine=engine) as s:
             with lines(f"{s.url}/v1/chat/completions", {"model": model, "stream": True, "messages": [USER]}) as heard:
                 next(line for line in heard if "It is" in line)
-            servings.until(lambda: (s.app.gate.running, engine.typing) == (0, 0))
+            until(lambda: (s.app.gate.running, engine.typing) == (0, 0))
 
 
 def content(table: Any) -> str:
