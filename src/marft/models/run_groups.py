@@ -26,7 +26,7 @@ class RunGroup:
 
     queries: Tensor  # [B, L] tokens of the batch
     keys: Tensor  # [B, S]
-    distance: Tensor  # [B, L, S] how many tokens a query stands after a key; negative where it does not see it
+    positions: Tensor  # [B, L] of the queries in their rows, where keys stand from 0 on
     masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict, init=False)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
@@ -44,15 +44,16 @@ class RunGroup:
 
     def _seen(self, window: int | None) -> Tensor:
         """[B, L, S]"""
-        seen = self.distance >= 0
-        return seen if window is None else seen & (self.distance < window)
+        columns, positions = torch.arange(self.keys.shape[1], device=self.keys.device), self.positions[..., None]
+        seen = columns <= positions
+        return seen if window is None else seen.logical_and_(columns > positions - window)
 
     def _mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """What is added to scores, [B, 1, groups · L, S]: of all query heads of a key head, which attend as one."""
         key = window, groups, dtype
         if key not in self.masks:
-            mask = torch.zeros(self.distance.shape, dtype=dtype, device=self.distance.device)
-            mask.masked_fill_(~self._seen(window), -torch.inf)
+            seen = self._seen(window)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
             self.masks[key] = mask[:, None].expand(-1, groups, -1, -1).flatten(1, 2)[:, None].contiguous()
         return self.masks[key]
 
@@ -102,7 +103,7 @@ def _padded(run: Run) -> tuple[int, int]:
 
 
 def _group(runs: list[Run], length: int, width: int, forest: Forest, device: torch.device) -> RunGroup:
-    queries, keys, distance = [], [], []
+    queries, keys, positions = [], [], []
     for run in runs:
         spans = (*run.seen, (forest.known + run.start, forest.known + run.stop))
         of_row = np.concatenate([np.arange(*span) for span in spans])
@@ -110,8 +111,8 @@ def _group(runs: list[Run], length: int, width: int, forest: Forest, device: tor
         at = np.minimum(np.arange(length), last)
         queries.append(run.start + at)
         keys.append(of_row[np.minimum(np.arange(width), len(of_row) - 1)])
-        distance.append((before + at)[:, None] - np.arange(width))
-    return RunGroup(*[torch.from_numpy(np.stack(part)).to(device) for part in (queries, keys, distance)])
+        positions.append(before + at)
+    return RunGroup(*[torch.from_numpy(np.stack(part)).to(device) for part in (queries, keys, positions)])
 
 
 def _rows(x_NHD: Tensor, index_BT: Tensor) -> Tensor:

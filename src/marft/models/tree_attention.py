@@ -24,7 +24,7 @@ from marft.models.weighing import Weighing
 SCORES = 2**21  # at most, of a block, where that leaves it LEAST queries
 LEAST, MOST = 64, 512  # queries of a block
 COPIES = 4  # keys at most, of which runs have copies, for each token of the batch
-TOGETHER = 2**23  # scores at most, of one head, of runs that attend with copies
+TOGETHER = 2**22  # scores at most, of one head, of runs that attend with copies
 
 
 class Piece(NamedTuple):
