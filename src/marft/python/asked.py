@@ -85,7 +85,9 @@ def places_in(places: object, what: str) -> list[Path]:
     Raises:
         ValueError: they are none.
     """
-    found = list(places) if isinstance(places, Iterable) and not isinstance(places, str | bytes | Mapping) else [places]
+    found: list[Any] = (
+        list(places) if isinstance(places, Iterable) and not isinstance(places, str | bytes | Mapping) else [places]
+    )
     for place in found:
         if not is_path(place):
             raise ValueError(f"{what} are named by their files, texts or Paths, and this is {_shown(place)}")
