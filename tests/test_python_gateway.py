@@ -179,3 +179,19 @@ def test_a_function_is_a_team(tmp_path: Path) -> None:
         marft.train("demo", program="solve")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give one of them"):
         marft.train("demo", program=solve, team={"organization": "chain"})
+
+
+def test_a_program_that_asks_nobody_ends_the_run_in_words(tmp_path: Path) -> None:
+    """Every critic has something to judge but then; a client that asks another server is the usual mistake."""
+    with pytest.raises(marft.RunError, match=r"no agent was asked in any of 8 episodes.*base_url"):
+        marft.train(
+            "demo", {"rollout.tasks_per_step": 2, "training.steps": 3}, output=str(tmp_path), device="cpu",
+            program=lambda task, clients: "56",
+        )  # fmt: skip
+
+
+def test_a_role_that_is_none_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    with marft.Gateway("demo", device="cpu", threads=1) as gateway, gateway.session("?") as session:
+        with pytest.raises(KeyError, match="no agent is called 'actr'; did you mean 'actor'"):
+            session.clients["actr"]
+        session.call_off()

@@ -51,7 +51,8 @@ def train(
 
     Raises:
         ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
-        RunError: not one episode of a step could be scored, or steps have to be undone again and again.
+        RunError: not one episode of a step could be scored, or nobody acted in any, or steps have to be undone again
+            and again.
     """
     observer = observer or Silent()
     with folder.held():
@@ -121,6 +122,11 @@ def _step(
         raise RunError(
             f"step {state.step + 1}: none of {len(episodes)} episodes could be scored; "
             f"the first says: {episodes[0].error}"
+        )
+    if not any(episode.actions for episode in collection.credit_inputs):
+        raise RunError(
+            f"step {state.step + 1}: no agent was asked in any of {len(episodes)} episodes: nothing can be learned "
+            "from; a program of yours asks them at the addresses that it is given (clients[role].base_url)"
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.version)
     metrics |= collection.metrics

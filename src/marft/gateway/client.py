@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
+from marft.config.settings import did_you_mean
+
 
 class Keywords(TypedDict):
     base_url: str
@@ -64,3 +66,10 @@ def environment(clients: Mapping[str, Client]) -> dict[str, str]:
             "ANTHROPIC_API_KEY": client.api_key,
         }
     return variables
+
+
+class Clients(dict[str, Client]):
+    """By role. Whoever asks for another is told which there are."""
+
+    def __missing__(self, role: object) -> Client:
+        raise KeyError(f"no agent is called {role!r}{did_you_mean(str(role), self)}")

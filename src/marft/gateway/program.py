@@ -24,7 +24,7 @@ from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread, OverdueError, RaisedError
 from marft.game.outcome import Outcome
 from marft.game.reading import RefusedError
-from marft.gateway.client import Client
+from marft.gateway.client import Client, Clients
 from marft.gateway.masking import without
 from marft.gateway.solving import call, command
 from marft.types import JointAction, Observation, Task
@@ -198,14 +198,14 @@ class Episode:
         )
         return await thread.call_theirs(run, timeout=program.timeout_seconds, passing=RefusedError)
 
-    def _clients(self, agents: Agents) -> dict[str, Client]:
-        return {
+    def _clients(self, agents: Agents) -> Clients:
+        return Clients({
             seat.role: Client(
                 f"{self._address}/{quote(seat.role, safe='')}/v1", "none", seat.agent.policy,
                 seat.agent.profile.instructions, f"{self._address}/waiting",
             )
             for seat in agents
-        }  # fmt: skip
+        })  # fmt: skip
 
     def _masked(self, said: str) -> str:
         return without(self._session.secrets if self._session else (), said)
