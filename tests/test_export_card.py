@@ -1,0 +1,36 @@
+"""The commands of a model card name the right bases, at the right commits, with room for every adapter's rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marft.export.card import _with_peft, _with_vllm
+
+TABLE: dict[str, Any] = {
+    "models": {"hub": {"path": "org/one", "commit": "c0ffee"}, "here": {"path": "models/here", "commit": ""}}
+}
+ADAPTERS: dict[str, Any] = {
+    "a": {"model": "hub", "path": "policies/a", "rank": 8},
+    "b": {"model": "hub", "path": "policies/b", "rank": 24},
+    "c": {"model": "here", "path": "policies/c", "rank": 4},
+}
+
+
+def test_vllm_serves_each_base_at_its_commit_with_its_own_adapters() -> None:
+    assert list(_with_vllm(TABLE, ADAPTERS)) == [
+        "vllm serve org/one --revision c0ffee --enable-lora --max-lora-rank 32 \\\n"
+        "  --lora-modules a=policies/a b=policies/b",
+        "vllm serve models/here --enable-lora --max-lora-rank 8 \\\n  --lora-modules c=policies/c",
+    ]
+
+
+def test_peft_loads_the_adapters_of_the_first_base_at_its_commit() -> None:
+    assert _with_peft(TABLE, ADAPTERS).splitlines()[3:] == [
+        'tokenizer = AutoTokenizer.from_pretrained("org/one", revision="c0ffee")',
+        'base = AutoModelForCausalLM.from_pretrained("org/one", revision="c0ffee")',
+        'model = PeftModel.from_pretrained(base, "policies/a", adapter_name="a")',
+        'model.load_adapter("policies/b", "b")',
+        'model.set_adapter("a")',
+    ]
+    (alone,) = (line for line in _with_peft(TABLE, {"c": ADAPTERS["c"]}).splitlines() if line.startswith("base"))
+    assert alone == 'base = AutoModelForCausalLM.from_pretrained("models/here")'
