@@ -22,7 +22,7 @@ from marft.runs.checkpoints import Checkpoints, verify
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
 
-PROMISED = "Everything saved before is whole; make room and use --resume"
+PROMISED = "Everything saved before is whole; make room and go on (train and sft: --resume)"
 OVERRIDE, SEARCH = 1 << 1, 1 << 2  # of capabilities(7): CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 

@@ -135,3 +135,12 @@ def test_scores_of_full_chunks_are_those_of_any(problem: tuple[Tensor, ...], mon
     for a, b in zip(plain, filled, strict=True):
         assert a.shape == b.shape == (23,)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_second_derivative_is_refused_and_not_zero(problem: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, targets, temperatures = problem
+    h = hidden.clone().requires_grad_()
+    loss = token_scores(h, weight, bias, targets, temperatures)[0].square().sum()
+    (slope,) = torch.autograd.grad(loss, h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()

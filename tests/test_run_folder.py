@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +330,28 @@ def test_a_folder_that_takes_the_place_of_another_is_never_there_in_part(
         (folder / "weights").write_text("new")
     assert (target / "weights").read_text() == ("new" if stopped == 3 else "old")
     assert [file for file in tmp_path.iterdir() if not file.name.startswith(atomic.UNFINISHED)] == [target]
+
+
+def test_drafts_whose_makers_were_killed_are_cleared_and_no_others(tmp_path: Path) -> None:
+    code = "import sys; from marft.atomic import new_folder\nwith new_folder(%r) as d: print(d, flush=True); sys.stdin.read()"
+    paths = {"killed": tmp_path / "a", "at work": tmp_path / "b"}
+    makers = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", code.replace("%r", f"__import__('pathlib').Path({str(path)!r})")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name, path in paths.items()
+    }  # fmt: skip
+    drafts = {name: Path(maker.stdout.readline().strip()) for name, maker in makers.items() if maker.stdout}
+    makers["killed"].kill()
+    makers["killed"].wait()
+    moved = tmp_path / f"{atomic.UNFINISHED}0"
+    for folder in (moved, moved.with_name(f"{moved.name}{atomic.BEFORE}"), tmp_path / "mine"):
+        folder.mkdir()
+    (tmp_path / f"{atomic.UNFINISHED}1").write_text("of a file")
+    atomic.remove_abandoned(tmp_path)
+    assert not drafts["killed"].exists()
+    assert drafts["at work"].is_dir()
+    assert len([*tmp_path.iterdir()]) == 5
+    makers["at work"].communicate("")
+    assert paths["at work"].is_dir()

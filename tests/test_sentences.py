@@ -52,7 +52,7 @@ class TestFiles:
     def test_a_quota_is_a_full_disk_too(self, number: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
         status, text = said(capsys, OSError(number, "no", "somewhere"))
         assert status == 2
-        assert f"{told} and use --resume" in text
+        assert f"{told} and go on (train and sft: --resume)" in text
 
     def test_a_full_disk_behind_another_error_is_what_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         full = OSError(errno.ENOSPC, "full", "somewhere")

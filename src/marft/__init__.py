@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from marft.python.commands import evaluate, load_recipe, load_run, train
     from marft.python.gateway import Gateway
     from marft.python.run import Run
+    from marft.python.traces import score, sft
+    from marft.traces.scores import Scores
     from marft.types import Action, Episode, JointAction, Observation, Step, Task
 
 wait_briefly(os.environ)  # before torch is imported
@@ -29,7 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Action", "Agents", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway", "JointAction",
     "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings",
-    "SchedulePart", "Step", "Task", "evaluate", "load_recipe", "load_run", "tool", "train",
+    "SchedulePart", "Scores", "Step", "Task", "evaluate", "load_recipe", "load_run", "score", "sft", "tool", "train",
 ]  # fmt: skip
 
 _PLACES = {
@@ -44,6 +46,8 @@ _PLACES = {
     "marft.python.commands": ("evaluate", "load_recipe", "load_run", "train"),
     "marft.python.gateway": ("Gateway",),
     "marft.python.run": ("Run",),
+    "marft.python.traces": ("score", "sft"),
+    "marft.traces.scores": ("Scores",),
     "marft.types": ("Action", "Episode", "JointAction", "Observation", "Step", "Task"),
 }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 UNFINISHED = ".unfinished-"
+BEFORE = "-before"
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -38,20 +40,17 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f"{UNFINISHED}{secrets.token_hex(8)}"
-    before = draft.with_name(f"{draft.name}-before")
+    before = draft.with_name(f"{draft.name}{BEFORE}")
     draft.mkdir()
     try:
-        yield draft
-        for file in sorted(draft.rglob("*")):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-            else:
-                sync_folder(file)
-        sync_folder(draft)
-        if path.exists():
-            path.replace(before)
-        draft.replace(path)
+        with _opened(draft) as descriptor:
+            with suppress(OSError):  # of a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield draft
+            _sync(draft)
+            if path.exists():
+                path.replace(before)
+            draft.replace(path)
     except BaseException:
         if before.exists() and not path.exists():
             before.replace(path)
@@ -91,9 +90,38 @@ def remove_unfinished(folder: Path) -> None:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Clear drafts of folders whose makers were killed; what somebody still fills stays, and so does a draft beside
+    what was to give way to it.
+    """
+    for draft in folder.glob(f"{UNFINISHED}*"):
+        if draft.is_symlink() or not draft.is_dir() or draft.name.endswith(BEFORE):
+            continue
+        if not draft.with_name(f"{draft.name}{BEFORE}").exists():
+            with suppress(OSError), _opened(draft) as descriptor:  # it is held, or its maker has just moved it
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(draft)
+
+
 def sync_folder(folder: Path) -> None:
+    with _opened(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        else:
+            sync_folder(file)
+    sync_folder(folder)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -54,15 +54,16 @@ class Start:
         Raises:
             ValueError: the run, or the checkpoint it is to start from, is not as it must be.
         """
+        option = "--start-from" if imitates else "--from"
         if resume and (overwrite or start_from):
             raise ValueError(
-                f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else '--from'} begins a "
+                f"--resume goes on with the run that is there, and {'--overwrite' if overwrite else option} begins a "
                 "new one; give one of them"
             )
         folder.refuse_links()
         if not resume:
-            if start_from:
-                _refuse_traces(start_from)
+            if start_from and start_from.is_file():
+                raise _no_checkpoint(start_from, imitates)
             return Start(run, folder, resume, overwrite, read_record(start_from) if start_from else None, note)
         return Start(run, folder, resume, overwrite, _last(run, folder, note, imitates), note)
 
@@ -144,18 +145,19 @@ class Start:
         rewind(self.folder.metrics, 0, Mark.of(b""))
 
 
-def _refuse_traces(start_from: Path) -> None:
-    """
-    Raises:
-        ValueError: it is a file, and so no checkpoint.
-    """
-    if start_from.is_file():
-        raise ValueError(
-            f"--from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
-            "trained with ratios of policies: these need the ids that were sampled and their log-probabilities, and a "
-            f"trace has text. Learn from them by imitation:  marft sft RECIPE --from {start_from}  or grade them:  "
-            f"marft score RECIPE --from {start_from}"
+def _no_checkpoint(start_from: Path, imitates: bool) -> ValueError:
+    """What is to be said where weights are to come from a file."""
+    if imitates:
+        return ValueError(
+            f"--start-from {start_from}: weights lie in the folder of a checkpoint, and this is a file. Traces to "
+            "imitate are given with --from"
         )
+    return ValueError(
+        f"--from {start_from}: training by rewards starts from a checkpoint, and this is a file. Traces are never "
+        "trained with ratios of policies: these need the ids that were sampled and their log-probabilities, and a "
+        f"trace has text. Learn from them by imitation:  marft sft RECIPE --from {start_from}  or grade them:  "
+        f"marft score RECIPE --from {start_from}"
+    )
 
 
 def _last(run: RunSettings, folder: RunFolder, note: Note, imitates: bool) -> Record | None:
@@ -164,10 +166,11 @@ def _last(run: RunSettings, folder: RunFolder, note: Note, imitates: bool) -> Re
     Raises:
         ValueError: the run cannot go on with these settings, or with what is left of it.
     """
+    option = "--start-from" if imitates else "--from"
     if start := folder.start_cut_short():
         raise ValueError(
             f"{folder.path} was to begin anew with the weights that lie in {start}, and was stopped before it had: "
-            f"start it again, with --from {start} --overwrite"
+            f"start it again, with {option} {start} --overwrite"
         )
     checkpoints = Checkpoints(folder, run.checkpoints)
     if not folder.is_run() and not checkpoints.steps():
@@ -181,7 +184,7 @@ def _last(run: RunSettings, folder: RunFolder, note: Note, imitates: bool) -> Re
     if record is None and (source := folder.started_from()):
         raise ValueError(
             f"{folder.path} was to start with the weights of {source} and has no checkpoint yet: start it again, "
-            f"with --from {source} --overwrite"
+            f"with {option} {source} --overwrite"
         )
     if record is not None:
         if record.state.tasks.startswith(IMITATED) != imitates:

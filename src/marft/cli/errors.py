@@ -151,7 +151,7 @@ def _about_file(number: int, file: str | bytes | Path | int | None) -> str:
             return f"cannot read: {os.strerror(number)}{where}"
         return f"cannot write: {os.strerror(number)}{where}: {REMEDIES[number]}"
     left = " No inodes are left: it holds too many files." if number == errno.ENOSPC and _no_inodes(path) else ""
-    saved = f"Everything saved before is whole; {FULL[number]} and use --resume"
+    saved = f"Everything saved before is whole; {FULL[number]} and go on (train and sft: --resume)"
     return f"cannot write: {os.strerror(number)}{where}.{left} {saved}"
 
 

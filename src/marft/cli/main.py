@@ -81,6 +81,9 @@ def sft(
     traces: Traces = None,
     role: Roles = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Start with the weights of this checkpoint folder, not the base's.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
 ) -> None:
     """Warm start a team from traces of other programs.
@@ -91,7 +94,7 @@ def sft(
     from marft.cli import traces as of_traces
 
     changes = options.overrides_of(context, recipe)
-    of_traces.sft(recipe, changes, traces or [], role or [], resume=resume, overwrite=overwrite)
+    of_traces.sft(recipe, changes, traces or [], role or [], resume=resume, start_from=start_from, overwrite=overwrite)
 
 
 @app.command(context_settings=OVERRIDES)

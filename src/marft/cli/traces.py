@@ -17,6 +17,7 @@ from marft.config.load import keys_of
 from marft.config.run import refuse_nothing_to_train
 from marft.evaluation.compare import between, percent
 from marft.runs.folder import RunFolder
+from marft.traces.asked import changes_of
 from marft.traces.record import Tally
 from marft.traces.roles import given_roles
 
@@ -55,7 +56,7 @@ def score(
 
 def sft(
     recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], *, resume: bool,
-    overwrite: bool,
+    start_from: Path | None, overwrite: bool,
 ) -> None:  # fmt: skip
     """``marft sft``.
 
@@ -74,7 +75,7 @@ def sft(
     from marft.traces.warm_start import warm_start
 
     with Terminal([agent.role for agent in run.agents], label="imitating") as terminal:
-        done = warm_start(run, folder, resume=resume, overwrite=overwrite, observer=terminal)
+        done = warm_start(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
     write_report(folder)
     if done.state.step < done.steps:
         console.print(f"stopped after step {done.state.step}. Go on with:  marft sft {folder.path} --resume")
@@ -110,21 +111,7 @@ def _recipe_of(
 
 
 def _changes(run: RunSettings, traces: Sequence[Path], roles: Sequence[str]) -> Mapping[str, object]:
-    """What a command's options say of the recipe's ``[sft]``.
-
-    Raises:
-        ValueError: a file is not there, or a role is none.
-    """
-    for path in traces:
-        if not path.is_file():
-            raise ValueError(f"--from {path}: there is no such file")
-    given = given_roles(roles, [agent.role for agent in run.agents])
-    changes: dict[str, object] = {}
-    if traces:
-        changes["sft.traces"] = [str(path.resolve()) for path in traces]
-    if given:
-        changes["sft.roles"] = {**run.sft.roles, **given}
-    return changes
+    return changes_of(run, traces, given_roles(roles, [agent.role for agent in run.agents]))
 
 
 def _table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]], roles: Sequence[str]) -> Table:

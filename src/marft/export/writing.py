@@ -52,6 +52,7 @@ def export_run(
     run = record.recipe()
     recipe = tomllib.loads(to_toml(run))
     out = shipped(recipe, Path(run.recipe_folder or "."))
+    atomic.remove_abandoned(target.parent)
     with atomic.new_folder(target) as draft:
         _copy(out, draft)
         weights = Weights(run, record, out, draft)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
@@ -198,6 +199,7 @@ class _FrozenHead(torch.autograd.Function):
         return torch.cat(log_probs), torch.cat(entropies)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         slopes, *entropy_slopes = ctx.saved_tensors
         out = grad[:, None] * slopes

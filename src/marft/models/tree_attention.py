@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from marft.models.cache import KVCache
 from marft.models.forest import Forest, Span
@@ -161,6 +162,7 @@ class _Attention(torch.autograd.Function):
         return packed
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, packed, logs = ctx.saved_tensors
         heads = k.shape[1]

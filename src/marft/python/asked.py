@@ -79,6 +79,33 @@ def names_in(names: object, what: str, example: str) -> list[str]:
     return found
 
 
+def places_in(places: object, what: str) -> list[Path]:
+    """Files that are asked for, as a list: one that stands alone is a list of one.
+
+    Raises:
+        ValueError: they are none.
+    """
+    found: list[Any] = (
+        list(places) if isinstance(places, Iterable) and not isinstance(places, str | bytes | Mapping) else [places]
+    )
+    for place in found:
+        if not is_path(place):
+            raise ValueError(f"{what} are named by their files, texts or Paths, and this is {_shown(place)}")
+    return [Path(place) for place in found]
+
+
+def check_roles(roles: object) -> dict[str, str]:
+    """Roles by the names that traces have for them.
+
+    Raises:
+        ValueError: it is no such table.
+    """
+    table = {} if roles is None else roles
+    if not isinstance(table, Mapping) or not all(isinstance(text, str) for pair in table.items() for text in pair):
+        raise ValueError(f'roles is a table of names, {{"Plan node": "planner"}}, and this is {_shown(roles)}')
+    return dict(table)
+
+
 def check_count(count: object, what: str) -> None:
     """
     Raises:

@@ -102,13 +102,13 @@ def train(
         RunFolder.open(folder.path)
     else:
         folder.check_free(overwrite)
-    with _in_words():
+    with in_words():
         from marft.evaluation.report import write_report
         from marft.training import train as run_training
 
         source = None if start_from is None else Path(start_from)
         run_training(
-            settings, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or _Warned()
+            settings, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or Warned()
         )
         write_report(folder)
     return Run(folder, tuple(settings.given.values()))
@@ -138,7 +138,7 @@ def evaluate(
     names, wanted = names_in(checkpoints, "checkpoints", "last"), names_in(modes, "modes", "greedy")
     check_count(tasks, "tasks")
     settings, folder = run_of(recipe, changes, given, _with(program, more))
-    with _in_words():
+    with in_words():
         from marft.evaluation.evaluate import modes_in
         from marft.evaluation.session import evaluate_checkpoints
 
@@ -167,7 +167,7 @@ def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[s
     return {**more, "team": {"organization": "program", "call": program}}
 
 
-class _Warned(Observer):
+class Warned(Observer):
     """Nobody watches, but what whoever trains should know is no secret."""
 
     def note(self, text: str) -> None:
@@ -202,7 +202,7 @@ def _by_words(given: Iterable[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
     """What the system says about files, with what to do about it."""
     from marft.cli.commands import quieten
     from marft.cli.errors import about_files

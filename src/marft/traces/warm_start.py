@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from marft.config.run import RunSettings
 from marft.errors import RunError
@@ -43,10 +44,13 @@ class WarmStart:
 
 
 def warm_start(
-    run: RunSettings, folder: RunFolder, *, resume: bool = False, overwrite: bool = False,
-    observer: Observer | None = None,
+    run: RunSettings, folder: RunFolder, *, resume: bool = False, start_from: Path | None = None,
+    overwrite: bool = False, observer: Observer | None = None,
 ) -> WarmStart:  # fmt: skip
     """Imitate the traces of a recipe (``sft.traces``) to the end, or until the observer wants to stop.
+
+    Args:
+        start_from: a checkpoint folder whose weights it begins with.
 
     Raises:
         ValueError: something in the recipe, the traces or the folder cannot be used. Then the folder is as it was.
@@ -56,7 +60,9 @@ def warm_start(
     if not run.sft.traces:
         raise ValueError("sft.traces: no file of traces is named; give one:  marft sft … --from traces.jsonl")
     with folder.held():
-        start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=None, imitates=True)
+        start = Start.of(
+            run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from, imitates=True
+        )
         formats, tally = load_formats(run), Tally()
         lessons = read_lessons(run, formats, tally, lambda told: observer.episode(told.episode))
         for line in (_summary(lessons), *tally.lines()):
