@@ -14,7 +14,6 @@ import torch
 import yaml
 from peft import LoraConfig
 
-from marft.cli.shipping import evaluate as evaluate_export
 from marft.config.models import BUNDLED
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
@@ -24,7 +23,6 @@ from marft.export.manifest import Export, ModelEntry, load_export
 from marft.export.weights import _adapter_config, _without_sampling
 from marft.export.writing import export_run
 from marft.models.adapters import CONFIG, read_lora_settings
-from marft.models.pool import Models
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import Checkpoints, load_policies
 from marft.runs.folder import RunFolder
@@ -144,21 +142,6 @@ class TestTheRecipe:
     def test_another_base_is_refused(self, exported: Export) -> None:
         with pytest.raises(ValueError, match=r"models\.base \(models/base\) is not what the team of .* learned on"):
             check_bases(exported, {"models.base": "0" * 64})
-
-    @pytest.mark.slow
-    def test_on_another_base_it_is_neither_evaluated_nor_served(
-        self, exported: Export, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
-        from marft.serving.app import Limits
-        from marft.serving.server import Place, serve
-        from marft.serving.settings import served
-
-        monkeypatch.setattr(Models, "digests", lambda _: {"models.base": "0" * 64})
-        with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-            evaluate_export(exported.path, [], "greedy", 1, shuffle_messages=False, trust_code=False)
-        with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-            serve(served(exported.path, "best"), Place(port=0), Limits(), ready=lambda *_: pytest.fail("it is served"))
 
     def test_it_can_lie_anywhere(self, copy: Path) -> None:
         moved = copy.rename(copy.parent / "elsewhere")

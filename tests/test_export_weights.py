@@ -12,12 +12,16 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from marft.cli.shipping import evaluate as evaluate_export
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.export.manifest import ModelEntry, PolicyEntry
 from marft.export.recipe import Shipped
 from marft.export.weights import Weights
+from marft.export.writing import export_run
 from marft.models.adapters import WEIGHTS
+from marft.models.pool import Models
+from marft.runs.folder import RunFolder
 from tests.helpers import settings
 from tests.runs import contents
 
@@ -93,3 +97,20 @@ def test_bases_that_nobody_is_on_or_reads_with_are_left_out(tmp_path: Path) -> N
     assert set(it.models) == set(it.shipped.table["models"]) == {*kept, "far", "other"}
     assert set(it.shipped.paths) == {f"models.{name}.path" for name in kept}
     assert {folder.name for folder in (tmp_path / "models").iterdir()} == kept
+
+
+@pytest.mark.slow
+def test_on_another_base_it_is_neither_evaluated_nor_served(
+    trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+    from marft.serving.app import Limits
+    from marft.serving.server import Place, serve
+    from marft.serving.settings import served
+
+    path = export_run(trained, "last", tmp_path / "team")
+    monkeypatch.setattr(Models, "digests", lambda _: {"models.base": "0" * 64})
+    with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
+        evaluate_export(path, [], "greedy", 1, shuffle_messages=False, trust_code=False)
+    with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
+        serve(served(path, "best"), Place(port=0), Limits(), ready=lambda *_: pytest.fail("it is served"))
