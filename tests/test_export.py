@@ -14,6 +14,7 @@ import torch
 import yaml
 from peft import LoraConfig
 
+from marft.config.models import BUNDLED
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
 from marft.export.card import _loading, _with_llama
@@ -23,7 +24,7 @@ from marft.export.weights import _adapter_config, _without_sampling
 from marft.export.writing import export_run
 from marft.models.adapters import CONFIG, read_lora_settings
 from marft.rollouts import LocalRollouts
-from marft.runs.checkpoints import load_policies
+from marft.runs.checkpoints import Checkpoints, load_policies
 from marft.runs.folder import RunFolder
 from marft.types import Episode
 from tests.exports import Plain, merged_logits, texts_in, whole
@@ -175,9 +176,13 @@ class TestWhole:
         (copy / "notes.txt").write_text("mine")
         (copy / "README.md").write_text("another card")
         load_export(copy)
-        (copy / "policies" / "actor" / "more.safetensors").write_bytes(b"")
-        with pytest.raises(ValueError, match=r"policies/actor/more\.safetensors was not written with it"):
-            load_export(copy)
+        names = ("code/more.py", "skills/x/SKILL.md", "templates/x.jinja", "merged/actor/x.bin", "models/base/x.bin")
+        for name in (*names, "policies/actor/more.safetensors"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes(b"")
+            with pytest.raises(ValueError, match=f"{name} was not written with it"):
+                load_export(copy)
+            (copy / name).unlink()
 
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -253,12 +258,31 @@ class TestWriting:
         }  # fmt: skip
         assert not [name for name in exported.manifest.files if "optimizer" in name or "critic" in name]
 
+    def test_the_best_is_the_one_that_was_found_best(
+        self, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = {"best": "step_000001"}
+        monkeypatch.setattr(Checkpoints, "find", lambda self, name: self.path / names[name])
+        assert load_export(export_run(trained, "best", tmp_path / "team")).manifest.checkpoint.step == 1
+
     @pytest.mark.slow
-    def test_a_policy_without_lora_goes_whole(self, tmp_path: Path) -> None:
-        run, folder = finished(tmp_path, "--policies.actor.train", "full", "--training.steps", "1")
+    def test_a_policy_without_lora_goes_whole_and_a_frozen_one_with_its_adapter(
+        self, trained: RunFolder, tmp_path: Path
+    ) -> None:
+        template, adapter = tmp_path / "own.jinja", trained.saved_steps()[-1] / "policies" / "reasoner"
+        template.write_text(f"{{# of {tmp_path / 'test'} #}}" + (BUNDLED["tiny"] / "chat_template.jinja").read_text())
+        run, folder = finished(
+            tmp_path, "--models.second", f"{{ path = 'tiny', chat_template = '{template}' }}", "--training.steps", "1",
+            "--policies.actor", "{ model = 'second', train = 'full' }",
+            "--policies.reasoner", f"{{ model = 'base', train = 'frozen', adapter = '{adapter}' }}",
+        )  # fmt: skip
         exported = load_export(export_run(folder, "last", tmp_path / "team"))
-        actor = exported.manifest.policies["actor"]
-        assert (actor.kind, actor.path) == ("weights", "policies/actor")
+        reasoner, actor = (exported.manifest.policies[name] for name in ("reasoner", "actor"))
+        assert (actor.kind, actor.path, reasoner.kind) == ("weights", "policies/actor", "adapter")
+        assert set(exported.manifest.models) == {"base", "actor"}
+        assert not [name for name in exported.manifest.files if "second" in name and not name.startswith("templates")]
+        said = f"nothing in templates/second.jinja, which names {folder.path}: look whether others should read that"
+        assert said in exported.manifest.left_out
         before = greedy_episodes(folder, 2)
         with LocalRollouts(settings_of(exported)) as rollouts:
             after = evaluate(rollouts, "export", "greedy", tasks_of(run.environment, "test")[:2])[1]
@@ -305,6 +329,8 @@ class TestManifestAndCard:
     def test_an_adapter_names_its_base_as_others_find_it(self, exported: Export, tmp_path: Path) -> None:
         trained = exported.path / "policies" / "actor"
         assert json.loads((trained / CONFIG).read_text())["base_model_name_or_path"] == "models/base"
+        entry = exported.manifest.policies["actor"]
+        assert (entry.rank, entry.alpha, set(entry.targets)) == (8, 16.0, {"q_proj", "v_proj"})
         LoraConfig(
             r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True, lora_dropout=0.1,
             base_model_name_or_path="/home/me/model",

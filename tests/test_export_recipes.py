@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ class Mine(OrganizationPart):
     async def act(self, observation, agents):
         return await first(observation, agents)
 """
+
+BARE: dict[str, Any] = {
+    "name": "bare", "models": {}, "policies": {}, "agents": [], "team": {"organization": "chain"},
+    "channel": {"name": "last"}, "environment": {"name": "demo"}, "rollout": {"max_steps": 1, "timeout_seconds": 1.0},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ class TestCode:
             run.environment.tasks("test")  # type: ignore[attr-defined]
 
     def test_a_program_goes_along_and_the_place_of_its_python_does_not(self, theirs: Path) -> None:
-        (theirs / "team.py").write_text("import other\n")
+        (theirs / "team.py").write_text("import numpy\nimport other\n")
         (theirs / "other.py").write_text("")
         agents = recipe()["agents"]
         out = ship(theirs, agents=agents, team={
@@ -87,6 +93,28 @@ class TestCode:
         assert "team.folder" in out.paths
         assert out.left_out == ["team.python: it names a place on the machine of training; give your own"]
         assert "python" not in out.table["team"]
+        assert "numpy" in out.requires()
+
+    def test_code_of_channels_and_tools_goes_along_too(self, theirs: Path) -> None:
+        sys.path.insert(0, str(theirs))
+        for name in ("helper", "words"):
+            import_module(f"their_package.{name}")
+        tools = {"x": {"name": "function", "call": "their_package.words:say"}}
+        out = shipped({**BARE, "tools": tools, "channel": {"name": "their_package.helper:Channel"}}, theirs)
+        assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "helper", "words")]
+        del tools["x"]
+        out = shipped({**BARE, "tools": {"x": {"call": "their_package.words:say"}}}, theirs)
+        assert sorted(out.code) == [f"code/their_package/{name}.py" for name in ("__init__", "words")]
+
+    def test_what_asks_the_authors_servers_or_samples_with_his_code_is_left_out(self, theirs: Path) -> None:
+        judge = {"name": "judge", "model": "big", "endpoint": {"options": {}}}
+        out = shipped({**BARE, "rewards": [judge], "engine": {"kind": "their_package.team:Engine"}}, theirs)
+        assert out.table["rewards"] == []
+        assert out.left_out == [
+            "engine: one of the author's own; the in-process engine samples in its place",
+            "rewards.0 (judge): it asks a server of the author's",
+        ]
+        assert "engine" not in out.table
 
     def test_who_reads_an_export_is_told_what_it_would_run(self, tmp_path: Path) -> None:
         out = ship(tmp_path, team={"organization": "program", "command": ["sh", "-c", "echo"]})
@@ -120,8 +148,17 @@ class TestSecrets:
         assert {key: str(value) for key, value in out.copied.items()} == {
             "skills/adding": "one/adding", "skills/adding-1": "two/adding",
         }  # fmt: skip
+        assert out.paths == ["agents.0.skills.0", "agents.0.skills.1"]
+
+    def test_a_chat_template_lies_in_it(self, tmp_path: Path) -> None:
+        template = tmp_path / "mine.jinja"
+        template.write_text("{{ messages }}")
+        out = ship(tmp_path, models={"base": {"path": "tiny", "chat_template": str(template)}})
+        assert out.table["models"]["base"]["chat_template"] == "templates/base.jinja"
+        assert (out.copied, out.paths) == ({"templates/base.jinja": template}, ["models.base.chat_template"])
 
     def test_what_is_of_training_alone_stays(self, tmp_path: Path) -> None:
-        table = ship(tmp_path, output=str(tmp_path / "runs")).table
+        table = ship(tmp_path, output=str(tmp_path / "runs"), rollout={"timeout_seconds": 77.0}).table
+        assert table["rollout"] == {"max_steps": 32, "timeout_seconds": 77.0}
         assert not {"algorithm", "training", "checkpoints", "output", "recipe_folder", "device"} & set(table)
         assert str(tmp_path) not in str(table)

@@ -238,6 +238,28 @@ class TestRefusals:
         assert len(first.tokens) == 2
         assert (second.problem, second.finish) == ("", "stop")
 
+    def test_one_that_allows_for_nothing_ends_its_own_row_at_once_and_is_forgotten(
+        self, shared: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known, asked = Grammars.next_tokens, list[int]()
+
+        def next_tokens(self: Grammars, matchers: Any) -> Any:
+            asked.append(len(matchers))
+            found = known(self, matchers).copy()
+            if len(asked) == 2:  # after the first token
+                found[0] = 0
+            return found
+
+        monkeypatch.setattr(Grammars, "next_tokens", next_tokens)
+        batch = batch_of(shared, tiny_tokenizer)
+        rows = [row(1, Grammar("regex", "[a-z]{20}")), row(2, Grammar("regex", "[a-z]{5}"))]
+        first, second = sampled(batch, rows)
+        assert (first.problem, len(first.tokens)) == ("its grammar allows for no token", 2)
+        assert np.isfinite(first.log_probs).all()
+        assert (second.problem, second.finish) == ("", "stop")
+        assert re.fullmatch("[a-z]{5}", said(tiny_tokenizer, second))
+        assert not batch.texts
+
 
 def test_masks_of_turns_one_after_the_other_keep_their_places() -> None:
     one, other = Masks.of([0, 2], [b"\x06", b"\x05"]), Masks.of([1], [b"\x06"])

@@ -202,6 +202,16 @@ class TestDrafts:
         assert action.masks
         assert action.masks.at.tolist() == [1, 3]
 
+    def test_masks_stand_behind_what_a_teammate_wrote_first(self) -> None:
+        theirs = np.full(2, Mark.TEAMMATE, np.uint8)
+        draft = Draft(Prompt(np.array([7], np.int32)), ResponsePrefix(np.array([8, 9], np.int32), theirs, np.zeros(2)))
+        said = np.array([4, 5], np.int32), np.array([0.0, -0.5], np.float32)
+        draft.say(Completion(*said, "a", "stop", masks=Masks.of([1], [b"\x60"]), forced=(0,)))
+        action = draft.action(make_action().key, "p", "stop")
+        assert action.marks.tolist() == [Mark.TEAMMATE, Mark.TEAMMATE, Mark.FORCED, Mark.SAMPLED]
+        assert action.masks
+        assert action.masks.at.tolist() == [3]
+
     def test_where_all_was_forced_the_last_token_stands_for_a_decision(self) -> None:
         action = self.said(Completion(np.array([4, 2], np.int32), np.zeros(2, np.float32), "7", "stop", forced=(0, 1)))
         assert action.marks.tolist() == [Mark.FORCED, Mark.SAMPLED]

@@ -7,14 +7,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
+from marft.errors import RunError
 from marft.export.manifest import load_export, write_manifest
-from marft.export.push import push
+from marft.export.push import _problems, push
 from marft.export.writing import export_run
 from marft.runs.folder import RunFolder
 from tests.hub import Hub, hub
+from tests.test_export_hostile import MANIFEST
 
 TOKEN = "hf_" + "a" * 34
 
@@ -88,6 +92,68 @@ class TestRefusals:
     def test_nor_is_another_folder(self, trained: RunFolder) -> None:
         with pytest.raises(ValueError, match="is no export of a team"):
             push(trained.path, "me/team")
+
+
+@pytest.mark.parametrize(
+    "secret", ["ghp_" + "a" * 36, "sk-" + "a1_-" * 6, "AKIA" + "A1" * 8, "-----BEGIN OPENSSH PRIVATE KEY-----", TOKEN]
+)
+def test_secrets_of_every_kind_are_seen(secret: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(f'key = "{secret}"')
+    (problem,) = _problems(tmp_path, ["recipe.toml"])
+    assert problem.startswith("recipe.toml holds what looks like a secret")
+    assert secret not in problem
+
+
+@pytest.mark.parametrize("name", ["critic.safetensors", "code/.env", "state.json", "a/episodes.parquet"])
+def test_files_of_training_are_seen(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    (tmp_path / "mystate.json").write_text("")
+    assert list(_problems(tmp_path, [name, "mystate.json"])) == [f"{name} is of training, and no part of a team"]
+
+
+class Asked:
+    """Stands in the place of the hub's own client: notes what it is asked for."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses, self.said = refuses, dict[str, Any]()
+
+    def __call__(self, token: str | None) -> Asked:
+        self.said["token"] = token
+        return self
+
+    def create_repo(self, repo_id: str, **options: Any) -> str:
+        self.said |= {"repo_id": repo_id, **options}
+        return f"https://hub/{repo_id}"
+
+    def upload_folder(self, **options: Any) -> None:
+        self.said |= options
+        if self.refuses:
+            raise OSError(f"cannot send with {self.said['token']}")
+
+
+class TestTheClient:
+    def test_it_is_given_the_token_and_the_listed_names_and_no_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "skills").mkdir()
+        listed = ["recipe.toml", "skills/[a]*.md", "skills/[a]?.md"]
+        for name in listed:
+            (tmp_path / name).write_text("name = 'x'")
+        write_manifest(tmp_path, MANIFEST)
+        monkeypatch.setattr("marft.export.push.HfApi", asked := Asked(refuses=False))
+        assert push(tmp_path, "me/team", private=True, token=TOKEN) == "https://hub/me/team"
+        assert (asked.said["token"], asked.said["private"], asked.said["exist_ok"]) == (TOKEN, True, True)
+        beside = ["skills/a.md", "skills/ab.md", "skills/[a]x.md", "optimizer.safetensors"]
+        sent = filter_repo_objects([*listed, "team.json", *beside], allow_patterns=asked.said["allow_patterns"])
+        assert sorted(sent) == sorted([*listed, "team.json"])
+
+    def test_a_failure_is_told_without_the_token(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "recipe.toml").write_text("")
+        write_manifest(tmp_path, MANIFEST)
+        monkeypatch.setattr("marft.export.push.HfApi", Asked(refuses=True))
+        with pytest.raises(RunError, match=r"the hub did not take me/team: cannot send with \*\*\*$"):
+            push(tmp_path, "me/team", token=TOKEN)
 
 
 def rewritten(folder: Path) -> None:

@@ -269,6 +269,14 @@ class TestWhatIsGone:
             best.rename(folder.path / "elsewhere")
         assert checkpoints.find("best") == last
 
+    def test_where_none_was_rated_the_best_is_not_what_the_run_began_with(
+        self, mine: tuple[RunSettings, RunFolder], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run, folder = mine
+        (folder.checkpoints / "step_000001").rename(folder.checkpoints / "step_000000")
+        monkeypatch.setattr("marft.runs.checkpoints.verify", lambda _: State(step=2))
+        assert Checkpoints(folder, run.checkpoints).find("best").name == "step_000002"
+
     def test_a_policy_that_a_checkpoint_lacks_is_named(self, source: Path) -> None:
         models = Models(settings())
         with pytest.raises(ValueError, match="holds no policy 'planner'"):

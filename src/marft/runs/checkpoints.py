@@ -160,7 +160,8 @@ class Checkpoints:
         return self.folder.saved_steps()
 
     def find(self, name: str) -> Path:
-        """A checkpoint by name: ``last``, ``best`` or ``step_000050``.
+        """A checkpoint by name: ``last``, ``best`` (the last where none was rated, or where it is gone) or
+        ``step_000050``.
 
         Raises:
             ValueError: there is none.
@@ -169,8 +170,9 @@ class Checkpoints:
         if steps and name == "last":
             return steps[-1]
         if steps and name == "best":
-            best = self.path / name_of(verify(steps[-1]).best_step)
-            return best if best.is_dir() else steps[-1]
+            step = verify(steps[-1]).best_step
+            best = self.path / name_of(step)
+            return best if step and best.is_dir() else steps[-1]
         if name in (path.name for path in steps):
             return self.path / name
         known = ", ".join(["last", "best", *(path.name for path in steps)]) if steps else "none yet"

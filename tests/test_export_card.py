@@ -1,0 +1,44 @@
+"""The commands of a model card name the right bases, at the right commits, with room for every adapter's rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marft.export.card import _with_peft, _with_vllm
+
+TABLE: dict[str, Any] = {
+    "models": {
+        "hub": {"path": "org/one", "commit": "c0ffee", "chat_template": "", "template_options": {}},
+        "here": {"path": "models/here", "commit": "", "chat_template": "", "template_options": {}},
+    }
+}
+ADAPTERS: dict[str, Any] = {
+    "a": {"model": "hub", "path": "policies/a", "rank": 8},
+    "b": {"model": "hub", "path": "policies/b", "rank": 24},
+    "c": {"model": "here", "path": "policies/c", "rank": 4},
+}
+
+
+def test_vllm_serves_each_base_at_its_commit_with_its_own_adapters() -> None:
+    hub, here = (text.replace("\\\n", "").split() for text in _with_vllm(TABLE, ADAPTERS))
+    assert hub[:5] == ["vllm", "serve", "org/one", "--revision", "c0ffee"]
+    assert hub[hub.index("--max-lora-rank") + 1] == "32"
+    assert hub[hub.index("--lora-modules") + 1 :] == ["a=policies/a", "b=policies/b"]
+    assert here[:3] == ["vllm", "serve", "models/here"]
+    assert "--revision" not in here
+    assert here[here.index("--max-lora-rank") + 1] == "8"
+    assert here[here.index("--lora-modules") + 1 :] == ["c=policies/c"]
+
+
+def test_peft_loads_the_adapters_of_each_base_at_its_commit() -> None:
+    hub, here = (text.splitlines() for text in _with_peft(TABLE, ADAPTERS))
+    assert [line for line in hub if "from_pretrained(" in line or "_adapter(" in line] == [
+        'tokenizer = AutoTokenizer.from_pretrained("org/one", revision="c0ffee")',
+        'base = AutoModelForCausalLM.from_pretrained("org/one", revision="c0ffee")',
+        'model = PeftModel.from_pretrained(base, "policies/a", adapter_name="a")',
+        'model.load_adapter("policies/b", "b")',
+        'model.set_adapter("a")',
+    ]
+    assert 'base = AutoModelForCausalLM.from_pretrained("models/here")' in here
+    assert here[-1] == 'model.set_adapter("c")'
+    assert not [line for line in here if "load_adapter" in line]
