@@ -117,6 +117,9 @@ class TestTheCommand:
         text = run(capsys, "show", str(folder.path), "--best", "--count", "1")
         assert "3 of 6 episodes could not be scored: 2 × failed: boom (env.py:3) 1 × timed_out: late" in text
         assert "could not be scored" not in run(capsys, "show", str(folder.path), "--step", "1")
+        failed = run(capsys, "show", str(folder.path), "--failed", "--count", "1")
+        assert "failed: not scored boom (env.py:3)" in failed
+        assert "reward 0" not in failed, "no score is no reward of 0"
 
     def test_a_task_is_followed_over_the_steps(self, capsys: pytest.CaptureFixture[str], folder: RunFolder) -> None:
         text = run(capsys, "show", str(folder.path), "--task", "sum/1")

@@ -24,8 +24,11 @@ def outcome_of(episode: Episode) -> Iterator[RenderableType]:
         for role, reward in transition.agent_rewards.items():
             own[role] = own.get(role, 0.0) + reward
     rewards = "".join(f", {one_line(role)} {reward:g}" for role, reward in own.items())
-    said = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
-    yield Text.assemble(said, SUCCESS[episode.success] if episode.scored else "")
+    if episode.scored:
+        said = f"{episode.status}: reward {episode.total_reward:g}{rewards} "
+        yield Text.assemble(said, SUCCESS[episode.success])
+    else:
+        yield Text(f"{episode.status}: not scored")
     terms = terms_of(episode)
     if terms:
         yield terms_table(terms)

@@ -182,6 +182,8 @@ def _percentile(opinion: Opinion) -> float:
 
 
 def _outcome(episode: Episode) -> str:
+    if not episode.scored:
+        return f"{episode.status}, not scored"
     solved = {True: "solved", False: "not solved", None: episode.status}[episode.success]
     return f"{solved}, reward {episode.total_reward:g}"
 
