@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
+from marft.game.live import Spelling
 from marft.models import running_rows
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
@@ -39,7 +40,7 @@ def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) ->
 
 
 def new_batch(backbone: Backbone, stop_ids: tuple[int, ...] = (2,)) -> RunningBatch:
-    return RunningBatch(backbone, stop_ids, lambda ids: " ".join(str(i) for i in ids))
+    return RunningBatch(backbone, stop_ids, lambda: Spelling(lambda ids: " ".join(str(i) for i in ids)))
 
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14), (20,), (5, 6, 7), (30, 31, 32)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from marft.config.models import ModelSettings
 from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.engines.spelling import Ending, spelling_of
 from marft.game.live import LiveText, Spelling, before
 from marft.models.formats import load_tokenizer
 from marft.texts import until
@@ -52,7 +54,9 @@ def named(name: str) -> ChatFormat:
         tokenizer.chat_template = templates.HERMES
         return ChatFormat(tokenizer, 4096, {}, (tokenizer.eos_token_id,))
     tokenizer = load_tokenizer(ModelSettings(path="tiny"))
-    tokenizer.clean_up_tokenization_spaces = name == "tidy"
+    if name == "tidy":
+        tokenizer.clean_up_tokenization_spaces = True
+        tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     return format_of(tokenizer, {"tiny": None, "tidy": templates.HERMES}.get(name, getattr(templates, name, None)))
 
 
@@ -144,6 +148,40 @@ def spoken(text: str, **options: Any) -> list[tuple[str, str]]:
     """What is told after each character."""
     live = LiveText(Spelling(lambda ids: "".join(map(chr, ids))), **options)
     return [live.take([ord(letter)]) for letter in text]
+
+
+STOPS = st.lists(
+    st.sampled_from(["STOP", "TOP", "3.", "\n\n", "\ufffd", "汉字", "🧮", "e\u0301", " ", "a b", "</th"]), min_size=1
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
+@given(data=st.data(), stops=st.one_of(STOPS, st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3)))
+def test_a_text_ends_where_the_whole_of_it_holds_a_stop(name: str, data: st.DataObject, stops: list[str]) -> None:
+    """Also where the last of it is half a character, or will be tidied away."""
+    format = named(name)
+    ids = [token for token in data.draw(ids_of(format)) if token not in format.stop_ids]
+    ending = Ending(spelling_of(format.tokenizer, format.stop_ids)(), stops)
+    for count, token in enumerate(ids, 1):
+        text = str(format.tokenizer.decode(ids[:count], skip_special_tokens=True))
+        ended = any(stop in text for stop in stops)
+        assert ending.take(token) == ended
+        if ended:
+            break
+
+
+def test_a_stop_is_looked_for_in_what_is_new() -> None:
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return "".join(map(chr, ids))
+
+    ending = Ending(Spelling(decode), ("yz",))
+    assert not any(ending.take(ord("x")) for _ in range(1000))
+    assert sum(decoded) < 10 * 1000
+    assert [ending.take(ord(letter)) for letter in "yyz"] == [False, False, True]
 
 
 class TestHolding:

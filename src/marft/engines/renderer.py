@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +21,7 @@ from marft.engines.messages import (
     render_text,
     rewritten,
 )
+from marft.engines.spelling import spelling_of
 from marft.engines.tool_format import ToolFormat
 from marft.game.chat import Chat
 from marft.game.live import LiveText, Spelling
@@ -119,13 +119,7 @@ class ChatRenderer:
         """What spells a turn while it is sampled."""
         format = self.formats[policy]
         if policy not in self._spellings:
-            tokenizer, vocabulary = format.tokenizer, format.tokenizer.get_vocab()
-            bytes_ = {vocabulary[name] for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
-            special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-            self._spellings[policy] = partial(
-                Spelling, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-                special.union(format.stop_ids), bytes_, bool(tokenizer.clean_up_tokenization_spaces),
-            )  # fmt: skip
+            self._spellings[policy] = spelling_of(format.tokenizer, format.stop_ids)
         begun = render_text(format, [ASKED]).rstrip().endswith(BEGINS) if drops else None
         certain = self.tool_format(policy).certain if tools else len
         return LiveText(self._spellings[policy](), stops, begun, certain)

@@ -100,6 +100,10 @@ class Spelling:
         if certain == whole:
             self._go_on()
 
+    def rest(self) -> str:
+        """What the tokens spell beyond ``text`` as they stand: it may still change."""
+        return self._decode(self._ids)[self._read :]
+
     def _go_on(self) -> None:
         """Forget the tokens before the last place at which all was certain."""
         since = self._decode(self._ids[self._sure :])
