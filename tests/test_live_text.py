@@ -19,7 +19,8 @@ from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.spelling import Ending, spelling_of
 from marft.game.live import LiveText, Spelling, before
 from marft.models.formats import load_tokenizer
-from marft.texts import until
+from marft.texts import place, until
+from marft.thoughts import Said
 from marft.types import Tool
 from tests import chat_families, templates
 from tests.test_messages import format_of
@@ -28,10 +29,24 @@ TOOLS = (Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "in
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 PIECES = [
     "It is 3.", "ü – 汉字 🧮", "e\u0301", " ", "\n\n", ".", " , and", "do n't", "a ' b", "ST", "STOP", "<think>",
-    "</think>", "</thi", "Hm.", CALL, "<tool", '{"name": "add", "arguments": {}}', '{"name": "add", "parameters": {}}',
+    "</think>", "</thi", "</tool_call>", "<|python_tag|>", " <think>", "Hm.", CALL, "<tool", '{"name": "add", "arguments": {}}', '{"name": "add", "parameters": {}}',
     '[TOOL_CALLS] [{"name": "add", "arguments": {}}]', "\ufffd",
 ]  # fmt: skip
-NAMES = ["tiny", "HERMES", "BARE", "LIST", "qwen3", "r1", "gemma3", "mistral v0.3", "pieces", "tidy"]
+NAMES = [
+    "tiny",
+    "HERMES",
+    "BARE",
+    "LIST",
+    "qwen3",
+    "r1",
+    "gemma3",
+    "mistral v0.3",
+    "pieces",
+    "tidy",
+    "BEGUN",
+    "BARE_THINKS",
+    "llama3.2",
+]
 
 
 def sentence_pieces() -> PreTrainedTokenizerFast:
@@ -66,16 +81,16 @@ def decoded(format: ChatFormat, ids: list[int]) -> str:
     return str(format.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
 
 
-def sampled(format: ChatFormat, ids: list[int], stops: tuple[str, ...]) -> list[int]:
+def sampled(format: ChatFormat, ids: list[int], stops: tuple[str | Said, ...]) -> list[int]:
     """What of these an engine samples: up to the end of the turn, or until a text that ends it stands there."""
     for count in range(1, len(ids) + 1):
-        if ids[count - 1] in format.stop_ids or any(stop in decoded(format, ids[:count]) for stop in stops):
+        if ids[count - 1] in format.stop_ids or any(place(decoded(format, ids[:count]), stop) >= 0 for stop in stops):
             return ids[:count]
     return ids
 
 
 def as_told(
-    renderer: ChatRenderer, format: ChatFormat, ids: list[int], stops: tuple[str, ...], drops: bool, tools: bool
+    renderer: ChatRenderer, format: ChatFormat, ids: list[int], stops: tuple[str | Said, ...], drops: bool, tools: bool
 ) -> tuple[str, str]:  # fmt: skip
     """Thought and text of an action, as a client is told them of the whole."""
     text = until(decoded(format, ids), stops)
@@ -106,11 +121,13 @@ def writes_calls(renderer: ChatRenderer) -> bool:
 @settings(max_examples=25)
 @given(data=st.data(), drops=st.booleans(), stops=st.sampled_from([(), ("STOP",), ("TOP", "3."), ("\n\n",)]))
 def test_pieces_come_together_to_what_the_whole_is_told_as(
-    name: str, data: st.DataObject, drops: bool, stops: tuple[str, ...]
+    name: str, data: st.DataObject, drops: bool, stops: tuple[str | Said, ...]
 ) -> None:  # fmt: skip
     format = named(name)
     renderer = ChatRenderer({"p": format})
     tools = writes_calls(renderer) and data.draw(st.booleans())
+    if tools and data.draw(st.booleans()):
+        stops = (*stops, *filter(None, [renderer.call_end("p")]))
     ids = sampled(format, data.draw(ids_of(format)), stops)
     thought, said = as_told(renderer, format, ids, stops, drops, tools)
     live = renderer.live("p", stops, drops, tools)
@@ -151,21 +168,40 @@ def spoken(text: str, **options: Any) -> list[tuple[str, str]]:
 
 
 STOPS = st.lists(
-    st.sampled_from(["STOP", "TOP", "3.", "\n\n", "\ufffd", "汉字", "🧮", "e\u0301", " ", "a b", "</th"]), min_size=1
+    st.sampled_from(
+        [
+            "STOP",
+            "TOP",
+            "3.",
+            "\n\n",
+            "\ufffd",
+            "汉字",
+            "🧮",
+            Said("</tool_call>", False),
+            Said("</tool_call>", True),
+            "e\u0301",
+            " ",
+            "a b",
+            "</th",
+        ]
+    ),
+    min_size=1,
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25)
 @given(data=st.data(), stops=st.one_of(STOPS, st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3)))
-def test_a_text_ends_where_the_whole_of_it_holds_a_stop(name: str, data: st.DataObject, stops: list[str]) -> None:
+def test_a_text_ends_where_the_whole_of_it_holds_a_stop(
+    name: str, data: st.DataObject, stops: list[str | Said]
+) -> None:
     """Also where the last of it is half a character, or will be tidied away."""
     format = named(name)
     ids = [token for token in data.draw(ids_of(format)) if token not in format.stop_ids]
     ending = Ending(spelling_of(format.tokenizer, format.stop_ids)(), stops)
     for count, token in enumerate(ids, 1):
         text = str(format.tokenizer.decode(ids[:count], skip_special_tokens=True))
-        ended = any(stop in text for stop in stops)
+        ended = any(place(text, stop) >= 0 for stop in stops)
         assert ending.take(token) == ended
         if ended:
             break

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from marft.marks import Grammar, Mark, Masks, allows_one
 from marft.segments import Restart, Segment, segments_of
+from marft.thoughts import Said
 
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
@@ -133,7 +134,8 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0."""
+    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0. ``call_end`` ends a
+    text as ``stop`` does, but not in a thought."""
 
     temperature: float = 1.0
     max_new_tokens: int = 512
@@ -143,6 +145,12 @@ class Sampling:
     grammar: Grammar | None = None  # what a text must be
     alternatives: int = 0  # how many of the likeliest tokens are told beside each
     listener: Callable[[int], None] | None = field(default=None, compare=False)  # hears each token once it is sampled
+    call_end: Said | None = None
+
+    @property
+    def ends(self) -> tuple[str | Said, ...]:
+        """All that ends a text."""
+        return (*self.stop, self.call_end) if self.call_end else self.stop
 
 
 @dataclass(frozen=True, slots=True)

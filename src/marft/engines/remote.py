@@ -69,7 +69,7 @@ class RemoteEngine:
         if reply.calls and not prompt.tools:
             said = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
             raise EpisodeFailedError("failed", said)
-        text = until(reply.text, sampling.stop)  # for servers that do not stop there
+        text = until(reply.text, sampling.ends)  # for servers that do not stop there
         tokens = self._recorded(policy, text, reply, remote.context - len(prompt.ids))
         return Completion(
             tokens,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from marft.game.live import Live
 from marft.game.rendering import ChatMessage
 from marft.marks import Grammar
+from marft.thoughts import Said
 from marft.types import Action, Sampling, Tool, ToolCall
 
 Refusal = Literal["invalid", "too_long", "unsupported"]
@@ -69,7 +70,7 @@ class Chat:
     parallel: bool = True
     live: Live | None = field(default=None, compare=False)
 
-    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str = "") -> Sampling:
+    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str | Said = "") -> Sampling:
         """How the answer is sampled: as the recipe says, but for less tokens, more texts that end it, and what it must
         be.
 
@@ -80,9 +81,12 @@ class Chat:
             ends: what ends a call, where that is to end the turn.
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
+        call_end, ends = (ends, "") if isinstance(ends, Said) else (None, ends)
         stop = tuple(dict.fromkeys((*own.stop, *self.stop, *filter(None, [ends]))))
         held_to = grammar or own.grammar
-        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live)
+        return Sampling(
+            own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live, call_end
+        )
 
     @property
     def calls_once(self) -> bool:

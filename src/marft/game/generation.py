@@ -84,13 +84,13 @@ async def generate(
     draft = Draft(prompt, prefix)
     limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
     if live and not (agent.profile.tools or len(prefix.tokens)):
-        live.text = partial(renderer.live, agent.policy, agent.sampling.stop, agent.thinking == "drop", False)
+        live.text = partial(renderer.live, agent.policy, agent.sampling.ends, agent.thinking == "drop", False)
         agent = replace(agent, sampling=replace(agent.sampling, listener=live))
     while True:
         sampling = replace(agent.sampling, max_new_tokens=left)
         completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, rounds))
         draft.say(completion)
-        calls = _calls_in(renderer, agent, completion)
+        calls = _calls_in(renderer, agent, completion, prefix.tokens[: 0 if rounds else None])
         if not calls:
             return draft.action(key, agent.policy, completion.finish)
         if rounds == limits.rounds:
@@ -126,12 +126,12 @@ def turn_key(key: ActionKey, rounds: int) -> ActionKey:
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
 
 
-def _calls_in(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence[ToolCall]:
+def _calls_in(renderer: Renderer, agent: Agent, completion: Completion, begun: TokenIds) -> Sequence[ToolCall]:
     if not agent.profile.tools or completion.finish == "length":
         return ()
     if completion.calls is not None:
         return completion.calls
-    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools)
+    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools, begun)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,7 +260,7 @@ async def answer(
     calls = bool(chat.tools) and chat.calls
     sampling = chat.sampling(agent.sampling, room, grammar, renderer.call_end(agent.policy) if chat.calls_once else "")
     if chat.live:
-        chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls)
+        chat.live.text = partial(renderer.live, agent.policy, sampling.ends, agent.thinking == "drop", calls)
     completion = await engine.sample(agent.policy, prompt, sampling, key)
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
