@@ -72,9 +72,9 @@ class Stopping(Parrot):
         whole = await super().sample(policy, prompt, sampling, key)
         for count in range(1, len(whole.tokens) + 1):
             text = str(self.format.tokenizer.decode(whole.tokens[:count].tolist(), skip_special_tokens=True))
-            if any(place(text, stop) >= 0 for stop in sampling.ends):
+            if any(place(text, stop) >= 0 for stop in sampling.stop):
                 self.sampled[key] = prompt, whole.tokens[:count], sampling
-                text = until(text, sampling.ends)
+                text = until(text, sampling.stop)
                 return Completion(whole.tokens[:count], whole.log_probs[:count], text, "stop")
         return whole
 

@@ -16,6 +16,7 @@ from marft.models import running_rows
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.packed_rows import PackedRows
+from marft.thoughts import Said
 from marft.types import Sampling
 from tests.helpers import lengths_read
 
@@ -134,6 +135,16 @@ def test_a_stop_string_ends_the_row_after_the_token_that_completes_it(backbone: 
     done = run(new_batch(backbone, stop_ids=()), [stopped])[id(stopped)]
     assert done.tokens.tolist() == tokens[:3].tolist()
     assert done.finish == "stop"
+
+
+def test_a_mark_that_ends_what_is_said_ends_no_thought(backbone: Backbone) -> None:
+    free = row((5, 6, 7), temperature=0.0)
+    tokens = run(new_batch(backbone, stop_ids=()), [free])[id(free)].tokens.tolist()
+    mark = f"{tokens[3]} {tokens[4]}"
+    for begun, most in ((False, 5), (True, 12)):
+        one = row((5, 6, 7), temperature=0.0, stop=(Said(mark, begun),))
+        done = run(new_batch(backbone, stop_ids=()), [one])[id(one)]
+        assert (done.tokens.tolist(), done.finish) == (tokens[:most], "length" if begun else "stop")
 
 
 def test_rows_with_one_prompt_share_a_prefill(tuned: Backbone) -> None:

@@ -42,9 +42,8 @@ class Versions(NamedTuple):
 
 
 class ActionKey(NamedTuple):
-    """Names one action of one run: the seed of its random stream and the key of its groups.
-
-    ``stream`` names the pass that sampled it (``"train/12"``): a task that comes again draws other tokens.
+    """Names one action of one run: the seed of its random stream and the key of its groups. ``stream`` names the pass
+    that sampled it (``"train/12"``): a task that comes again draws other tokens.
 
     >>> ActionKey("train/12", "chain_sum/17", sample=3, step=0, agent="actor", call=0).agent
     'actor'
@@ -134,23 +133,16 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0. ``call_end`` ends a
-    text as ``stop`` does, but not in a thought."""
+    """How an agent samples. ``temperature = 0`` is greedy; ``top_p``, ``top_k`` are off at 1 and 0."""
 
     temperature: float = 1.0
     max_new_tokens: int = 512
     top_p: float = 1.0
     top_k: int = 0
-    stop: tuple[str, ...] = ()
+    stop: tuple[str | Said, ...] = ()  # texts that end it, and marks that end it where they stand in no thought
     grammar: Grammar | None = None  # what a text must be
     alternatives: int = 0  # how many of the likeliest tokens are told beside each
     listener: Callable[[int], None] | None = field(default=None, compare=False)  # hears each token once it is sampled
-    call_end: Said | None = None
-
-    @property
-    def ends(self) -> tuple[str | Said, ...]:
-        """All that ends a text."""
-        return (*self.stop, self.call_end) if self.call_end else self.stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,8 @@ class RunningBatch:
                 self.alternatives[id(row)] = []
             if row.sampling.listener:
                 self.listeners[id(row)] = row.sampling.listener
-            if row.sampling.ends:
-                self.endings[id(row)] = Ending(self.spell(), row.sampling.ends)
+            if row.sampling.stop:
+                self.endings[id(row)] = Ending(self.spell(), row.sampling.stop)
             if row.sampling.grammar:
                 assert self.holding is not None, "a row has a grammar"
                 self.texts[id(row)] = self.holding.begin(row.sampling.grammar)

@@ -249,7 +249,7 @@ class LocalEngine:
         local = self.policies[request.policy]
         ids = done.tokens.tolist()
         text = _decoder(local.tokenizer)(ids[:-1] if ids[-1] in local.stop_ids else ids)
-        return until(text, request.row.sampling.ends)
+        return until(text, request.row.sampling.stop)
 
 
 def _pass_of(key: ActionKey) -> str:

@@ -69,7 +69,7 @@ class RemoteEngine:
         if reply.calls and not prompt.tools:
             said = f"endpoint {remote.endpoint.name!r} calls {reply.calls[0].name!r}, but was offered no tools"
             raise EpisodeFailedError("failed", said)
-        text = until(reply.text, sampling.ends)  # for servers that do not stop there
+        text = until(reply.text, sampling.stop)  # for servers that do not stop there
         tokens = self._recorded(policy, text, reply, remote.context - len(prompt.ids))
         return Completion(
             tokens,
@@ -155,8 +155,8 @@ def _fields(sampling: Sampling, seed: int) -> dict[str, object]:
     }
     if sampling.top_k:
         fields["top_k"] = sampling.top_k
-    if sampling.stop:
-        fields["stop"] = list(sampling.stop)
+    if stops := [stop for stop in sampling.stop if isinstance(stop, str)]:
+        fields["stop"] = stops
     return fields
 
 

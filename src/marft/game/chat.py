@@ -81,12 +81,9 @@ class Chat:
             ends: what ends a call, where that is to end the turn.
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
-        call_end, ends = (ends, "") if isinstance(ends, Said) else (None, ends)
         stop = tuple(dict.fromkeys((*own.stop, *self.stop, *filter(None, [ends]))))
         held_to = grammar or own.grammar
-        return Sampling(
-            own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live, call_end
-        )
+        return Sampling(own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live)
 
     @property
     def calls_once(self) -> bool:

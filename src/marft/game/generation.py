@@ -84,7 +84,7 @@ async def generate(
     draft = Draft(prompt, prefix)
     limits, left, rounds = agent.tool_use, agent.sampling.max_new_tokens, 0
     if live and not (agent.profile.tools or len(prefix.tokens)):
-        live.text = partial(renderer.live, agent.policy, agent.sampling.ends, agent.thinking == "drop", False)
+        live.text = partial(renderer.live, agent.policy, agent.sampling.stop, agent.thinking == "drop", False)
         agent = replace(agent, sampling=replace(agent.sampling, listener=live))
     while True:
         sampling = replace(agent.sampling, max_new_tokens=left)
@@ -260,7 +260,7 @@ async def answer(
     calls = bool(chat.tools) and chat.calls
     sampling = chat.sampling(agent.sampling, room, grammar, renderer.call_end(agent.policy) if chat.calls_once else "")
     if chat.live:
-        chat.live.text = partial(renderer.live, agent.policy, sampling.ends, agent.thinking == "drop", calls)
+        chat.live.text = partial(renderer.live, agent.policy, sampling.stop, agent.thinking == "drop", calls)
     completion = await engine.sample(agent.policy, prompt, sampling, key)
     draft = Draft(prompt, ResponsePrefix())
     draft.say(completion)
