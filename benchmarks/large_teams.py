@@ -11,6 +11,7 @@ is not run again. Writes also large_teams.md and .svg, and large_teams_ceiling.j
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,14 +114,20 @@ def _line(size: int, rule: str, rows: Sequence[Row], ceiling: Mapping[str, float
 
 
 def ceiling_table(ceilings: Ceilings) -> str:
-    lines = [
-        "| agents | right steps, of those tried: lowest agent | slips: mean | ceiling |",
-        "| ---: | ---: | ---: | --- |",
+    titles = [
+        "agents",
+        "right steps, of those tried: lowest agent",
+        "slips: mean",
+        "every step right, as it is",
+        "ceiling",
     ]
+    lines = [f"| {' | '.join(titles)} |", f"|{' ---: |' * len(titles)}"]
     for size, found in ceilings.items():
-        slips = np.mean([count.get("slip", 0) / sum(count.values()) for count in found["agents"].values()])
-        figures = f"{min(found['skill'].values()):.1%} | {slips:.1%} | {found['ceiling']:.1%} ± {found['error']:.1%}"
-        lines.append(f"| {size} | {figures} |")
+        counts = found["agents"].values()
+        slips = np.mean([count.get("slip", 0) / sum(count.values()) for count in counts])
+        untuned = math.prod(count.get("right", 0) / sum(count.values()) for count in counts)
+        figures = f"{min(found['skill'].values()):.1%} | {slips:.1%} | {untuned:.1%} | {found['ceiling']:.1%}"
+        lines.append(f"| {size} | {figures} ± {found['error']:.1%} |")
     return "\n".join(lines) + "\n"
 
 

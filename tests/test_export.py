@@ -16,10 +16,10 @@ from peft import LoraConfig
 
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
-from marft.export.card import _with_llama
+from marft.export.card import _loading, _with_llama
 from marft.export.loading import check_bases, settings_of
 from marft.export.manifest import Export, ModelEntry, load_export
-from marft.export.weights import _adapter_config
+from marft.export.weights import _adapter_config, _without_sampling
 from marft.export.writing import export_run
 from marft.models.adapters import CONFIG, read_lora_settings
 from marft.rollouts import LocalRollouts
@@ -113,6 +113,19 @@ class TestWhatPeftMakesOfIt:
             "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
             "chat_template.jinja",
         }  # fmt: skip
+
+    def test_what_its_makers_sample_with_is_left_behind(self, exported: Export, tmp_path: Path) -> None:
+        """A penalty on repetition changes greedy text too, in transformers and in vLLM."""
+        theirs = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0, "do_sample": True, "top_p": 0.8,
+                  "temperature": 0.7, "repetition_penalty": 1.5}  # fmt: skip
+        (tmp_path / "generation_config.json").write_text(json.dumps(theirs))
+        _without_sampling(tmp_path)
+        left = json.loads((tmp_path / "generation_config.json").read_text())
+        assert left == {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0}
+        for folder in ("models/base", "merged/actor", "merged/reasoner"):
+            table = json.loads((exported.path / folder / "generation_config.json").read_text())
+            assert table
+            assert all(key.endswith("_token_id") for key in table)
 
 
 class TestTheRecipe:
@@ -281,6 +294,7 @@ class TestManifestAndCard:
         names: dict[str, Any] = {}
         exec(code, names)
         assert set(names["model"].peft_config) == {"reasoner", "actor"}
+        assert names["model"].generation_config.repetition_penalty in (None, 1.0)
 
     def test_without_an_evaluation_both_say_so(self, trained: RunFolder, tmp_path: Path) -> None:
         said: list[str] = []
@@ -322,3 +336,29 @@ def test_commands_for_llama_cpp_convert_base_and_adapter(commit: str, base: str)
         "llama-cli -m base.gguf --lora actor.gguf",
     ]
     assert commands[:-3] == ([f"hf download org/name --revision {commit} --local-dir base"] if commit else [])
+
+
+def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
+    """A model that was trained without thoughts thinks again where nobody turns that off."""
+    adapter = {"kind": "adapter", "merged": "", "rank": 12}
+    base = {"commit": "c0", "endpoint": "", "template_options": {}, "chat_template": ""}
+    table = {
+        "policies": {
+            "p": {**adapter, "model": "one", "path": "policies/p"}, "q": {**adapter, "model": "two", "path": "policies/q"},
+        },
+        "models": {
+            "one": {**base, "path": "org/one", "template_options": {"enable_thinking": False}},
+            "two": {**base, "path": "org/two", "chat_template": "templates/two.jinja"},
+        },
+        "agents": [{"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}}],
+    }  # fmt: skip
+    text = "\n".join(_loading(table, "team"))
+    assert text.count("PeftModel.from_pretrained(base") == 2
+    assert 'tokenizer.chat_template = open("templates/two.jinja"' in text
+    first, second = re.findall(r"vllm serve(.*?)\n```", text, re.DOTALL)
+    assert "org/one --revision c0 --generation-config vllm" in first
+    assert """--default-chat-template-kwargs '{"enable_thinking": false}'""" in first
+    assert "--max-loras 1 --max-lora-rank 16" in first
+    assert "--chat-template templates/two.jinja" in second
+    assert "apply_chat_template(…, **{'enable_thinking': False})" in text
+    assert "| `a` | 0.7 | 40 | drop |" in text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 from marft.config import parse_recipe
 from marft.gateway.client import Client, environment
 from marft.gateway.program import Program
-from marft.gateway.solving import printed_last
-from marft.types import Episode
-from tests.gateways import game_of, play_game
+from marft.gateway.solving import _beside_proxies, printed_last
+from marft.types import Episode, Task
+from tests.gateways import game_of, play_game, played
 from tests.helpers import recipe
 
 PROGRAM = str(Path(__file__).with_name("client_program.py"))
@@ -124,3 +126,22 @@ class TestRecipes:
         }  # fmt: skip
         alone = environment({"a": client})
         assert (alone["OPENAI_BASE_URL"], alone["ANTHROPIC_BASE_URL"]) == ("http://h:1/e/s/a/v1", "http://h:1/e/s/a")
+
+
+def test_programs_are_told_the_address_by_which_they_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they run in containers it is not the one at which the gateway listens."""
+    told: list[Client] = []
+
+    def solve(task: Task, clients: Mapping[str, Client]) -> None:
+        told.append(clients["a"])
+
+    assert played(solve, address="http://host.docker.internal:8123/").status == "terminated"
+    assert told[0].base_url.startswith("http://host.docker.internal:8123/e/")
+    assert told[0].waiting_url.startswith("http://host.docker.internal:8123/e/")
+    monkeypatch.setenv("NO_PROXY", "one,two")
+    monkeypatch.setenv("no_proxy", "two,three")
+    loop = replace(told[0], base_url="http://[::1]:80/e")
+    assert _beside_proxies({"a": told[0], "b": loop})["no_proxy"] == "one,two,three,::1,host.docker.internal"
+    for wrong in ("host.docker.internal:8123", "ftp://x", "http://x/y"):
+        with pytest.raises(ValueError, match="should match pattern"):
+            game_of(solve, address=wrong)

@@ -14,6 +14,7 @@ pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'"
 
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, OpenAI, RateLimitError
 
+from marft.game.chat import Constraint
 from marft.gateway.client import Client
 from marft.gateway.protocol.anthropic import Messages
 from marft.gateway.protocol.chat_completions import ChatCompletions
@@ -272,3 +273,39 @@ def test_what_is_no_request_is_refused_by_all(protocol: Protocol, body: bytes) -
         protocol.read(body)
     assert refused.value.status == 400
     json.dumps(protocol.error(refused.value)).encode()
+
+
+def test_inner_fields_that_nobody_reads_are_named_and_echoes_are_not() -> None:
+    tool = {"type": "function", "function": {"name": "add", "strict": True}}
+    said = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "name": "planner"}
+    table = {
+        "messages": [said, USER],
+        "tools": [tool, tool],
+        "top_k": 3,
+        "user": "me",
+        "response_format": {"type": "text"},
+    }
+    assert ChatCompletions().read(json.dumps(table).encode()).ignored == (
+        "messages.name", "tools.function.strict", "top_k",
+    )  # fmt: skip
+    items = [{"type": "message", "role": "user", "content": "x", "id": "m", "status": "completed"}]
+    asked = Responses().read(json.dumps({"input": items, "truncation": "auto", "background": True}).encode())
+    assert asked.ignored == ("background", "truncation")
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "no", "is_error": True, "cache_control": {}}
+    call = {"type": "tool_use", "id": "t", "name": "add", "input": {}}
+    turns = [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    asked = Messages().read(json.dumps({"messages": turns, "max_tokens": 9}).encode())
+    assert asked.ignored == ("messages.content.is_error",)
+
+
+@pytest.mark.parametrize("choice", [None, {"type": "auto", "disable_parallel_tool_use": True}])
+def test_anthropics_output_format_is_held_to(choice: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    table = {
+        "messages": [USER],
+        "max_tokens": 9,
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+    }
+    asked = Messages().read(json.dumps(table | ({"tool_choice": choice} if choice else {})).encode())
+    assert asked.chat.constraint == Constraint("json", schema=schema, parallel=choice is None)
+    assert asked.ignored == ()

@@ -95,6 +95,7 @@ class TestAnswers:
         ]  # fmt: skip
         assert "b says 0" in json.dumps(events(answer.body)[-1] if path == "responses" else events(answer.body))
         assert whole["usage"]["output_tokens"] == sum(len(one.tokens) for one in s.episodes[0].actions)
+        assert whole.get("store", False) is False, "no later request can go on from it"
 
     def test_a_role_has_its_own_instructions_unless_it_is_given_some(self) -> None:
         engine = FakeEngine()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -108,7 +110,7 @@ def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
     adapters = {name: one for name, one in table["policies"].items() if one["kind"] == "adapter"}
     whole = {name: one["path"] for name, one in table["policies"].items() if one["kind"] == "weights"}
     if adapters:
-        yield f"With transformers and peft:\n\n```python\n{_with_peft(table, adapters)}```"
+        yield from (f"With transformers and peft:\n\n```python\n{code}```" for code in _with_peft(table, adapters))
         yield from (f"With vLLM:\n\n```sh\n{command}\n```" for command in _with_vllm(table, adapters))
     whole |= {name: one["merged"] for name, one in adapters.items() if one["merged"]}
     if whole:
@@ -117,6 +119,7 @@ def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
             "Whole weights (" + ", ".join(f"`{one}`" for one in whole.values()) + ") are models like any other: "
             f'`AutoModelForCausalLM.from_pretrained("{path}")`, `vllm serve {path}`.'
         )
+    yield from _prompts(table)
     yield from _with_llama(table, folder, adapters, whole)
     yield (
         "An agent reads its `instructions` as the system message; as the user's the task and, where it sees others, "
@@ -124,25 +127,46 @@ def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
     )
 
 
-def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> str:
-    (first, *others) = adapters.items()
-    base = table["models"][first[1]["model"]]
-    pinned = f', revision="{base["commit"]}"' if base["commit"] else ""
-    lines = [
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f'tokenizer = AutoTokenizer.from_pretrained("{base["path"]}"{pinned})',
-        f'base = AutoModelForCausalLM.from_pretrained("{base["path"]}"{pinned})',
-        f'model = PeftModel.from_pretrained(base, "{first[1]["path"]}", adapter_name="{first[0]}")',
-        *(
-            f'model.load_adapter("{one["path"]}", "{name}")'
-            for name, one in others
-            if one["model"] == first[1]["model"]
-        ),
-        f'model.set_adapter("{first[0]}")',
-    ]
-    return "\n".join(lines) + "\n"
+def _prompts(table: Mapping[str, Any]) -> Iterator[str]:
+    """How prompts are rendered and answers are sampled, where that is not as a base has it."""
+    for model in table["models"].values():
+        if model["chat_template"]:
+            yield f"Prompts of `{model['path']}` are rendered with `{model['chat_template']}`, in the place of its own."
+        if model["template_options"]:
+            options = dict(model["template_options"])
+            yield (
+                f"The chat template of `{model['path']}` gets `{json.dumps(options, ensure_ascii=False)}`: "
+                f"`tokenizer.apply_chat_template(…, **{options})`, in vLLM `--default-chat-template-kwargs`."
+            )
+    rows = ["| role | temperature | new tokens, at most | thoughts |", "| --- | --- | --- | --- |"]
+    for agent in table["agents"]:
+        how = agent["sampling"]
+        rows.append(f"| `{agent['role']}` | {how['temperature']:g} | {how['max_new_tokens']} | {agent['thinking']} |")
+    yield "Agents were trained with this sampling, and no other warping or penalty:\n\n" + "\n".join(rows)
+
+
+def _with_peft(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterator[str]:
+    """Code for each base."""
+    for name in dict.fromkeys(one["model"] for one in adapters.values()):
+        mine = {policy: one for policy, one in adapters.items() if one["model"] == name}
+        (first, *others) = mine.items()
+        base = table["models"][name]
+        pinned = f', revision="{base["commit"]}"' if base["commit"] else ""
+        lines = [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{base["path"]}"{pinned})',
+            f'base = AutoModelForCausalLM.from_pretrained("{base["path"]}"{pinned})',
+            "own = base.generation_config  # of which the team was trained with what ends a text alone",
+            "base.generation_config = GenerationConfig(eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id)",
+            f'model = PeftModel.from_pretrained(base, "{first[1]["path"]}", adapter_name="{first[0]}")',
+            *(f'model.load_adapter("{one["path"]}", "{policy}")' for policy, one in others),
+            f'model.set_adapter("{first[0]}")',
+        ]
+        if base["chat_template"]:
+            lines.insert(4, f'tokenizer.chat_template = open("{base["chat_template"]}", encoding="utf-8").read()')
+        yield "\n".join(lines) + "\n"
 
 
 def _with_llama(
@@ -184,8 +208,14 @@ def _with_vllm(table: Mapping[str, Any], adapters: Mapping[str, Any]) -> Iterato
         base = table["models"][model]
         pinned = f" --revision {base['commit']}" if base["commit"] else ""
         rank = lora_rank(max(one["rank"] for one in mine.values()))
-        modules = " ".join(f"{name}={one['path']}" for name, one in mine.items())
-        yield (f"vllm serve {base['path']}{pinned} --enable-lora --max-lora-rank {rank} \\\n  --lora-modules {modules}")
+        words = [f"vllm serve {base['path']}{pinned} --generation-config vllm"]
+        if base["chat_template"]:
+            words.append(f"--chat-template {base['chat_template']}")
+        if base["template_options"]:
+            words.append(f"--default-chat-template-kwargs {shlex.quote(json.dumps(base['template_options']))}")
+        words.append(f"--enable-lora --max-loras {len(mine)} --max-lora-rank {rank}")
+        words.append("--lora-modules " + " ".join(f"{name}={one['path']}" for name, one in mine.items()))
+        yield " \\\n  ".join(words)
 
 
 def lora_rank(rank: int) -> int:

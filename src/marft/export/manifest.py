@@ -61,6 +61,8 @@ class ModelEntry(_Table):
         path: a Hugging Face id; or a folder in the export; or, of a remote model, its name there.
         commit: of a Hugging Face id.
         digest: by which MARFT knows its weights, tokenizer and chat template; "" where it never read them.
+        template_options: what its chat template is rendered with, ``enable_thinking`` for one.
+        chat_template: a file in the export that takes the place of its own; "" for its own.
     """
 
     path: str
@@ -68,6 +70,7 @@ class ModelEntry(_Table):
     digest: str = ""
     endpoint: str = ""
     template_options: dict[str, Any] = {}
+    chat_template: str = ""
 
 
 class Manifest(_Table):

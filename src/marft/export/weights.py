@@ -24,12 +24,13 @@ from marft.models.paths import resolve_path
 from marft.runs.checkpoints import Record
 
 MERGED = "merged"
+GENERATION = "generation_config.json"
 OF_A_MODEL = (
-    "config.json", "generation_config.json", "model.safetensors.index.json", "*.safetensors", "tokenizer*",
+    "config.json", GENERATION, "model.safetensors.index.json", "*.safetensors", "tokenizer*",
     "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "chat_template*",
     "additional_chat_templates/*",
 )  # fmt: skip
-OF_WEIGHTS = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+OF_WEIGHTS = ("config.json", GENERATION, "*.safetensors", "*.safetensors.index.json")
 
 
 class Weights:
@@ -70,16 +71,22 @@ class Weights:
             return
         folder, commit = Path(resolve_path(model.path)), ""
         options = dict(model.template_options)
+        template = table.get("chat_template") or ""
         if not folder.is_dir():
             commit = str(getattr(load_config(model), "_commit_hash", None) or "")
             table["revision"] = commit or model.revision
-            self.models[name] = ModelEntry(path=model.path, commit=commit, digest=digest, template_options=options)
+            self.models[name] = ModelEntry(
+                path=model.path, commit=commit, digest=digest, template_options=options, chat_template=template
+            )
             return
         table["path"] = f"{MODELS}/{name}"
         table.pop("revision", None)
         self.shipped.paths.append(f"models.{name}.path")
-        self.models[name] = ModelEntry(path=table["path"], digest=digest, template_options=options)
+        self.models[name] = ModelEntry(
+            path=table["path"], digest=digest, template_options=options, chat_template=template
+        )
         _copy(folder, self.draft / table["path"], OF_A_MODEL)
+        _without_sampling(self.draft / table["path"])
 
     def _policy(self, name: str, policy: PolicySettings) -> PolicyEntry:
         path, table = f"{POLICIES}/{name}", self.shipped.table["policies"]
@@ -104,6 +111,7 @@ class Weights:
         """All weights of a policy: a model of its own, which its base's tokenizer belongs to."""
         path, tables = f"{POLICIES}/{name}", self.shipped.table
         _copy(trained, self.draft / path, OF_WEIGHTS)
+        _without_sampling(self.draft / path)
         self._tokenizer(policy.model).save_pretrained(self.draft / path)
         model = name if name not in self.run.models else f"{name}-weights"
         tables["models"][model] = {**tables["models"][policy.model], "path": path, "dtype": "float32"}
@@ -139,6 +147,7 @@ class Weights:
         generation = _generation(settings)
         if generation is not None:
             generation.save_pretrained(target)
+        _without_sampling(target)
         _without_names(target / "config.json")
 
     def _tokenizer(self, model: str) -> PreTrainedTokenizerBase:
@@ -162,9 +171,7 @@ def _adapter_config(folder: Path, base: ModelEntry) -> dict[str, Any]:
 def _generation(settings: ModelSettings) -> GenerationConfig | None:
     """What lies beside a base; None where nothing does."""
     path = resolve_path(settings.path)
-    found = cached_file(
-        path, "generation_config.json", revision=settings.revision, _raise_exceptions_for_missing_entries=False
-    )
+    found = cached_file(path, GENERATION, revision=settings.revision, _raise_exceptions_for_missing_entries=False)
     return GenerationConfig.from_pretrained(path, revision=settings.revision) if found else None
 
 
@@ -178,6 +185,16 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
                 shutil.copyfile(file, place)
     if (target / "config.json").is_file():
         _without_names(target / "config.json")
+
+
+def _without_sampling(folder: Path) -> None:
+    """Leave of a model's defaults for generation what begins and ends a text alone. How its makers sample is not how
+    the team was trained, and a penalty of theirs changes greedy text as well.
+    """
+    path = folder / GENERATION
+    if path.is_file():
+        table = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, {key: value for key, value in table.items() if key.endswith("_token_id")})
 
 
 def _without_names(config: Path) -> None:

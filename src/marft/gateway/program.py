@@ -67,6 +67,8 @@ class Program(OrganizationPart):
     requests: CountOrNone = 0  # of an episode; 0: no limit
     host: Filled = "127.0.0.1"  # where the gateway listens: on this machine alone
     port: Annotated[int, Field(ge=0, le=65_535)] = 0  # 0: any that is free
+    # by which programs reach it, from a container for one: "http://host.docker.internal:8123"; "": as it listens
+    address: Annotated[str, Field(pattern=r"^(https?://[^\s/]+/?)?$")] = ""
     body_bytes: Count = 4_194_304  # of a request, at most
     body_seconds: Positive = 30.0  # for a request to come
 
@@ -126,7 +128,7 @@ class Program(OrganizationPart):
         from marft.gateway.http import Bounds  # what the extra brings, which reading a recipe does without
         from marft.gateway.server import Gateway
 
-        return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds))
+        return Gateway(self.host, self.port, Bounds(self.body_bytes, self.body_seconds), self.address)
 
     def _path(self) -> str:
         return os.pathsep.join([os.environ.get("PATH", os.defpath), self.folder])

@@ -18,17 +18,18 @@ class Gateway:
 
     Args:
         host: where it listens; port 0 is any that is free.
+        address: by which clients reach it; "": as it listens.
 
     Raises:
         ValueError: it cannot listen there.
     """
 
-    def __init__(self, host: str, port: int, bounds: Bounds) -> None:
+    def __init__(self, host: str, port: int, bounds: Bounds, address: str = "") -> None:
         self.overdue = 0
         self._sessions: dict[str, Session] = {}
         self._closed: deque[str] = deque(maxlen=CLOSED)
         self._listener = Listener(App(self._session, bounds).asgi, host, port, "team: the gateway")
-        self.address, self.port = self._listener.address, self._listener.port
+        self.address, self.port = address.rstrip("/") or self._listener.address, self._listener.port
 
     def open(self, session: Session) -> str:
         """Lead clients to a session → its address."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from marft.game.outcome import Grade, Outcome
 from marft.game.reading import LARGEST_TEXT, RefusedError, flag, number, own_rewards
@@ -149,7 +150,7 @@ async def _write(stream: asyncio.StreamWriter, text: bytes) -> None:
 
 def _beside_proxies(clients: Mapping[str, Client]) -> dict[str, str]:
     """The gateway is on this machine, whatever proxies there are."""
-    hosts = {client.base_url.split("//")[1].split("/")[0].rpartition(":")[0] for client in clients.values()}
-    told = os.environ.get("NO_PROXY") or os.environ.get("no_proxy", "")
-    without = ",".join(filter(None, [told, *sorted(hosts)]))
+    hosts = {str(urlsplit(client.base_url).hostname) for client in clients.values()}
+    told = [os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")]
+    without = ",".join(dict.fromkeys(filter(None, [*",".join(told).split(","), *sorted(hosts)])))
     return {"NO_PROXY": without, "no_proxy": without}

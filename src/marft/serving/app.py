@@ -7,7 +7,7 @@ import hmac
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -91,7 +91,7 @@ class App:
     async def _answer(self, protocol: Protocol, request: Request, known: list[str]) -> Response:
         self.check(request)
         body = await body_of(request, self.bounds)
-        asked = protocol.read(body)
+        asked = replace(protocol.read(body), turns=None)  # nothing is stored
         model = str(json.loads(body).get("model") or self.asking.teams[0])
         known[0] = model if model in self.asking.models else NOBODY
         self.asking.check(model, asked)

@@ -84,6 +84,15 @@ class Choice(Table):
     disable_parallel_tool_use: bool = False
 
 
+class Format(Table):
+    type: Literal["json_schema"]
+    json_schema: Schema = Field(alias="schema")
+
+
+class OutputConfig(Table):
+    format: Format | None = None
+
+
 class Request(Table):
     model: str = ""
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -96,6 +105,7 @@ class Request(Table):
     top_p: Number | None = None
     top_k: int | None = None
     stream: bool | None = None
+    output_config: OutputConfig | None = None
 
 
 class Messages(Protocol):
@@ -213,7 +223,9 @@ def _tool(tool: OfferedTool) -> Tool:
 def _constraint(request: Request, tools: Sequence[Tool]) -> Constraint | None:
     choice = request.tool_choice
     if choice is None or choice.type in ("auto", "none"):
-        return None
+        form = request.output_config.format if request.output_config else None
+        parallel = choice is None or not choice.disable_parallel_tool_use
+        return Constraint("json", schema=form.json_schema, parallel=parallel) if form else None
     if choice.type == "tool" and choice.name is None:
         raise RequestError(400, "invalid_value", "tool_choice: the tool's name is missing", "tool_choice")
     name = "" if choice.type == "any" else choice.name or ""

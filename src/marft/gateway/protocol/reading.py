@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -19,6 +19,10 @@ from marft.types import Tool
 MOST_ACTIONS = 64  # of one request
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20  # of a token
+ECHOED = {  # what our own answers, and a client's library, write into messages beside what they say
+    "id", "status", "annotations", "logprobs", "refusal", "cache_control", "signature", "index", "thinking", "summary",
+    "caller", "encrypted_content", "audio", "function_call", "parsed", "parsed_arguments", "reasoning_content",
+}  # fmt: skip
 
 
 class Table(BaseModel):
@@ -63,12 +67,24 @@ def _finite(text: str) -> float:
 
 
 def left_out(table: Table, known: Iterable[str] = ()) -> list[str]:
-    """Fields that nobody reads, by name.
+    """Fields that nobody reads, by name; those of inner tables as ``tools.function.strict``.
 
     Args:
-        known: those that change nothing here.
+        known: those of the request that change nothing here.
     """
-    return sorted(storable(name)[:64] for name in (table.model_extra or {}) if name not in set(known))[:32]
+    known = set(known)
+    return sorted({name for name in _unread(table) if name not in known})[:32]
+
+
+def _unread(table: Table) -> Iterator[str]:
+    for name, value in (table.model_extra or {}).items():
+        if value is not None:
+            yield storable(name)[:64]
+    for name in type(table).model_fields:
+        found = getattr(table, name)
+        for inner in found if isinstance(found, list) else [found]:
+            if isinstance(inner, Table):
+                yield from (f"{name}.{one}" for one in _unread(inner) if one.rpartition(".")[2] not in ECHOED)
 
 
 def unsupported(field: str, why: str) -> RequestError:

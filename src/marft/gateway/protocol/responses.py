@@ -47,7 +47,6 @@ from marft.types import Tool
 
 CHANGE_NOTHING = (
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "background", "truncation",
 )  # fmt: skip
 LOG_PROBS = "message.output_text.logprobs"  # among what is to be included
 PART = ("response.reasoning_summary_part", "response.content_part")  # of a thought, of a message
