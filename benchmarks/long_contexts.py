@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from marft.config.models import ModelSettings
 from marft.engines.decoding import Row, RunningBatch
+from marft.game.live import Spelling
 from marft.learning.batching import Denominators, Packing
 from marft.learning.scoring import score
 from marft.marks import Mark
@@ -80,7 +81,7 @@ def play(backbone: Backbone, prompt: int, shared: bool) -> dict[str, float]:
     """Two turns of every attempt."""
     ids, _ = texts(prompt)
     random = np.random.default_rng(1)
-    batch = RunningBatch(backbone, (), lambda _: "", 2**30 if shared else 0)
+    batch = RunningBatch(backbone, (), lambda: Spelling(lambda _: ""), 2**30 if shared else 0)
     seconds = {}
 
     def read(name: str, prompts: list[np.ndarray], tokens: int) -> list[np.ndarray]:

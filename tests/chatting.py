@@ -16,7 +16,7 @@ from marft.game.chat import Reply
 from marft.game.game import Attempt, Game
 from marft.game.play import play
 from marft.gateway.protocol.chat_completions import ChatCompletions
-from marft.texts import until
+from marft.texts import place, until
 from marft.types import (
     ActionKey,
     Completion,
@@ -72,7 +72,7 @@ class Stopping(Parrot):
         whole = await super().sample(policy, prompt, sampling, key)
         for count in range(1, len(whole.tokens) + 1):
             text = str(self.format.tokenizer.decode(whole.tokens[:count].tolist(), skip_special_tokens=True))
-            if any(stop in text for stop in sampling.stop):
+            if any(place(text, stop) >= 0 for stop in sampling.stop):
                 self.sampled[key] = prompt, whole.tokens[:count], sampling
                 text = until(text, sampling.stop)
                 return Completion(whole.tokens[:count], whole.log_probs[:count], text, "stop")

@@ -17,7 +17,7 @@ from marft.game.game import Game
 from marft.game.live import LiveText, Spelling
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.organizations.chain import Chain
-from marft.game.rendering import ChatMessage, Cut, Message, NotExact, compose, exchange
+from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, compose, exchange
 from marft.game.team import Organization, Team
 from marft.marks import Grammar
 from marft.thoughts import thought
@@ -88,7 +88,9 @@ class FakeRenderer:
     def clip(self, policy: str, text: str, tokens: int) -> str:
         return text[:tokens]
 
-    def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
+    def calls(
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+    ) -> Sequence[ToolCall]:
         return CALL.read(bytes(tokens.astype(np.uint8)).decode())
 
     def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:

@@ -94,3 +94,5 @@ MOVES_ON = BARE.replace("tools and loop.first", "tools and loop.last")  # the to
 THOUGHTLESS = THINKS.replace(
     "assistant\n{% endif", "assistant\n<think>\n\n</think>\n\n{% endif"
 )  # and begins a turn with it
+BEGUN = THINKS.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")  # and begins a turn with its thought
+BARE_THINKS = BARE + "{# <think> #}"

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.sampling import BLOCK, allowed_tokens, draw, inverse
+from marft.game.live import Spelling
 from marft.models import running_rows
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
 from marft.models.packed_rows import PackedRows
+from marft.thoughts import Said
 from marft.types import Sampling
 from tests.helpers import lengths_read
 
@@ -39,7 +41,7 @@ def run(batch: RunningBatch, rows: list[Row], later: list[Row] | None = None) ->
 
 
 def new_batch(backbone: Backbone, stop_ids: tuple[int, ...] = (2,)) -> RunningBatch:
-    return RunningBatch(backbone, stop_ids, lambda ids: " ".join(str(i) for i in ids))
+    return RunningBatch(backbone, stop_ids, lambda: Spelling(lambda ids: " ".join(str(i) for i in ids)))
 
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14), (20,), (5, 6, 7), (30, 31, 32)]
@@ -133,6 +135,16 @@ def test_a_stop_string_ends_the_row_after_the_token_that_completes_it(backbone: 
     done = run(new_batch(backbone, stop_ids=()), [stopped])[id(stopped)]
     assert done.tokens.tolist() == tokens[:3].tolist()
     assert done.finish == "stop"
+
+
+def test_a_mark_that_ends_what_is_said_ends_no_thought(backbone: Backbone) -> None:
+    free = row((5, 6, 7), temperature=0.0)
+    tokens = run(new_batch(backbone, stop_ids=()), [free])[id(free)].tokens.tolist()
+    mark = f"{tokens[3]} {tokens[4]}"
+    for begun, most in ((False, 5), (True, 12)):
+        one = row((5, 6, 7), temperature=0.0, stop=(Said(mark, begun),))
+        done = run(new_batch(backbone, stop_ids=()), [one])[id(one)]
+        assert (done.tokens.tolist(), done.finish) == (tokens[:most], "length" if begun else "stop")
 
 
 def test_rows_with_one_prompt_share_a_prefill(tuned: Backbone) -> None:

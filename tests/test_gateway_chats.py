@@ -102,6 +102,25 @@ class TestWhatItGoesOnFrom:
             assert starts(second, first)
         assert second.restarted == ("" if stops else "template: of its calls the first alone was told")
 
+    def test_a_call_in_a_thought_is_not_made_and_does_not_end_the_turn(self) -> None:
+        thought = f"<think>\nMaybe {CALL % 2}?\n</think>"
+
+        async def talk(_: Observation, agents: Agents) -> None:
+            for once in (True, False):
+                said, reply = await asked(agents.a, [user("1 + 2?")], tools=[ADD], parallel_tool_calls=not once)
+                assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": 3}', '{"a": 4}'][
+                    : 2 - once
+                ]
+                assert said["content"] == f"{thought}\n\nI add."
+                assert len(reply.action.calls) == 2 - once
+
+        text = f"{thought}\n\nI add.\n{CALL % 3}\n{CALL % 4}"
+        episode, engine = played(talk, text, text, format="qwen3", speaker=Stopping)
+        assert (episode.status, episode.error) == ("terminated", "")
+        first, second = (engine.format.tokenizer.decode(action.tokens.tolist()) for action in episode.actions)
+        assert first == text.removesuffix(f"\n{CALL % 4}")
+        assert second.startswith(text)
+
     def test_calls_are_not_looked_for_where_the_client_wants_none(self) -> None:
         async def talk(_: Observation, agents: Agents) -> None:
             said, reply = await asked(agents.a, [user("1 + 2?")], tools=[ADD], tool_choice="none")

@@ -21,6 +21,7 @@ from marft.config.models import ModelSettings
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
+from marft.engines.spelling import spelling_of
 from marft.marks import Grammar, Masks
 from marft.models.backbone import Backbone
 from marft.models.loading import load_backbone
@@ -49,7 +50,7 @@ def schema(table: dict[str, Any]) -> Grammar:
 
 def batch_of(backbone: Backbone, tokenizer: PreTrainedTokenizerBase) -> RunningBatch:
     holding = Holding(Grammars.of(tokenizer, (END,)), len(backbone.head.weight))
-    return RunningBatch(backbone, (END, 0), lambda ids: str(tokenizer.decode(list(ids))), holding=holding)
+    return RunningBatch(backbone, (END, 0), spelling_of(tokenizer, (END, 0)), holding=holding)
 
 
 def row(number: int, grammar: Grammar | None, **options: Any) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,9 +16,11 @@ from transformers import PreTrainedTokenizerFast
 
 from marft.config.models import ModelSettings
 from marft.engines.renderer import ChatFormat, ChatRenderer
+from marft.engines.spelling import Ending, spelling_of
 from marft.game.live import LiveText, Spelling, before
 from marft.models.formats import load_tokenizer
-from marft.texts import until
+from marft.texts import place, until
+from marft.thoughts import Said
 from marft.types import Tool
 from tests import chat_families, templates
 from tests.test_messages import format_of
@@ -26,10 +29,24 @@ TOOLS = (Tool("add", "Add.", {"type": "object", "properties": {"a": {"type": "in
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 PIECES = [
     "It is 3.", "ü – 汉字 🧮", "e\u0301", " ", "\n\n", ".", " , and", "do n't", "a ' b", "ST", "STOP", "<think>",
-    "</think>", "</thi", "Hm.", CALL, "<tool", '{"name": "add", "arguments": {}}', '{"name": "add", "parameters": {}}',
+    "</think>", "</thi", "</tool_call>", "<|python_tag|>", " <think>", "Hm.", CALL, "<tool", '{"name": "add", "arguments": {}}', '{"name": "add", "parameters": {}}',
     '[TOOL_CALLS] [{"name": "add", "arguments": {}}]', "\ufffd",
 ]  # fmt: skip
-NAMES = ["tiny", "HERMES", "BARE", "LIST", "qwen3", "r1", "gemma3", "mistral v0.3", "pieces", "tidy"]
+NAMES = [
+    "tiny",
+    "HERMES",
+    "BARE",
+    "LIST",
+    "qwen3",
+    "r1",
+    "gemma3",
+    "mistral v0.3",
+    "pieces",
+    "tidy",
+    "BEGUN",
+    "BARE_THINKS",
+    "llama3.2",
+]
 
 
 def sentence_pieces() -> PreTrainedTokenizerFast:
@@ -52,7 +69,9 @@ def named(name: str) -> ChatFormat:
         tokenizer.chat_template = templates.HERMES
         return ChatFormat(tokenizer, 4096, {}, (tokenizer.eos_token_id,))
     tokenizer = load_tokenizer(ModelSettings(path="tiny"))
-    tokenizer.clean_up_tokenization_spaces = name == "tidy"
+    if name == "tidy":
+        tokenizer.clean_up_tokenization_spaces = True
+        tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     return format_of(tokenizer, {"tiny": None, "tidy": templates.HERMES}.get(name, getattr(templates, name, None)))
 
 
@@ -62,16 +81,16 @@ def decoded(format: ChatFormat, ids: list[int]) -> str:
     return str(format.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=True))
 
 
-def sampled(format: ChatFormat, ids: list[int], stops: tuple[str, ...]) -> list[int]:
+def sampled(format: ChatFormat, ids: list[int], stops: tuple[str | Said, ...]) -> list[int]:
     """What of these an engine samples: up to the end of the turn, or until a text that ends it stands there."""
     for count in range(1, len(ids) + 1):
-        if ids[count - 1] in format.stop_ids or any(stop in decoded(format, ids[:count]) for stop in stops):
+        if ids[count - 1] in format.stop_ids or any(place(decoded(format, ids[:count]), stop) >= 0 for stop in stops):
             return ids[:count]
     return ids
 
 
 def as_told(
-    renderer: ChatRenderer, format: ChatFormat, ids: list[int], stops: tuple[str, ...], drops: bool, tools: bool
+    renderer: ChatRenderer, format: ChatFormat, ids: list[int], stops: tuple[str | Said, ...], drops: bool, tools: bool
 ) -> tuple[str, str]:  # fmt: skip
     """Thought and text of an action, as a client is told them of the whole."""
     text = until(decoded(format, ids), stops)
@@ -102,11 +121,13 @@ def writes_calls(renderer: ChatRenderer) -> bool:
 @settings(max_examples=25)
 @given(data=st.data(), drops=st.booleans(), stops=st.sampled_from([(), ("STOP",), ("TOP", "3."), ("\n\n",)]))
 def test_pieces_come_together_to_what_the_whole_is_told_as(
-    name: str, data: st.DataObject, drops: bool, stops: tuple[str, ...]
+    name: str, data: st.DataObject, drops: bool, stops: tuple[str | Said, ...]
 ) -> None:  # fmt: skip
     format = named(name)
     renderer = ChatRenderer({"p": format})
     tools = writes_calls(renderer) and data.draw(st.booleans())
+    if tools and data.draw(st.booleans()):
+        stops = (*stops, *filter(None, [renderer.call_end("p")]))
     ids = sampled(format, data.draw(ids_of(format)), stops)
     thought, said = as_told(renderer, format, ids, stops, drops, tools)
     live = renderer.live("p", stops, drops, tools)
@@ -144,6 +165,59 @@ def spoken(text: str, **options: Any) -> list[tuple[str, str]]:
     """What is told after each character."""
     live = LiveText(Spelling(lambda ids: "".join(map(chr, ids))), **options)
     return [live.take([ord(letter)]) for letter in text]
+
+
+STOPS = st.lists(
+    st.sampled_from(
+        [
+            "STOP",
+            "TOP",
+            "3.",
+            "\n\n",
+            "\ufffd",
+            "汉字",
+            "🧮",
+            Said("</tool_call>", False),
+            Said("</tool_call>", True),
+            "e\u0301",
+            " ",
+            "a b",
+            "</th",
+        ]
+    ),
+    min_size=1,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
+@given(data=st.data(), stops=st.one_of(STOPS, st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3)))
+def test_a_text_ends_where_the_whole_of_it_holds_a_stop(
+    name: str, data: st.DataObject, stops: list[str | Said]
+) -> None:
+    """Also where the last of it is half a character, or will be tidied away."""
+    format = named(name)
+    ids = [token for token in data.draw(ids_of(format)) if token not in format.stop_ids]
+    ending = Ending(spelling_of(format.tokenizer, format.stop_ids)(), stops)
+    for count, token in enumerate(ids, 1):
+        text = str(format.tokenizer.decode(ids[:count], skip_special_tokens=True))
+        ended = any(place(text, stop) >= 0 for stop in stops)
+        assert ending.take(token) == ended
+        if ended:
+            break
+
+
+def test_a_stop_is_looked_for_in_what_is_new() -> None:
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return "".join(map(chr, ids))
+
+    ending = Ending(Spelling(decode), ("yz",))
+    assert not any(ending.take(ord("x")) for _ in range(1000))
+    assert sum(decoded) < 10 * 1000
+    assert [ending.take(ord(letter)) for letter in "yyz"] == [False, False, True]
 
 
 class TestHolding:

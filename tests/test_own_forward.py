@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.config import parse_recipe
 from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.game.live import Spelling
 from marft.models.backbone import Backbone
 from marft.models.families import small_backbone
 from marft.models.packed_rows import PackedRows
@@ -75,7 +76,7 @@ def test_what_is_sampled_is_what_the_whole_row_says(backbone: Backbone) -> None:
     lengths = {0: 5, 1: 9, 2: 2, 3: 7, 4: 3}
     prompts = [*ROWS, ROWS[0]]
     policies = [*POLICIES, "one"]
-    batch = RunningBatch(backbone, [95], str)
+    batch = RunningBatch(backbone, [95], lambda: Spelling(str))
     requests = [
         Row(policy, prompt, Sampling(max_new_tokens=lengths[n]), np.random.default_rng(n).random(9, np.float32))
         for n, (policy, prompt) in enumerate(zip(policies, prompts, strict=True))

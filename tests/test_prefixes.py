@@ -16,6 +16,7 @@ from marft import seeds
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.local import LocalEngine, LocalPolicy, _pass_of
 from marft.engines.prefilling import Asked, Prefill
+from marft.game.live import Spelling
 from marft.models import backbone as backbone_module
 from marft.models.backbone import Backbone
 from marft.models.cache import KVCache
@@ -56,7 +57,7 @@ def finished(batch: RunningBatch, rows: list[Row]) -> list[Finished]:
 
 
 def batch_of(backbone: Backbone, prefix_bytes: int = ROOM) -> RunningBatch:
-    return RunningBatch(backbone, (2,), lambda ids: " ".join(map(str, ids)), prefix_bytes)
+    return RunningBatch(backbone, (2,), lambda: Spelling(lambda ids: " ".join(map(str, ids))), prefix_bytes)
 
 
 class Cache(KVCache):

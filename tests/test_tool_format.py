@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
 from marft.engines.tool_format import Syntax, ToolFormat
 from marft.types import Tool, ToolCall
@@ -17,6 +17,24 @@ from tests import templates
 
 ADD = ToolCall("add", '{"a": 1, "b": 2}', output="3")
 SUB = ToolCall("sub", '{"a": 1}', output="not <|im_end|> done")
+
+
+def tagged() -> dict[str, object]:
+    """How TAGS writes, in the words of transformers."""
+    return {
+        "fields": {
+            "content": {},
+            "tool_calls": {
+                "open_pattern": r"<tool_call>\n<function=(?P<name>[^>]*)>",
+                "close": "</function>\n</tool_call>",
+                "repeats": True,
+                "content": "xml-inline",
+                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>]*)>(?P<value>.*?)</parameter>"},
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+        },
+        "start_anchor": "<|im_start|>assistant",
+    }
 
 
 def speaks(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
@@ -119,20 +137,7 @@ def test_a_template_that_will_not_do_is_refused_with_a_remedy(
 
 def test_a_tokenizer_with_a_response_template_is_parsed_by_it(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
     other = speaks(tiny_tokenizer, templates.TAGS)
-    other.response_template = {
-        "fields": {
-            "content": {},
-            "tool_calls": {
-                "open_pattern": r"<tool_call>\n<function=(?P<name>[^>]*)>",
-                "close": "</function>\n</tool_call>",
-                "repeats": True,
-                "content": "xml-inline",
-                "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>]*)>(?P<value>.*?)</parameter>"},
-                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-            },
-        },
-        "start_anchor": "<|im_start|>assistant",
-    }
+    other.response_template = tagged()
     assert isinstance(other.eos_token_id, int)
     found = ToolFormat.of(other, {}, (other.eos_token_id,))
     assert found.syntax is None
@@ -166,6 +171,87 @@ def test_whatever_the_arguments_hold_an_answer_can_be_appended(
     assert len(calls) == 1
     (calls[0].arguments + calls[0].output).encode()
     assert len(found.response(calls)) > 0
+
+
+ONE, TWO = '{"name": "one", "arguments": {}}', '{"name": "two", "arguments": {}}'
+
+
+class TestCallsInThoughts:
+    """Over a template that knows of thoughts."""
+
+    @pytest.mark.parametrize(("text", "names"), [
+        (f"<think>maybe <tool_call>{ONE}</tool_call></think><tool_call>{TWO}</tool_call>", ["two"]),
+        (f"<think>maybe <tool_call>{ONE}</tool_call>", []),
+        (f"<think>maybe <tool_call>{ONE}</tool_call></think>No.", []),
+        (f"maybe <tool_call>{ONE}</tool_call></think><tool_call>{TWO}</tool_call>", ["two"]),
+        (f"<tool_call>{ONE}</tool_call><think>or <tool_call>{ONE}</tool_call>?</think><tool_call>{TWO}", ["one", "two"]),
+        (f"<think>a</think><tool_call>{ONE}</tool_call><think><tool_call>{TWO}", ["one"]),
+        ('<tool_call>{"name": "one", "arguments": {"a": "</think><think>"}}</tool_call>', ["one"]),
+        ("<think>by <tool_call>{\"name\": \"</think><tool_call>" + TWO, ["two"]),
+    ])  # fmt: skip
+    def test_they_are_not_made(self, tiny_tokenizer: PreTrainedTokenizerBase, text: str, names: list[str]) -> None:
+        found = format_of(tiny_tokenizer, templates.THINKS)
+        assert [call.name for call in found.read(turn(found, text), ())] == names
+
+    def test_a_turn_whose_thought_the_template_begins_calls_after_it(
+        self, tiny_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        found = format_of(tiny_tokenizer, templates.BEGUN)
+        call = f"<tool_call>{ONE}</tool_call>"
+        assert found.read(turn(found, f"Hm {call}"), ()) == []
+        assert [c.name for c in found.read(turn(found, f"Hm {call}</think> {call}"), ())] == ["one"]
+        assert found.content(f"Hm {call}</think>\nSo. {call}") == f"Hm {call}</think>\nSo."
+        assert found.content(f"So. {call}") == "So."  # its thought was dropped
+        closed = turn(found, "Hm.</think>", ended=False)  # by a teammate
+        assert [c.name for c in found.read(turn(found, call), (), closed)] == ["one"]
+
+    def test_what_is_said_ends_at_the_call_after_the_thought(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        found = format_of(tiny_tokenizer, templates.THINKS)
+        thought = f"<think>maybe <tool_call>{ONE}</tool_call></think>"
+        said = f"{thought} I add.\n<tool_call>{TWO}</tool_call>"
+        assert found.content(said) == f"{thought} I add."
+        assert found.certain(said) == len(f"{thought} I add.")
+        assert found.certain(f"{thought} I add.\n<tool") == len(f"{thought} I add.")
+
+    def test_a_model_without_thoughts_calls_wherever_it_likes(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        found = format_of(tiny_tokenizer, templates.HERMES)
+        assert [c.name for c in found.read(turn(found, f"<think><tool_call>{ONE}</tool_call>"), ())] == ["one"]
+
+    def test_bare_json_is_a_call_after_a_thought_too(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        found = format_of(tiny_tokenizer, templates.BARE_THINKS)
+        call = '{"name": "one", "parameters": {"a": "</think>"}}'
+        for text, names in (
+            (call, ["one"]), (f"<think>{ONE}</think>\n{call}", ["one"]), (f"<think>{ONE}", []), (f"Hm {call}", []),
+        ):  # fmt: skip
+            assert [c.name for c in found.read(turn(found, text), ())] == names
+        assert found.content(f"<think>Hm.</think>\n{call}") == "<think>Hm.</think>"
+
+    def test_with_a_response_template(self, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+        other = speaks(tiny_tokenizer, templates.TAGS + "{# <think> #}")
+        other.response_template = tagged()
+        assert isinstance(other.eos_token_id, int)
+        found = ToolFormat.of(other, {}, (other.eos_token_id,))
+        call = "<tool_call>\n<function=add><parameter=a>1</parameter></function>\n</tool_call>"
+        assert [c.name for c in found.read(turn(found, f"<think>{call}</think>Hm.{call}"), ())] == ["add"]
+        assert found.read(turn(found, f"<think>{call}"), ()) == []
+        assert found.content(f"<think>{call}</think>Hm.{call}") == f"<think>{call}</think>Hm."
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_call_after_the_python_tag_is_a_call(tiny_tokenizer: PreTrainedTokenizerBase, special: bool) -> None:
+    other = copy.deepcopy(tiny_tokenizer)
+    other.add_tokens([AddedToken("<|python_tag|>", special=special, normalized=False)])
+    found = format_of(other, templates.BARE)
+    assert found.syntax == Syntax("", "name", "parameters", "<|python_tag|>")
+    call = '{"name": "add", "parameters": {"a": 1}}'
+    for text in (f"<|python_tag|>{call}", f"\n<|python_tag|> {call}", call):
+        assert found.read(turn(found, text), ()) == [ToolCall("add", '{"a": 1}')]
+        assert found.content(text) == ""
+        assert {found.certain(text[:end]) for end in range(len(text))} == {0}
+    assert found.read(turn(found, '<|python_tag|>search.call(query="{}")'), ()) == []
+    assert found.read(turn(found, f"So <|python_tag|>{call}"), ()) == []
+    plain = format_of(tiny_tokenizer, templates.BARE)
+    assert plain.read(turn(plain, f"<|python_tag|>{call}"), ()) == []
 
 
 WORDS = st.sampled_from(

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +17,18 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from marft.evaluation.metrics import episode_metrics
-from marft.game.agents import Agent
+from marft.game.agents import Agent, Agents
 from marft.game.game import Attempt
+from marft.game.rendering import NOTHING
 from marft.game.rollout import play_all
 from marft.game.tool_sources import StatelessSource
 from marft.marks import Mark
 from marft.rewards.terms import ToolErrors
 from marft.tools.functions import Functions, FunctionSource
 from marft.tools.python import Python
-from marft.types import ActionKey, Profile, Step, Task, Tool
+from marft.types import ActionKey, JointAction, Observation, Profile, Step, Task, TokenIds, Tool, ToolCall
 from tests import tools as offered
-from tests.fakes import FakeEngine, Script, ends, game
+from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
 from tests.tool_games import call, isolated, run, says, with_tools
 
 
@@ -68,7 +69,34 @@ class TestWhatAgentsAreTold:
         assert action.calls[0].output == "3"
 
 
+class Hears(FakeRenderer):
+    """Notes what calls are said to come after."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def calls(
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+    ) -> Sequence[ToolCall]:
+        self.begun.append(bytes(begun.astype(np.uint8)).decode())
+        return super().calls(policy, tokens, tools)
+
+
 class TestCalls:
+    def test_they_are_read_after_what_a_teammate_began_the_turn_with(self) -> None:
+        """Who may have begun a thought, or ended it."""
+
+        class Twice:
+            async def act(self, observation: Observation, agents: Agents) -> JointAction:
+                first = await agents.a(observation)
+                return JointAction(await agents.a(observation, begins=first))
+
+        renderer = Hears()
+        g = replace(with_tools(says(call("add", a=2, b=3), "It is 5."), offered.add), renderer=renderer)
+        episode = run(replace(g, team=replace(g.team, organization=Twice())))
+        assert not episode.error
+        assert renderer.begun == ["", "", f"{call('add', a=2, b=3)}[5]It is 5.", ""]
+
     def test_an_action_goes_on_after_its_tools_have_answered(self) -> None:
         episode = run(with_tools(says("Let me see. " + call("add", a=2, b=3), "It is 5."), offered.add))
         (action,) = episode.actions

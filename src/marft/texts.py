@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
+from marft.thoughts import Said
+
 LONGEST = 2_000  # characters of an error that are kept
 OBEYED = {  # by terminals and pages: control characters, and those that turn the direction of the text around them
     *range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A),
@@ -39,14 +41,19 @@ def one_line(text: str) -> str:
     return " ".join(visible(text).split())
 
 
-def until(text: str, stops: Sequence[str]) -> str:
-    """The text up to the first stop string.
+def until(text: str, stops: Sequence[str | Said]) -> str:
+    """The text up to the first stop string, or mark that ends what is said.
 
     >>> until("one. two! three", ("!", "."))
     'one'
     """
-    found = [index for stop in stops if (index := text.find(stop)) >= 0]
+    found = [index for stop in stops if (index := place(text, stop)) >= 0]
     return text[: min(found)] if found else text
+
+
+def place(text: str, mark: str | Said) -> int:
+    """Where a mark stands first in a text; -1 where it does not."""
+    return mark.find(text) if isinstance(mark, Said) else text.find(mark)
 
 
 def cut(text: str, most: int = LONGEST) -> str:

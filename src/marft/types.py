@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from marft.marks import Grammar, Mark, Masks, allows_one
 from marft.segments import Restart, Segment, segments_of
+from marft.thoughts import Said
 
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
@@ -41,9 +42,8 @@ class Versions(NamedTuple):
 
 
 class ActionKey(NamedTuple):
-    """Names one action of one run: the seed of its random stream and the key of its groups.
-
-    ``stream`` names the pass that sampled it (``"train/12"``): a task that comes again draws other tokens.
+    """Names one action of one run: the seed of its random stream and the key of its groups. ``stream`` names the pass
+    that sampled it (``"train/12"``): a task that comes again draws other tokens.
 
     >>> ActionKey("train/12", "chain_sum/17", sample=3, step=0, agent="actor", call=0).agent
     'actor'
@@ -139,7 +139,7 @@ class Sampling:
     max_new_tokens: int = 512
     top_p: float = 1.0
     top_k: int = 0
-    stop: tuple[str, ...] = ()
+    stop: tuple[str | Said, ...] = ()  # texts that end it, and marks that end it where they stand in no thought
     grammar: Grammar | None = None  # what a text must be
     alternatives: int = 0  # how many of the likeliest tokens are told beside each
     listener: Callable[[int], None] | None = field(default=None, compare=False)  # hears each token once it is sampled

@@ -13,6 +13,8 @@ from torch import Tensor
 from marft.engines.holding import Holding, Text
 from marft.engines.prefilling import Asked, Prefill
 from marft.engines.sampling import allowed_tokens, draw
+from marft.engines.spelling import Ending
+from marft.game.live import Spelling
 from marft.marks import Masks
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
@@ -52,7 +54,7 @@ class RunningBatch:
 
     Args:
         stop_ids: tokens that end a turn.
-        decode: from token ids to text, for stop strings.
+        spell: makes what spells one row's text, for stop strings.
         prefix_bytes: what keys and values may take that are kept for rows to come; 0 keeps none.
         holding: holds rows to their grammars, where any has one.
     """
@@ -61,11 +63,11 @@ class RunningBatch:
         self,
         backbone: Backbone,
         stop_ids: Sequence[int],
-        decode: Callable[[Sequence[int]], str],
+        spell: Callable[[], Spelling],
         prefix_bytes: int = 0,
         holding: Holding | None = None,
     ) -> None:
-        self.backbone, self.decode, self.prefix_bytes, self.holding = backbone, decode, prefix_bytes, holding
+        self.backbone, self.spell, self.prefix_bytes, self.holding = backbone, spell, prefix_bytes, holding
         device = backbone.device
         self.is_stop = torch.zeros(backbone.head.weight.shape[0], dtype=torch.bool, device=device)
         self.is_stop[list(stop_ids)] = True
@@ -75,6 +77,7 @@ class RunningBatch:
         self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
         self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
         self.listeners: dict[int, Callable[[int], None]] = {}  # by id of the row: of those that have one
+        self.endings: dict[int, Ending] = {}  # by id of the row: of those that have stop strings
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
         self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the token not cached yet
@@ -144,6 +147,8 @@ class RunningBatch:
                 self.alternatives[id(row)] = []
             if row.sampling.listener:
                 self.listeners[id(row)] = row.sampling.listener
+            if row.sampling.stop:
+                self.endings[id(row)] = Ending(self.spell(), row.sampling.stop)
             if row.sampling.grammar:
                 assert self.holding is not None, "a row has a grammar"
                 self.texts[id(row)] = self.holding.begin(row.sampling.grammar)
@@ -182,15 +187,17 @@ class RunningBatch:
         full = made + 1 >= self.limits[part]
         ended = (stopped | full).tolist()
         stops = stopped.tolist()
-        for text, token in zip(texts, ids.tolist() if texts else (), strict=True):
+        drawn = ids.tolist()
+        for text, token in zip(texts, drawn if texts else (), strict=True):
             if text:
                 text.take(token)
         if self.listeners:
-            self._tell_listeners(ids, part)
+            self._tell_listeners(drawn, part)
         finished, leaving = [], []
         for offset in range(len(ended)):
             index = part.start + offset
-            by_string = not stops[offset] and bool(self.rows[index].sampling.stop) and self._hit_stop_string(index)
+            ending = self.endings.get(id(self.rows[index]))
+            by_string = ending is not None and not stops[offset] and ending.take(drawn[offset])
             text = self.texts.get(id(self.rows[index]))
             if ended[offset] or by_string or (text and text.problem):
                 finished.append(self._finish(index, "stop" if stops[offset] or by_string else "length"))
@@ -213,14 +220,10 @@ class RunningBatch:
                     tuple((token, value) for token, value in pairs if math.isfinite(value))
                 )
 
-    def _tell_listeners(self, ids: Tensor, part: slice) -> None:
-        for row, token in zip(self.rows[part], ids.tolist(), strict=True):
+    def _tell_listeners(self, drawn: Sequence[int], part: slice) -> None:
+        for row, token in zip(self.rows[part], drawn, strict=True):
             if listener := self.listeners.get(id(row)):
                 listener(token)
-
-    def _hit_stop_string(self, index: int) -> bool:
-        text = self.decode(self.tokens[index, : int(self.made[index])].tolist())
-        return any(stop in text for stop in self.rows[index].sampling.stop)
 
     def _finish(self, index: int, finish: Finish) -> Finished:
         made = int(self.made[index])
@@ -230,6 +233,7 @@ class RunningBatch:
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
         done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
         self.listeners.pop(id(row), None)
+        self.endings.pop(id(row), None)
         text = self.texts.pop(id(row), None)
         return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
 

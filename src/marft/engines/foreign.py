@@ -39,6 +39,7 @@ class ForeignEngine:
             RunError: it raised something else, or what it gave is no completion.
         """
         sampling = sampling if self.tells or not sampling.listener else replace(sampling, listener=None)
+        sampling = replace(sampling, stop=tuple(stop for stop in sampling.stop if isinstance(stop, str)))
         found = await self._asked("sample", self.engine.sample(policy, prompt, sampling, key))
         problem = problem_of(found, sampling.max_new_tokens, self.tokens[policy])
         if not problem and sampling.grammar and not _says_masks(found):

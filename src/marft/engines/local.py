@@ -16,6 +16,7 @@ from marft.engines.choice_sampling import ChoiceRequest, choose
 from marft.engines.decoding import Finished, Row, RunningBatch
 from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
+from marft.engines.spelling import spelling_of
 from marft.engines.stillness import Stillness
 from marft.game.engine import Weights
 from marft.game.game import EpisodeFailedError
@@ -83,7 +84,7 @@ class LocalEngine:
                 self._batches[id(local.backbone)] = RunningBatch(
                     local.backbone,
                     local.stop_ids,
-                    _decoder(local.tokenizer),
+                    spelling_of(local.tokenizer, local.stop_ids),
                     prefix_bytes,
                     Holding(Grammars.of(local.tokenizer, local.stop_ids), len(local.backbone.head.weight)),
                 )

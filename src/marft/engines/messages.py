@@ -17,6 +17,7 @@ from marft.engines.roles import roles_of, taken
 from marft.game.rendering import ChatMessage, NotExact
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
+from marft.thoughts import BEGINS, ENDS
 from marft.types import TokenIds, Tool
 
 SAID = {"role": "assistant", "content": "Yes."}
@@ -187,6 +188,18 @@ def changes_turns(format: Format, tools: Sequence[Tool] = ()) -> NotExact | None
         if isinstance(found, NotExact):
             return NotExact(found.reason, everywhere=True)
     return None
+
+
+def begins_thought(format: Format) -> bool:
+    """Whether a template begins each turn with a thought."""
+    return render_text(format, [ASKED]).rstrip().endswith(BEGINS)
+
+
+def thinks(format: Format) -> bool:
+    """Whether a template knows of thoughts: it has a mark of them."""
+    template = format.tokenizer.chat_template
+    texts = template.values() if isinstance(template, dict) else [str(template)]
+    return any(mark in text for text in texts for mark in (BEGINS, ENDS))
 
 
 def schema(tool: Tool) -> dict[str, object]:

@@ -155,8 +155,8 @@ def _fields(sampling: Sampling, seed: int) -> dict[str, object]:
     }
     if sampling.top_k:
         fields["top_k"] = sampling.top_k
-    if sampling.stop:
-        fields["stop"] = list(sampling.stop)
+    if stops := [stop for stop in sampling.stop if isinstance(stop, str)]:
+        fields["stop"] = stops
     return fields
 
 

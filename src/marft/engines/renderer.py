@@ -12,24 +12,25 @@ from transformers import PreTrainedTokenizerBase
 from marft.engines.call_grammar import CallFormat, grammar_of
 from marft.engines.grammars import Grammars
 from marft.engines.messages import (
-    ASKED,
     PROBES,
     appended,
+    begins_thought,
     changes_turns,
     continue_ids,
     end_of,
     render_messages,
-    render_text,
     rewritten,
+    thinks,
 )
+from marft.engines.spelling import spelling_of
 from marft.engines.tool_format import ToolFormat
 from marft.game.chat import Chat
 from marft.game.live import LiveText, Spelling
-from marft.game.rendering import ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
+from marft.game.rendering import NOTHING, ChatMessage, Cut, Message, NotExact, PromptTooLongError, compose, exchange
 from marft.marks import Grammar
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised
-from marft.thoughts import BEGINS, thought
+from marft.thoughts import Said, thought
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 MOST_CHARACTERS = 32  # of a token, about: what is longer than so many times the tokens wanted need not be counted
@@ -61,7 +62,7 @@ class ChatRenderer:
     def __init__(self, formats: Mapping[str, ChatFormat]) -> None:
         self.formats = formats
         self._tool_formats: dict[str, ToolFormat] = {}
-        self._call_ends: dict[str, str] = {}  # by policy
+        self._call_ends: dict[str, str | Said] = {}  # by policy
         self._spellings: dict[str, Callable[[], Spelling]] = {}
         self._changes: dict[tuple[str, bool], NotExact | None] = {}  # by policy, and whether it has tools
 
@@ -112,22 +113,15 @@ class ChatRenderer:
     def thought(self, policy: str, text: str) -> int:
         """How many of the first characters of a turn's text are a thought. The template may have begun it."""
         format = self.formats[policy]
-        begun = not format.remote and render_text(format, [ASKED]).rstrip().endswith(BEGINS)
-        return thought(text, begun)
+        return thought(text, not format.remote and begins_thought(format))
 
-    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool) -> LiveText:
+    def live(self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool) -> LiveText:
         """What spells a turn while it is sampled."""
         format = self.formats[policy]
         if policy not in self._spellings:
-            tokenizer, vocabulary = format.tokenizer, format.tokenizer.get_vocab()
-            bytes_ = {vocabulary[name] for byte in range(256) if (name := f"<0x{byte:02X}>") in vocabulary}
-            special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-            self._spellings[policy] = partial(
-                Spelling, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-                special.union(format.stop_ids), bytes_, bool(tokenizer.clean_up_tokenization_spaces),
-            )  # fmt: skip
-        begun = render_text(format, [ASKED]).rstrip().endswith(BEGINS) if drops else None
-        certain = self.tool_format(policy).certain if tools else len
+            self._spellings[policy] = spelling_of(format.tokenizer, format.stop_ids)
+        begun = begins_thought(format) if drops else None
+        certain = partial(self.tool_format(policy).certain, dropped=drops) if tools else len
         return LiveText(self._spellings[policy](), stops, begun, certain)
 
     def turn(self, policy: str, action: Action) -> list[ChatMessage]:
@@ -199,18 +193,24 @@ class ChatRenderer:
         kept = str(tokenizer.decode(ids[:tokens]))
         return f"{kept}\n[{len(text) - len(kept)} more characters left out]"
 
-    def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
+    def calls(
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+    ) -> Sequence[ToolCall]:
         """The tools that a sampled turn calls, read in the format of the model's own template."""
-        return self.tool_format(policy).read(tokens, tools)
+        return self.tool_format(policy).read(tokens, tools, begun)
 
-    def call_end(self, policy: str) -> str:
-        """What the template puts after a call, where that is a mark and no sign that calls hold themselves."""
+    def call_end(self, policy: str) -> str | Said:
+        """What the template puts after a call, where that is a mark and no sign that calls hold themselves. Where the
+        model thinks, it is one that counts outside of thoughts."""
+        format = self.formats[policy]
         if policy not in self._call_ends:
             try:
-                closing = CallFormat.of(self.formats[policy]).closing.strip()
+                closing = CallFormat.of(format).closing.strip()
             except ValueError:
                 closing = ""
-            self._call_ends[policy] = closing if any(map(str.isalpha, closing)) else ""
+            closing = closing if any(map(str.isalpha, closing)) else ""
+            marked = closing and thinks(format)
+            self._call_ends[policy] = Said(closing, begins_thought(format)) if marked else closing
         return self._call_ends[policy]
 
     def tool_response(
@@ -260,7 +260,7 @@ class ChatRenderer:
         format = self.formats[policy]
         if format.unheld:
             raise ValueError(format.unheld)
-        if not thoughts and render_text(format, [ASKED]).rstrip().endswith(BEGINS):
+        if not thoughts and begins_thought(format):
             raise ValueError(
                 "its chat template begins every turn with a thought, and an answer of a given form has none; turn that "
                 "off (template_options.enable_thinking = false)"

@@ -7,6 +7,7 @@ its JSON is how this model calls. Tokenizers that bring a ``response_template`` 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,23 +15,26 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import ASKED, MORE, SAID, Format, appended, render_text, schema
+from marft.engines.messages import ASKED, MORE, SAID, Format, appended, begins_thought, render_text, schema, thinks
 from marft.game.live import before
-from marft.game.rendering import NotExact, exchange
+from marft.game.rendering import NOTHING, NotExact, exchange
 from marft.models.templates import CANNOT_RENDER
 from marft.texts import raised, storable
+from marft.thoughts import BEGINS, ENDS, Said, first_thought, thinking_after
 from marft.types import TokenIds, Tool, ToolCall
 
 NAME, ARGUMENT, VALUE = "probe_tool", "probe_argument", "probe_value"
 PROBE = Tool(NAME, "A probe.", {"type": "object", "properties": {ARGUMENT: {"type": "string"}}, "required": [ARGUMENT]})
 PROBE_CALL = ToolCall(NAME, json.dumps({ARGUMENT: VALUE}))
+PYTHON_TAG = "<|python_tag|>"  # Llama's, which begins calls that its templates show without it
 DEPTH = 64  # of the arguments of a call
 REMEDY = "set models.….chat_template to a Jinja file that has one, or take the tools away from its agents"
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """Calls as JSON after a marker; without one a turn either is a call or says something.
+    """Calls as JSON after a marker; without one a turn either is a call or says something. What is written in a thought
+    is no call, where the model has thoughts.
 
     >>> Syntax("<call>", "name", "arguments").read('Let me see. <call>{"name": "add", "arguments": {}}</call>')
     [ToolCall(name='add', arguments='{}', ...)]
@@ -39,18 +43,48 @@ class Syntax:
     opening: str
     name: str  # key of the tool's name
     arguments: str  # key of its arguments
+    tag: str = ""  # what may stand before a call where there is no marker
 
-    def read(self, text: str) -> list[ToolCall]:
-        """The calls in what an agent wrote. One that cannot be read comes back as an error that says why."""
+    def read(self, text: str, begun: bool | None = None) -> list[ToolCall]:
+        """The calls in what an agent wrote. One that cannot be read comes back as an error that says why.
+
+        Args:
+            begun: whether the text goes on from a thought; None: its model has no thoughts.
+        """
+        return [call for _, call in self.placed(text, begun)]
+
+    def placed(self, text: str, begun: bool | None) -> list[tuple[int, ToolCall]]:
+        """The same, and where each of them begins. A thought ends once more where no mark had begun it again: all
+        before that was one."""
         if not self.opening:
-            keys = f'"{self.name}"', f'"{self.arguments}"'
-            return self._read_one(text, 0)[0] if text.lstrip()[:1] == "{" and all(k in text for k in keys) else []
-        calls, at = list[ToolCall](), text.find(self.opening)
-        while at >= 0:
-            found, end = self._read_one(text, at + len(self.opening))
-            calls += found
-            at = text.find(self.opening, end)
-        return calls
+            return self._placed_bare(text, begun)
+        marks = [self.opening] if begun is None else [self.opening, BEGINS, ENDS]
+        pattern = re.compile("|".join(map(re.escape, marks)))
+        calls, at, thinking = list[tuple[int, ToolCall]](), 0, bool(begun)
+        while True:
+            if thinking:
+                at += first_thought(text[at:], begun=True)
+            found = pattern.search(text, at)
+            if found is None:
+                return calls
+            at, thinking = found.end(), found[0] == BEGINS
+            if found[0] == ENDS:
+                calls.clear()
+            elif not thinking:
+                new, at = self._read_one(text, at)
+                calls += [(found.start(), call) for call in new]
+
+    def holds(self, text: str) -> bool:
+        """Whether a turn without a marker may be one call, as far as it is written."""
+        said = text.lstrip()
+        return self.tag.startswith(said) or said.removeprefix(self.tag).lstrip()[:1] in ("", "{")
+
+    def _placed_bare(self, text: str, begun: bool | None) -> list[tuple[int, ToolCall]]:
+        start = 0 if begun is None else first_thought(text, begun)
+        said = text[start:].lstrip().removeprefix(self.tag)
+        if said.lstrip()[:1] != "{" or any(f'"{key}"' not in said for key in (self.name, self.arguments)):
+            return []
+        return [(start, call) for call in self._read_one(said, 0)[0]]
 
     def _read_one(self, text: str, start: int) -> tuple[list[ToolCall], int]:
         """The calls that begin there, and where they end: what their arguments hold is not read as calls."""
@@ -110,6 +144,7 @@ class ToolFormat:
     template_options: Mapping[str, object]
     stop_ids: tuple[int, ...]
     syntax: Syntax | None  # None: the tokenizer's response_template says how to parse
+    begun: bool | None = None  # whether the template begins turns with a thought; None: it knows of none
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, object], stop_ids: tuple[int, ...]) -> ToolFormat:
@@ -131,16 +166,22 @@ class ToolFormat:
             begun = render_text(format_, [ASKED], (PROBE,), begin=False) + (before := header(format_))
             if not before or not called.startswith(begun):
                 begun = _common(called, told)
-            format_ = replace(format_, syntax=_syntax(called[len(begun) :]))
+            syntax = _syntax(called[len(begun) :])
+            tagged = not syntax.opening and PYTHON_TAG in tokenizer.get_vocab()
+            format_ = replace(format_, syntax=replace(syntax, tag=PYTHON_TAG) if tagged else syntax)
         format_.response([replace(PROBE_CALL, output="1")])
-        return format_
+        return replace(format_, begun=begins_thought(format_)) if thinks(format_) else format_
 
-    def read(self, tokens: TokenIds, tools: Sequence[Tool]) -> list[ToolCall]:
-        """The calls in a turn's sampled tokens."""
+    def read(self, tokens: TokenIds, tools: Sequence[Tool], prefix: TokenIds = NOTHING) -> list[ToolCall]:
+        """The calls in a turn's sampled tokens, which may come after a teammate's."""
         ids = [int(token) for token in tokens]
         text = str(self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.stop_ids else ids))
+        begun = self.begun
+        if begun is not None and len(prefix):
+            begun = thinking_after(str(self.tokenizer.decode(prefix.tolist())), begun)
         if self.syntax:
-            return self.syntax.read(text)
+            return self.syntax.read(text, begun)
+        text = text if begun is None else text[first_thought(text, begun) :]
         try:
             message = self.tokenizer.parse_response(text, prefix="", tools=_schemas(tools))
             return [_parsed(call) for call in message.get("tool_calls") or ()]
@@ -168,21 +209,36 @@ class ToolFormat:
             raise ValueError(f"its chat template cannot show what tools answered ({error}); {REMEDY}") from error
 
     def content(self, text: str) -> str:
-        """What a turn that calls tools says beside its calls."""
+        """What a turn that calls tools says beside its calls. Its thought may have been dropped."""
+        begun = self.begun and ENDS in text
         if self.syntax:
-            return text.partition(self.syntax.opening)[0].strip() if self.syntax.opening else ""
+            places = [place for place, _ in self.syntax.placed(text, begun)]
+            return text[: places[0] if places else len(text) if self.syntax.opening else 0].strip()
+        start = 0 if begun is None else first_thought(text, begun)
         try:
-            return str(self.tokenizer.parse_response(text, prefix="").get("content") or "")
+            said = str(self.tokenizer.parse_response(text[start:], prefix="").get("content") or "")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return text
+        kept = BEGINS not in json.dumps(getattr(self.tokenizer, "response_template", None), default=str)
+        return text[:start] + said if kept else said
 
-    def certain(self, text: str) -> int:
-        """How many first characters of a turn that is being written are said beside its calls, just so."""
+    def certain(self, text: str, dropped: bool = False) -> int:
+        """How many first characters of a turn that is being written are said beside its calls, just so.
+
+        Args:
+            dropped: whether its thought is not among them.
+        """
         if self.syntax is None:
             return 0
+        begun = self.begun and not dropped
         if not self.syntax.opening:  # either a call, or none
-            return 0 if text.lstrip()[:1] in ("", "{") else len(text)
-        return 0 if text[:1].isspace() else len(before(text, (self.syntax.opening,)).rstrip())
+            start = 0 if begun is None else first_thought(text, begun)
+            begins = begun is False and BEGINS.startswith(text.lstrip())
+            if not begins and not self.syntax.holds(text[start:]):
+                return len(text)
+            return 0 if text[:1].isspace() else len(text[:start].rstrip())
+        mark = self.syntax.opening if begun is None else Said(self.syntax.opening, begun)
+        return 0 if text[:1].isspace() else len(before(text, (mark,)).rstrip())
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from marft.game.live import Live
 from marft.game.rendering import ChatMessage
 from marft.marks import Grammar
+from marft.thoughts import Said
 from marft.types import Action, Sampling, Tool, ToolCall
 
 Refusal = Literal["invalid", "too_long", "unsupported"]
@@ -69,7 +70,7 @@ class Chat:
     parallel: bool = True
     live: Live | None = field(default=None, compare=False)
 
-    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str = "") -> Sampling:
+    def sampling(self, own: Sampling, room: int, grammar: Grammar | None = None, ends: str | Said = "") -> Sampling:
         """How the answer is sampled: as the recipe says, but for less tokens, more texts that end it, and what it must
         be.
 

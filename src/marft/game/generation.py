@@ -90,7 +90,7 @@ async def generate(
         sampling = replace(agent.sampling, max_new_tokens=left)
         completion = await engine.sample(agent.policy, draft.so_far(), sampling, turn_key(key, rounds))
         draft.say(completion)
-        calls = _calls_in(renderer, agent, completion)
+        calls = _calls_in(renderer, agent, completion, prefix.tokens[: 0 if rounds else None])
         if not calls:
             return draft.action(key, agent.policy, completion.finish)
         if rounds == limits.rounds:
@@ -126,12 +126,12 @@ def turn_key(key: ActionKey, rounds: int) -> ActionKey:
     return key._replace(stream=f"{key.stream}+{rounds}") if rounds else key
 
 
-def _calls_in(renderer: Renderer, agent: Agent, completion: Completion) -> Sequence[ToolCall]:
+def _calls_in(renderer: Renderer, agent: Agent, completion: Completion, begun: TokenIds) -> Sequence[ToolCall]:
     if not agent.profile.tools or completion.finish == "length":
         return ()
     if completion.calls is not None:
         return completion.calls
-    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools)
+    return renderer.calls(agent.policy, completion.tokens, agent.profile.tools, begun)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

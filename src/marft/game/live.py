@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from marft.thoughts import BEGINS, ENDS, thought
+from marft.texts import place
+from marft.thoughts import BEGINS, ENDS, Said, thought
 from marft.types import Action
 
 HALF = "\ufffd"  # what half a character is decoded to
@@ -100,6 +101,10 @@ class Spelling:
         if certain == whole:
             self._go_on()
 
+    def rest(self) -> str:
+        """What the tokens spell beyond ``text`` as they stand: it may still change."""
+        return self._decode(self._ids)[self._read :]
+
     def _go_on(self) -> None:
         """Forget the tokens before the last place at which all was certain."""
         since = self._decode(self._ids[self._sure :])
@@ -119,7 +124,7 @@ class LiveText:
     """
 
     def __init__(
-        self, spelling: Spelling, stops: Sequence[str] = (), begun: bool | None = None,
+        self, spelling: Spelling, stops: Sequence[str | Said] = (), begun: bool | None = None,
         certain: Callable[[str], int] = len,
     ) -> None:  # fmt: skip
         self._spelling, self._stops, self._begun, self._certain = spelling, stops, begun, certain
@@ -165,7 +170,7 @@ class LiveText:
         return new
 
 
-def before(text: str, marks: Sequence[str]) -> str:
+def before(text: str, marks: Sequence[str | Said]) -> str:
     """What of a text comes before any of these marks, however it goes on.
 
     >>> before("It is 3. <tool", ["<tool_call>"]), before("It is <b>", ["<tool_call>"])
@@ -173,9 +178,10 @@ def before(text: str, marks: Sequence[str]) -> str:
     """
     end = len(text)
     for mark in marks:
-        at = text.find(mark)
+        at = place(text, mark)
         if at < 0:
-            sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-            at = next((len(text) - size for size in sizes if mark.startswith(text[len(text) - size :])), len(text))
+            word = mark.text if isinstance(mark, Said) else mark
+            sizes = range(min(len(word) - 1, len(text)), 0, -1)
+            at = next((len(text) - size for size in sizes if word.startswith(text[len(text) - size :])), len(text))
         end = min(end, at)
     return text[:end]

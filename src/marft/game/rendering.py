@@ -7,13 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
+
 from marft.marks import Grammar
+from marft.thoughts import Said
 from marft.types import Action, Profile, Prompt, TokenIds, Tool, ToolCall
 
 if TYPE_CHECKING:
     from marft.game.chat import Chat
     from marft.game.live import LiveText
 
+NOTHING = np.empty(0, np.int32)  # tokens
 ChatMessage = Mapping[str, object]  # role and content, as chat templates and chat endpoints take them
 
 
@@ -102,7 +106,7 @@ class Renderer(Protocol):
     def thought(self, policy: str, text: str) -> int:
         """How many of the first characters of a turn's text are a thought."""
 
-    def live(self, policy: str, stops: Sequence[str], drops: bool, tools: bool) -> LiveText:
+    def live(self, policy: str, stops: Sequence[str | Said], drops: bool, tools: bool) -> LiveText:
         """What spells a turn while it is sampled.
 
         Args:
@@ -123,10 +127,17 @@ class Renderer(Protocol):
     def clip(self, policy: str, text: str, tokens: int) -> str:
         """The beginning of a text, where it has more than ``tokens`` tokens, and a note on how much is left out."""
 
-    def calls(self, policy: str, tokens: TokenIds, tools: Sequence[Tool]) -> Sequence[ToolCall]:
-        """The tools that a sampled turn calls. A call that cannot be read comes back as an error that says why."""
+    def calls(
+        self, policy: str, tokens: TokenIds, tools: Sequence[Tool], begun: TokenIds = NOTHING
+    ) -> Sequence[ToolCall]:
+        """The tools that a sampled turn calls, but for those in a thought. A call that cannot be read comes back as an
+        error that says why.
 
-    def call_end(self, policy: str) -> str:
+        Args:
+            begun: what a teammate wrote at its beginning, whose calls are not looked for.
+        """
+
+    def call_end(self, policy: str) -> str | Said:
         """What comes after a call of a tool; "" where that is no mark of its own."""
 
     def calling_turn(self, policy: str, text: str, calls: Sequence[ToolCall], begun: TokenIds) -> Sequence[ChatMessage]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from marft.engines.messages import ASKED, common, render_messages, render_text
+from marft.engines.messages import begins_thought, common, render_messages
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.rendering import ChatMessage, exchange
 from marft.models.templates import CANNOT_RENDER
@@ -49,7 +49,7 @@ def turn_ids(
 
 def _thought(format: ChatFormat, turn: TracedTurn, thinking: Thinking) -> str:
     """What stands before the text: the thought, where it is kept, or the end of one that the template begins."""
-    begun = not format.remote and render_text(format, [ASKED]).rstrip().endswith(BEGINS)
+    begun = not format.remote and begins_thought(format)
     if turn.thought and thinking == "keep":
         return ("" if begun else f"{BEGINS}\n") + f"{turn.thought}\n{ENDS}\n\n"
     return f"\n{ENDS}\n\n" if begun else ""
