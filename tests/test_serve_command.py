@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
+from marft.cli import show as show_command
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
 from marft.export.writing import export_run
@@ -19,9 +23,10 @@ from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.serving.recording import FULL, sessions_in
 from marft.serving.settings import served, served_table
 from tests.gateways import Response, send
-from tests.helpers import recipe
+from tests.helpers import recipe, until
 from tests.servings import command
 
 pytestmark = pytest.mark.slow
@@ -65,6 +70,23 @@ def test_it_answers_as_it_was_evaluated_and_ends_when_told(kind: str, trained: R
         assert process.wait(60) == 0
     recorded = [episode for file in sorted((tmp_path / "asked").iterdir()) for episode in read_episodes(file)]
     assert len(recorded) == 12 + sum(one.exception() is None for one in asked)
+
+
+def test_what_was_written_before_a_kill_is_shown(
+    trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with command(str(trained.path), "--record", str(tmp_path)) as (url, process), ThreadPoolExecutor(16) as crowd:
+        answers = list(crowd.map(lambda number: ask(url, f"{number} + 1 =", "actor", max_tokens=1), range(FULL)))
+        assert {answer.status for answer in answers} == {200}
+        until(lambda: sessions_in(tmp_path))
+        process.kill()
+        process.wait()
+    said = io.StringIO()
+    monkeypatch.setattr(show_command, "wide_console", lambda: Console(file=said, width=100))
+    show_command.show(tmp_path, None, "", "", (), 1)
+    found = re.search(r"1 of (\d+) sessions", said.getvalue())
+    assert found
+    assert 1 <= int(found[1]) <= FULL
 
 
 def test_a_team_with_tools_of_its_environment_is_not_served() -> None:

@@ -23,8 +23,8 @@ from marft.runs.episodes import read_episodes
 from marft.serving.admission import BusyError, Gate
 from marft.serving.app import Limits
 from marft.serving.asking import task_of
+from marft.serving.offering import Place
 from marft.serving.recording import Recorder
-from marft.serving.server import Place
 from marft.types import Episode, JointAction, Task
 from tests.fakes import FakeEngine
 from tests.gateways import send

@@ -39,8 +39,9 @@ from marft.export.writing import export_run
 from marft.runs.folder import RunFolder
 from marft.serving.a2a import Kept
 from marft.serving.app import Limits
-from marft.serving.server import Also
+from marft.serving.offering import Also
 from tests.agents import WORDS, agent, client, message, sent, told
+from tests.docs import blocks
 from tests.gateways import send
 from tests.helpers import until
 from tests.servings import Held, bearer, command
@@ -89,6 +90,13 @@ def test_a_stream_says_who_works_and_what_they_have_said() -> None:
         assert told(events) == [
             "task submitted", "asked a", "a: a says 0", "asked b", "b has acted", "answer b says 0", "completed",
         ]  # fmt: skip
+
+
+def test_what_the_docs_show_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in blocks("python") if block.page == "docs/ship.md" and "from a2a" in block.text)
+    with agent() as s:
+        exec(compile(block.text.replace("http://127.0.0.1:8000", s.url), block.place, "exec"), {})
+    assert capsys.readouterr().out == "b says 0\n"
 
 
 def test_clients_of_the_protocol_before_are_answered_too() -> None:

@@ -18,9 +18,11 @@ from mcp.client.stdio import stdio_client
 from marft.export.writing import export_run
 from marft.gateway.listening import Listener
 from marft.runs.folder import RunFolder
+from marft.serving.app import Limits
 from marft.serving.mcp import beside, team_server
+from tests.docs import blocks
 from tests.gateways import send
-from tests.servings import bearer, serving
+from tests.servings import Serving, bearer, serving
 
 TASK = "State the final answer to the following arithmetic problem: 23 + 45 - 12 ="
 
@@ -33,6 +35,11 @@ async def asked(server: Any, task: str) -> tuple[list[str], str]:
     async with Client(server) as client:
         tools = [tool.name for tool in (await client.list_tools()).tools]
         return tools, text_of(await client.call_tool("ask_team", {"task": task}))
+
+
+async def called(s: Serving, given: dict[str, Any]) -> Any:
+    async with Client(team_server(s.app)) as client:
+        return await client.call_tool("ask_team", given)
 
 
 def test_over_http_it_answers_beside_the_rest() -> None:
@@ -54,6 +61,36 @@ def test_it_needs_the_token() -> None:
             assert send(f"{listener.address}/mcp", {}, bearer("secret")).status != 401
         finally:
             listener.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"task": " "}, {"task": 3}, {"question": "1 + 2?"}])
+def test_a_call_without_a_task_is_told_what_it_lacks(given: dict[str, Any]) -> None:
+    with serving() as s:
+        result = asyncio.run(called(s, given))
+        assert not s.episodes
+    assert result.is_error
+    assert text_of(result) == 'ask_team needs a task in words: {"task": "…"}'
+
+
+def test_why_a_task_was_not_taken_is_said() -> None:
+    with serving(limits=Limits(concurrency=1, queue=0)) as s:
+        s.app.gate.enter()
+        result = asyncio.run(called(s, {"task": "1 + 2?"}))
+    assert result.is_error
+    assert text_of(result).startswith("Error executing tool ask_team: all places are taken; try again in ")
+
+
+def test_what_the_docs_show_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in blocks("python") if block.page == "docs/ship.md" and "from mcp" in block.text)
+    with serving() as s:
+        listener = Listener(beside(s.app, team_server(s.app)), "127.0.0.1", 0, "the test", 5, lifespan=True)
+        try:
+            exec(compile(block.text.replace("http://127.0.0.1:8000", listener.address), block.place, "exec"), {})
+            unknown = send(f"{listener.address}/v1/completions", {}).table
+        finally:
+            listener.close()
+    assert capsys.readouterr().out == "b says 0\n"
+    assert unknown["error"]["message"].endswith("/metrics, /mcp")
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from marft.cli.commands import bar, console, quieten
 from marft.cli.console import evaluation_table
 from marft.cli.errors import beside
 from marft.runs.folder import RunFolder
+from marft.serving.offering import Also, Place, announced
 
 
 def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, force: bool) -> None:
@@ -72,19 +73,18 @@ def serve(
         raise ValueError("MCP needs a package that is not installed: pip install 'marft[mcp]'")
     if a2a and (find_spec("a2a") is None or find_spec("sse_starlette") is None):
         raise ValueError("A2A needs packages that are not installed: pip install 'marft[a2a]'")
-    quieten()
-    from marft.serving.app import Limits
-    from marft.serving.server import Also, Place
-    from marft.serving.server import serve as run_server
-    from marft.serving.settings import served
-
     where, offered = Place(*place), Also(cast("Any", mcp), *also[1:])
     where.check()
     offered.check()
+    quieten()
+    from marft.serving.app import Limits
+    from marft.serving.server import serve as run_server
+    from marft.serving.settings import served
 
     def ready(address: str, models: Sequence[str]) -> None:
         if mcp != "stdio":  # where standard output is the protocol's
-            console.print(f"{address}/v1 answers for {', '.join(models)}", soft_wrap=True)
+            lines = announced(address, models, where, offered, record)
+            console.print("\n".join(lines), soft_wrap=True, markup=False)
 
     run_server(
         served(path, checkpoint, overrides, trust_code), where, Limits(*limits), grace=grace, record=record,

@@ -50,7 +50,7 @@ class App:
                 Route(f"{base}/models/{{model:path}}", self._models, methods=["GET"]),
                 Route("/e/{secret}/waiting", self._waiting, methods=["POST"]),
             ],
-            exception_handlers={HTTPException: no_address},
+            exception_handlers={HTTPException: no_address(unknown)},
         )
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:

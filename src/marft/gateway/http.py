@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Event, Protocol
-from marft.gateway.refusals import RequestError, unknown
+from marft.gateway.refusals import RequestError
 
 T = TypeVar("T")
 
@@ -105,9 +105,18 @@ async def after(first: str, texts: AsyncIterator[str]) -> AsyncIterator[str]:
         yield text
 
 
-async def no_address(_: Request, error: Exception) -> Response:
-    """What is said at an address that is nobody's."""
-    assert isinstance(error, HTTPException)
-    refusal = unknown() if error.status_code == 404 else RequestError(error.status_code, "not_allowed", error.detail)
-    body: Mapping[str, Any] = ChatCompletions().error(refusal)
-    return JSONResponse(body, refusal.status, error.headers)
+def no_address(unknown: Callable[[], RequestError]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Says that an address is nobody's, or not asked so.
+
+    Args:
+        unknown: what is said of the first.
+    """
+
+    async def said(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        other = RequestError(error.status_code, "not_allowed", error.detail)
+        refusal = unknown() if error.status_code == 404 else other
+        body: Mapping[str, Any] = ChatCompletions().error(refusal)
+        return JSONResponse(body, refusal.status, error.headers)
+
+    return said

@@ -46,9 +46,9 @@ from marft.serving.agent_card import agent_card
 from marft.serving.app import App, OneRequest, headers_of
 from marft.serving.asking import Answered
 from marft.serving.measuring import NOBODY
+from marft.serving.offering import A2A_PATH
 from marft.serving.settings import Served
 
-PATH = "/a2a"
 ENDED = (
     TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED, TaskState.TASK_STATE_FAILED,
     TaskState.TASK_STATE_REJECTED,
@@ -68,10 +68,10 @@ def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def card(base: str) -> AgentCard:
-        return agent_card(app.asking, served, bool(app.token), base.rstrip("/") + PATH)
+        return agent_card(app.asking, served, bool(app.token), base.rstrip("/") + A2A_PATH)
 
     handler = Handler(TeamExecutor(app), Kept(), card(address))
-    rpc = create_jsonrpc_routes(handler, PATH, enable_v0_3_compat=True)[0].endpoint
+    rpc = create_jsonrpc_routes(handler, A2A_PATH, enable_v0_3_compat=True)[0].endpoint
 
     async def shown(request: Request) -> Response:
         response: Response = await create_agent_card_routes(card(address or str(request.base_url)))[0].endpoint(request)
@@ -79,7 +79,7 @@ def agent_routes(app: App, served: Served, address: str = "") -> list[Route]:
 
     return [
         Route(AGENT_CARD_WELL_KNOWN_PATH, shown, methods=["GET"]),
-        Route(PATH, _guarded(app, rpc), methods=["POST"]),
+        Route(A2A_PATH, _guarded(app, rpc), methods=["POST"]),
     ]
 
 

@@ -64,6 +64,7 @@ class App:
         self.asking, self.loop, self.token, self.limits, self.bounds = asking, loop, token, limits, Bounds()
         self.gate = Gate(limits.concurrency, limits.queue)
         self.measured = Measured(lambda: self.gate.running, lambda: self.gate.waiting)
+        self.beside: list[str] = []  # addresses that other servers answer
         self.asgi = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._endpoint(ChatCompletions()), methods=["POST"]),
@@ -74,8 +75,13 @@ class App:
                 Route("/healthz", _healthy, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
             ],
-            exception_handlers={HTTPException: no_address},
+            exception_handlers={HTTPException: no_address(self._unknown)},
         )
+
+    def _unknown(self) -> RequestError:
+        paths = [route.path for route in self.asgi.routes if isinstance(route, Route) and "{" not in route.path]
+        served = ", ".join([*paths, *self.beside])
+        return RequestError(404, "not_found", f"nothing is served at this address; these are: {served}")
 
     def _endpoint(self, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:

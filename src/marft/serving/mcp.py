@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -18,15 +19,28 @@ from marft.gateway.protocol.chat_completions import ChatCompletions
 from marft.gateway.protocol.exchange import Asked
 from marft.gateway.refusals import RequestError
 from marft.serving.app import App, OneRequest
+from marft.serving.offering import MCP_PATH, TOOL
 
-PATH = "/mcp"
-TOOL = "ask_team"
+
+class TeamServer(MCPServer[Any]):
+    """Says in words what a call of the tool lacks."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *context: Any, **named: Any) -> Any:
+        """Call a tool.
+
+        Raises:
+            ToolError: there is no such tool, or it has no task to work on.
+        """
+        task = arguments.get("task")
+        if name == TOOL and not (isinstance(task, str) and task.strip()):
+            raise ToolError(f'{TOOL} needs a task in words: {{"task": "…"}}')
+        return await super().call_tool(name, arguments, *context, **named)
 
 
 def team_server(app: App) -> MCPServer[Any]:
     """A server with one tool: a task in, the team's answer out. Its calls take places of the same queue as requests."""
     name = app.asking.teams[0]
-    server: MCPServer[Any] = MCPServer(name, version=__version__, log_level="ERROR")
+    server = TeamServer(name, version=__version__, log_level="ERROR")
 
     async def ask_team(task: str) -> str:
         asked = Asked(Chat(messages=({"role": "user", "content": task},)))
@@ -36,7 +50,7 @@ def team_server(app: App) -> MCPServer[Any]:
             return str((await one.answer()).replies[0].message["content"])
         except RequestError as error:
             app.measured.requests.labels(name, error.status).inc()
-            raise
+            raise ToolError(str(error)) from error
 
     roles = ", ".join(app.asking.roles)
     server.add_tool(ask_team, name=TOOL, description=f"Give a task to the team {name} ({roles}) and get its answer.")
@@ -45,11 +59,12 @@ def team_server(app: App) -> MCPServer[Any]:
 
 def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
     """The addresses of an app, and a server at ``/mcp``, which needs the same token."""
-    inner = server.streamable_http_app(streamable_http_path=PATH, stateless_http=True, json_response=True)
+    inner = server.streamable_http_app(streamable_http_path=MCP_PATH, stateless_http=True, json_response=True)
+    app.beside.append(MCP_PATH)
     main = Starlette(routes=app.asgi.routes, exception_handlers=app.asgi.exception_handlers, lifespan=_running(server))
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != PATH:
+        if scope["type"] != "http" or scope["path"] != MCP_PATH:
             await main(scope, receive, send)
             return
         try:

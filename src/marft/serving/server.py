@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any
 
 from marft.export.loading import check_bases
 from marft.game.loop_threads import LoopThread
@@ -21,69 +18,14 @@ from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.serving.app import App, Limits
 from marft.serving.asking import Asking
+from marft.serving.offering import Also, Place
 from marft.serving.recording import Recorder
 from marft.serving.settings import Served
 
-MCP = Literal["", "http", "stdio"]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a team is served, and to whom.
-
-    Args:
-        token: which requests must bring; "" for none.
-        open: whether others than this machine are answered without one.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str = ""
-    open: bool = False
-
-    def check(self) -> None:
-        """
-        Raises:
-            ValueError: anybody who reaches this machine could ask; or the token cannot be sent.
-        """
-        if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
-            raise ValueError("--token: holds characters that no header can carry")
-        if not self.token and not self.open and not _is_loopback(self.host):
-            raise ValueError(
-                f"--host {self.host}: others than this machine could ask, and no token is set; set MARFT_TOKEN, or say "
-                "--without-token"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Also:
-    """As what else a team is offered.
-
-    Args:
-        mcp: a tool of the Model Context Protocol, at ``/mcp``, or over standard input and output alone.
-        a2a: an agent of the Agent2Agent protocol, at ``/a2a``.
-        address: by which others reach the server, for the agent's card; "": the one by which they ask for that.
-    """
-
-    mcp: MCP = ""
-    a2a: bool = False
-    address: str = ""
-
-    def check(self) -> None:
-        """
-        Raises:
-            ValueError: it cannot be offered so.
-        """
-        if self.a2a and self.mcp == "stdio":
-            raise ValueError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
-        url = urlsplit(self.address)
-        if self.address and (url.scheme not in ("http", "https") or not url.netloc):
-            raise ValueError(f"--address: {self.address!r} is no address such as https://team.example.org")
-
 
 def serve(
-    served: Served, place: Place, limits: Limits, *, grace: int = 30, record: Path | None = None, also: Also = Also(),
-    ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
+    served: Served, place: Place, limits: Limits, *, also: Also, grace: int = 30,
+    record: Path | None = None, ready: Callable[[str, tuple[str, ...]], None] = lambda *_: None,
 ) -> None:  # fmt: skip
     """Answer requests until SIGTERM or SIGINT; what was begun until then is answered, for ``grace`` seconds at most.
 
@@ -203,10 +145,3 @@ class OverStandardStreams:
         """End."""
         self._serving.cancel()
         self._thread.stop()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,0 +1,65 @@
+"""Where a team is offered: who is refused before anything is loaded, what the server says of itself, and at no address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+
+from marft.cli import shipping
+from marft.serving.offering import Also, Place, announced
+from tests.gateways import send
+from tests.servings import serving
+
+HERE, MODELS = "http://127.0.0.1:8000", ("demo", "team", "a")
+
+
+@pytest.mark.parametrize(
+    ("place", "also", "words"),
+    [
+        (("0.0.0.0", 0, "", False), ("", False, ""), "others than this machine could ask, and no token is set"),
+        (("127.0.0.1", 0, "a b", False), ("", False, ""), "characters that no header can carry"),
+        (("127.0.0.1", 0, "", False), ("", False, "team"), "is no address such as"),
+    ],
+)
+def test_what_cannot_be_offered_is_refused_before_models_are_thought_of(
+    place: Any, also: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def imports_transformers() -> None:
+        raise AssertionError("is not reached")
+
+    monkeypatch.setattr(shipping, "quieten", imports_transformers)
+    with pytest.raises(ValueError, match=words):
+        shipping.serve(
+            Path("nowhere"), (), "best", place, (1, 1, 1.0), grace=1, record=None, also=also, trust_code=False
+        )
+
+
+def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:
+    said = list(announced(HERE, MODELS, Place(token="secret"), Also("http", True), Path("/var/asked")))
+    assert said == [
+        f"{HERE}/v1 answers for demo, team, a",
+        f"{HERE}/mcp offers the team as a tool of MCP: ask_team",
+        f"{HERE}/a2a offers the team as an agent of A2A",
+        "requests need the token, as a bearer token or as x-api-key",
+        "sessions are recorded in /var/asked",
+    ]
+    assert list(announced(HERE, MODELS, Place(), Also()))[1:] == [
+        "no token is needed: this machine alone may ask", "nothing is recorded",
+    ]  # fmt: skip
+    (_, who, _) = announced(HERE, MODELS, Place("0.0.0.0", open=True), Also())
+    assert who == "no token is needed: anybody who reaches it may ask"
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "v1/embeddings", ""])
+def test_an_address_where_nothing_is_served_names_those_where_something_is(path: str) -> None:
+    with serving() as s:
+        answer = send(f"{s.url}/{path}", {})
+    assert (answer.status, answer.table["error"]["code"]) == (404, "not_found")
+    assert answer.table["error"]["message"] == (
+        "nothing is served at this address; these are: /v1/chat/completions, /v1/responses, /v1/messages, /v1/models, "
+        "/healthz, /metrics"
+    )
