@@ -13,9 +13,13 @@ from typing import Any
 
 
 class Hub(ThreadingHTTPServer):
-    """What it was sent: files by name, the requests in their order, and the tokens that came with them."""
+    """What it was sent: files by name, the requests in their order, and the tokens that came with them.
 
-    def __init__(self, refuses: bool) -> None:
+    Args:
+        refuses: the status that everything that is sent is refused with; 0: it is taken.
+    """
+
+    def __init__(self, refuses: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.refuses = refuses
         self.files: dict[str, bytes] = {}
@@ -32,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         hub, body = self.server, self._read()
         if hub.refuses:
-            self._answer({"error": "You do not have the rights to do that"}, 403)
+            self._answer({"error": "You do not have the rights to do that"}, hub.refuses)
         elif self.path == "/api/repos/create":
             made = json.loads(body)
             hub.made.append(made)
@@ -100,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hub(refuses: bool = False) -> Iterator[Hub]:
+def hub(refuses: int = 0) -> Iterator[Hub]:
     server = Hub(refuses)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

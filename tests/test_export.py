@@ -14,17 +14,19 @@ import torch
 import yaml
 from peft import LoraConfig
 
+from marft.config.given import refuse_missing
 from marft.config.models import BUNDLED
 from marft.envs.tasks import tasks_of
 from marft.evaluation.evaluate import evaluate
-from marft.export.card import _loading, _with_llama
+from marft.export.card import _with_llama
 from marft.export.loading import check_bases, settings_of
 from marft.export.manifest import Export, ModelEntry, load_export
+from marft.export.recipe import Shipped, shipped
 from marft.export.weights import _adapter_config, _without_sampling
 from marft.export.writing import export_run
 from marft.models.adapters import CONFIG, read_lora_settings
 from marft.rollouts import LocalRollouts
-from marft.runs.checkpoints import Checkpoints, load_policies
+from marft.runs.checkpoints import Checkpoints, Record, load_policies
 from marft.runs.folder import RunFolder
 from marft.types import Episode
 from tests.exports import Plain, merged_logits, texts_in, whole
@@ -246,6 +248,38 @@ class TestWriting:
             export_run(mine[1], "last", tmp_path / "team")
         assert not (tmp_path / "team").exists()
 
+    def test_what_names_one_all_the_same_is_told_and_not_as_left_out(
+        self, trained: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def names_one(*words: Any) -> Shipped:
+            out = shipped(*words)
+            out.table["agents"][0]["instructions"] = "Look into /tmp/x/rows.csv."
+            out.table["team"] |= {"organization": "their_team:Mine"}
+            return out
+
+        monkeypatch.setattr("marft.export.writing.known_places", lambda *_: ["/tmp/x"])
+        monkeypatch.setattr("marft.export.writing.shipped", names_one)
+        said: list[str] = []
+        folder = export_run(trained, "last", tmp_path / "team", note=said.append)
+        assert said[-1].startswith("agents.0.instructions of recipe.toml names /tmp/x, a folder of this machine")
+        assert not [sentence for sentence in said if "left out" in sentence]
+        card = (folder / "README.md").read_text()
+        assert "- agents.0.instructions of recipe.toml" in card
+        assert "/tmp/x" not in card
+        assert "marft serve . --trust-code\nmarft eval . --trust-code" in card
+
+    def test_what_was_given_in_python_is_not_exported(
+        self, mine: tuple[object, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read(_: Record) -> None:
+            refuse_missing({"rewards": [{"name": "function", "call": "given in Python: brevity"}]}, "recipe.toml")
+
+        monkeypatch.setattr(Record, "recipe", read)
+        with pytest.raises(ValueError, match=r"cannot be exported.*: brevity \(rewards.*my_module:brevity") as told:
+            export_run(mine[1], "last", tmp_path / "team")
+        assert "load_run" not in str(told.value)
+        assert not (tmp_path / "team").exists()
+
     def test_nothing_names_a_folder_of_the_machine(self, trained: RunFolder, folder: Path) -> None:
         for name, text in texts_in(folder).items():
             if name.rpartition("/")[2] != "tokenizer.json":
@@ -362,29 +396,3 @@ def test_commands_for_llama_cpp_convert_base_and_adapter(commit: str, base: str)
         "llama-cli -m base.gguf --lora actor.gguf",
     ]
     assert commands[:-3] == ([f"hf download org/name --revision {commit} --local-dir base"] if commit else [])
-
-
-def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
-    """A model that was trained without thoughts thinks again where nobody turns that off."""
-    adapter = {"kind": "adapter", "merged": "", "rank": 12}
-    base = {"commit": "c0", "endpoint": "", "template_options": {}, "chat_template": ""}
-    table = {
-        "policies": {
-            "p": {**adapter, "model": "one", "path": "policies/p"}, "q": {**adapter, "model": "two", "path": "policies/q"},
-        },
-        "models": {
-            "one": {**base, "path": "org/one", "template_options": {"enable_thinking": False}},
-            "two": {**base, "path": "org/two", "chat_template": "templates/two.jinja"},
-        },
-        "agents": [{"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}}],
-    }  # fmt: skip
-    text = "\n".join(_loading(table, "team"))
-    assert text.count("PeftModel.from_pretrained(base") == 2
-    assert 'tokenizer.chat_template = open("templates/two.jinja"' in text
-    first, second = re.findall(r"vllm serve(.*?)\n```", text, re.DOTALL)
-    assert "org/one --revision c0 --generation-config vllm" in first
-    assert """--default-chat-template-kwargs '{"enable_thinking": false}'""" in first
-    assert "--max-loras 1 --max-lora-rank 16" in first
-    assert "--chat-template templates/two.jinja" in second
-    assert "apply_chat_template(…, **{'enable_thinking': False})" in text
-    assert "| `a` | 0.7 | 40 | drop |" in text

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from marft.export.card import _with_peft, _with_vllm
+from marft.export.card import _loading, _with_peft, _with_vllm
 
 TABLE: dict[str, Any] = {
     "models": {
@@ -42,3 +43,32 @@ def test_peft_loads_the_adapters_of_each_base_at_its_commit() -> None:
     assert 'base = AutoModelForCausalLM.from_pretrained("models/here")' in here
     assert here[-1] == 'model.set_adapter("c")'
     assert not [line for line in here if "load_adapter" in line]
+
+
+def test_the_card_says_what_prompts_and_answers_depend_on() -> None:
+    """A model that was trained without thoughts thinks again where nobody turns that off."""
+    adapter = {"kind": "adapter", "merged": "", "rank": 12}
+    base = {"commit": "c0", "endpoint": "", "template_options": {}, "chat_template": ""}
+    table = {
+        "policies": {
+            "p": {**adapter, "model": "one", "path": "policies/p"}, "q": {**adapter, "model": "two", "path": "policies/q"},
+        },
+        "models": {
+            "one": {**base, "path": "org/one", "template_options": {"enable_thinking": False}},
+            "two": {**base, "path": "org/two", "chat_template": "templates/two.jinja"},
+        },
+        "agents": [{"role": "a", "thinking": "drop", "sampling": {"temperature": 0.7, "max_new_tokens": 40}}],
+    }  # fmt: skip
+    text = "\n".join(_loading(table, "team"))
+    assert "marft serve .\nmarft eval .\n" in text
+    trusting = "\n".join(_loading(table, "team", " --trust-code"))
+    assert "marft serve . --trust-code\nmarft eval . --trust-code\n" in trusting
+    assert text.count("PeftModel.from_pretrained(base") == 2
+    assert 'tokenizer.chat_template = open("templates/two.jinja"' in text
+    first, second = re.findall(r"vllm serve(.*?)\n```", text, re.DOTALL)
+    assert "org/one --revision c0 --generation-config vllm" in first
+    assert """--default-chat-template-kwargs '{"enable_thinking": false}'""" in first
+    assert "--max-loras 1 --max-lora-rank 16" in first
+    assert "--chat-template templates/two.jinja" in second
+    assert "apply_chat_template(…, **{'enable_thinking': False})" in text
+    assert "| `a` | 0.7 | 40 | drop |" in text

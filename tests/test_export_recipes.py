@@ -12,7 +12,8 @@ import pytest
 from marft.config.load import parse_recipe, to_toml
 from marft.export.loading import recipe_of
 from marft.export.manifest import Export, Manifest
-from marft.export.recipe import STAND_IN, Shipped, runs_code, shipped
+from marft.export.places import named_in
+from marft.export.recipe import STAND_IN, Shipped, runs_code, shipped, trust_flag
 from tests.helpers import recipe
 
 ORGANIZATION = """
@@ -116,6 +117,23 @@ class TestCode:
         ]
         assert "engine" not in out.table
 
+    def test_a_function_that_is_called_names_no_folder_of_the_machine(self, theirs: Path) -> None:
+        (theirs / "their_package" / "team.py").write_text("from . import words\n\n\ndef solve(task, clients): ...\n")
+        program = {"organization": "program", "call": "their_package.team:solve"}
+        out = ship(theirs, team=program)
+        assert (out.table["team"]["folder"], out.paths, out.left_out) == ("code", ["team.folder"], [])
+        assert str(theirs) not in str(out.table)
+
+    def test_a_program_without_code_of_its_own_works_where_the_export_lies(self, theirs: Path) -> None:
+        out = ship(theirs, team={"organization": "program", "command": ["sh", "-c", "echo"]})
+        assert ("folder" in out.table["team"], out.paths, out.left_out) == (False, [], [])
+        out = ship(theirs, team={"organization": "program", "command": ["sh"], "folder": "/usr"})
+        assert out.left_out == ["team.folder: it names a place on the machine of training; give your own"]
+
+    def test_commands_say_that_its_code_is_trusted_where_it_brings_some(self, theirs: Path) -> None:
+        assert trust_flag(ship(theirs, team={"organization": "their_package.team:Mine"}).table) == " --trust-code"
+        assert trust_flag(ship(theirs).table) == ""
+
     def test_who_reads_an_export_is_told_what_it_would_run(self, tmp_path: Path) -> None:
         out = ship(tmp_path, team={"organization": "program", "command": ["sh", "-c", "echo"]})
         (tmp_path / "recipe.toml").write_text(to_toml(parse_recipe(out.table)))
@@ -162,3 +180,29 @@ class TestSecrets:
         assert table["rollout"] == {"max_steps": 32, "timeout_seconds": 77.0}
         assert not {"algorithm", "training", "checkpoints", "output", "recipe_folder", "device"} & set(table)
         assert str(tmp_path) not in str(table)
+
+
+class TestPlaces:
+    def test_the_key_or_the_line_that_names_a_folder_is_told_and_what_to_do(self, tmp_path: Path) -> None:
+        (tmp_path / "recipe.toml").write_text('[[agents]]\ninstructions = "Read /tmp/x/rows.csv."\n')
+        (tmp_path / "code").mkdir()
+        (tmp_path / "code" / "team.py").write_text("import os\n\nROWS = '/tmp/x/rows.csv'\n")
+        (tmp_path / "code" / "other.py").write_text("'/tmp/xyz /home/x'\n")
+        (tmp_path / "broken.json").write_text("{/tmp/x/models/a")
+        found = list(named_in(tmp_path, ["/tmp/x", "/tmp/x/models"]))
+        assert [(one.where, one.folder) for one in found] == [
+            ("line 1 of broken.json", "/tmp/x/models"), ("line 3 of code/team.py", "/tmp/x"),
+            ("agents.0.instructions of recipe.toml", "/tmp/x"),
+        ]  # fmt: skip
+        out = Shipped({}, code={"code/team.py": Path("/tmp/x/team.py")}, copied={"skills/adding": Path("/tmp/adding")})
+        said = [one.sentence(out.source(one.file)) for one in found]
+        assert said[1] == (
+            "line 3 of code/team.py names /tmp/x, a folder of this machine: others can read that in the export, and "
+            "have no such folder. If either matters, change /tmp/x/team.py and export again"
+        )
+        assert said[2].endswith("If either matters, change it in the recipe, train and export again")
+        assert out.source("skills/adding/SKILL.md") == Path("/tmp/adding/SKILL.md")
+
+    def test_without_places_nothing_is_found(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.md").write_text("/tmp/x")
+        assert list(named_in(tmp_path, [])) == []

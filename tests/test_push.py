@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 
 from marft.errors import RunError
@@ -63,11 +65,52 @@ class TestTheCommand:
         assert f"Bearer {TOKEN}" in there.tokens
 
     def test_what_the_hub_says_is_told_without_the_token(self, folder: Path) -> None:
-        with hub(refuses=True) as there:
+        with hub(refuses=403) as there:
             done = run(there, folder)
         assert done.returncode == 2
-        assert "the hub did not take me/team" in done.stderr
+        assert "knows the token, but does not let it write me/team (403); log in (hf auth login)" in done.stderr
+        assert "You do not have the rights" in done.stderr
         assert TOKEN not in done.stderr + done.stdout
+
+
+class TestTheHub:
+    @pytest.fixture
+    def at(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+        """Has the hub be at an address; without a token that is kept here."""
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        return lambda url: monkeypatch.setattr(constants, "ENDPOINT", url)
+
+    def test_without_a_token_it_is_not_asked(self, folder: Path, at: Callable[[str], None]) -> None:
+        with hub() as there:
+            at(there.url)
+            with pytest.raises(RunError, match=r"there is none; log in \(hf auth login\).*HF_TOKEN or --token"):
+                push(folder, "me/team")
+        assert there.asked == []
+
+    def test_where_nobody_answers_its_address_is_named(self, folder: Path, at: Callable[[str], None]) -> None:
+        with hub() as there:
+            at(there.url)
+        with pytest.raises(
+            RunError, match=rf"the hub \({there.url}\) cannot be reached: .*network.*HF_ENDPOINT"
+        ) as told:
+            push(folder, "me/team", token=TOKEN)
+        assert "\n" not in str(told.value)
+
+    def test_a_token_that_it_does_not_know_is_told(self, folder: Path, at: Callable[[str], None]) -> None:
+        with hub(refuses=401) as there:
+            at(there.url)
+            with pytest.raises(RunError, match=r"does not know the token \(401\); log in"):
+                push(folder, "me/team", token=TOKEN)
+
+    def test_offline_it_is_not_asked(
+        self, folder: Path, at: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(RunError, match="HF_HUB_OFFLINE is set"):
+            push(folder, "me/team", token=TOKEN)
 
 
 class TestRefusals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,12 +21,15 @@ def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, for
     folder = RunFolder.open(run)
     beside(folder.path)
     quieten()
+    from marft.export.manifest import RECIPE
+    from marft.export.recipe import trust_flag
     from marft.export.writing import export_run
 
     written = export_run(
         folder, checkpoint, output, merged=merged, force=force, note=lambda text: console.print(text, soft_wrap=True)
     )
-    console.print(f"wrote {written}. See {written / 'README.md'}, or:  marft serve {written}", soft_wrap=True)
+    trust = trust_flag(tomllib.loads((written / RECIPE).read_text(encoding="utf-8")))
+    console.print(f"wrote {written}. See {written / 'README.md'}, or:  marft serve {written}{trust}", soft_wrap=True)
 
 
 def evaluate(

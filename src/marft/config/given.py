@@ -45,7 +45,15 @@ def name_of(value: Any) -> str:
 
 
 class NotGivenError(ValueError):
-    """A recipe names what was given in Python, and is read without it."""
+    """A recipe names what was given in Python, and is read without it.
+
+    Args:
+        missing: names by place.
+    """
+
+    def __init__(self, message: str, missing: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 def refuse_missing(table: Mapping[str, Any], source: str) -> None:
@@ -61,7 +69,8 @@ def refuse_missing(table: Mapping[str, Any], source: str) -> None:
         raise NotGivenError(
             f"{source} names what was given in Python and lies in no file: {places}. In Python, give it again: "
             f"given=[{names}], to marft.load_run, marft.train or marft.evaluate. For commands, put it into a module "
-            f"and name that in its place: my_module:{first}"
+            f"and name that in its place: my_module:{first}",
+            missing,
         )
 
 

@@ -14,12 +14,14 @@ from marft.export.manifest import TEAM
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM
 
 
-def model_card(table: Mapping[str, Any], folder: str) -> str:
+def model_card(table: Mapping[str, Any], folder: str, trust: str = "", named: Sequence[str] = ()) -> str:
     """``README.md`` of an export.
 
     Args:
         table: its manifest.
         folder: the export's name.
+        trust: what commands are told beside it, where it brings code (:func:`marft.export.recipe.trust_flag`).
+        named: where folders of the machine of training are still named.
     """
     parts = [
         f"# {table['name']}",
@@ -29,10 +31,16 @@ def model_card(table: Mapping[str, Any], folder: str) -> str:
         "## How it was trained",
         _trained(table),
         "## Loading it",
-        *_loading(table, folder),
+        *_loading(table, folder, trust),
     ]
     if table["left_out"]:
         parts += ["## What was left out", "\n".join(f"- {sentence}" for sentence in table["left_out"])]
+    if named:
+        parts += [
+            "## What names another machine",
+            "These name folders of the machine of training, which are not here:",
+            "\n".join(f"- {where}" for where in named),
+        ]
     return f"---\n{_header(table)}---\n\n" + "\n\n".join(parts) + "\n"
 
 
@@ -102,11 +110,16 @@ def _trained(table: Mapping[str, Any]) -> str:
     )
 
 
-def _loading(table: Mapping[str, Any], folder: str) -> Iterator[str]:
+def _loading(table: Mapping[str, Any], folder: str, trust: str = "") -> Iterator[str]:
     yield (
         "Commands and code are meant to be run in this folder. As a team, with MARFT (`pip install 'marft[serve]'`):\n"
-        "\n```sh\nmarft serve .\nmarft eval .\n```"
+        f"\n```sh\nmarft serve .{trust}\nmarft eval .{trust}\n```"
     )
+    if trust:
+        yield (
+            f"`{trust.strip()}` lets it run code, or ask servers, of its author's: without it, either command says "
+            "which, and stops. Read it before."
+        )
     adapters = {name: one for name, one in table["policies"].items() if one["kind"] == "adapter"}
     whole = {name: one["path"] for name, one in table["policies"].items() if one["kind"] == "weights"}
     if adapters:

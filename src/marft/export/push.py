@@ -6,8 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the library that its version uses
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+)
 
 from marft.errors import RunError
 from marft.export.manifest import CARD, TEAM, load_export
@@ -18,6 +23,8 @@ SECRETS = re.compile(
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 OF_TRAINING = re.compile(r"optimizer|\.parquet$|(^|/)(state\.json|critic\.safetensors|\.env)$")
+LOG_IN = "log in (hf auth login), or give one that may write by HF_TOKEN or --token"
+UNKNOWN, FORBIDDEN = 401, 403
 LARGEST_TEXT = 2**22  # bytes of a file that is looked through
 
 
@@ -30,11 +37,13 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
 
     Raises:
         ValueError: it is no export, it is damaged, or a file looks as if it held a secret; nothing is uploaded then.
-        RunError: the hub does not take it.
+        RunError: there is no token, the hub cannot be reached, or it does not take it.
     """
     files = sorted([*load_export(path).manifest.files, TEAM, *([CARD] if (path / CARD).is_file() else [])])
     for problem in _problems(path, files):
         raise ValueError(f"{path}: {problem}; nothing was uploaded")
+    if not (token or get_token()):
+        raise RunError(f"the hub takes nothing without a token, and there is none; {LOG_IN}. Nothing was uploaded")
     hub = HfApi(token=token or None)
     try:
         page = hub.create_repo(repo_id, private=private or None, exist_ok=True)
@@ -44,10 +53,25 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
         )  # fmt: skip
     except HFValidationError as error:
         raise ValueError(f"REPO_ID: {one_line(str(error))}") from error
-    except (HfHubHTTPError, OSError) as error:
-        said = cut(one_line(str(error)), 500)
-        raise RunError(f"the hub did not take {repo_id}: {said.replace(token, '***') if token else said}") from error
+    except OfflineModeIsEnabled as error:
+        raise RunError("HF_HUB_OFFLINE is set, so that the hub is not asked; unset it") from error
+    except (HTTPError, OSError) as error:
+        raise RunError(_refusal(error, repo_id, hub.endpoint, token or get_token() or "")) from error
     return str(page)
+
+
+def _refusal(error: Exception, repo_id: str, url: str, token: str) -> str:
+    """What the hub, or the way there, has said, and what to do; without the token."""
+    said = cut(one_line(str(error) or type(error).__name__), 500)
+    said = said.replace(token, "***") if token else said
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if status == UNKNOWN:
+        return f"the hub ({url}) does not know the token (401); {LOG_IN}: {said}"
+    if status == FORBIDDEN:
+        return f"the hub ({url}) knows the token, but does not let it write {repo_id} (403); {LOG_IN}: {said}"
+    if status is None and isinstance(error, HTTPError):
+        return f"the hub ({url}) cannot be reached: {said}; look at the network, or at HF_ENDPOINT, its address"
+    return f"the hub did not take {repo_id}: {said}"
 
 
 def _problems(path: Path, files: list[str]) -> Iterator[str]:

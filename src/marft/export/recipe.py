@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from marft.config.parts import EnvironmentPart
@@ -19,8 +19,10 @@ from marft.types import Task
 
 KEPT = ("name", "seed", "models", "policies", "tools", "agents", "team", "channel", "environment", "rewards", "rollout",
         "evaluation")  # fmt: skip
+PROGRAM = "program"  # the organization
 STAND_IN = "marft.export.recipe:NotExported"
 CODE, SKILLS, TEMPLATES, MODELS, POLICIES = "code", "skills", "templates", "models", "policies"
+TRUST = "--trust-code"
 Key = tuple[str | int, ...]
 
 
@@ -72,6 +74,14 @@ class Shipped:
         """The packages, with the versions that are here."""
         return versions_of(self.packages)
 
+    def source(self, name: str) -> Path | None:
+        """The file that one of the export is a copy of; None where it is written for it."""
+        known = {**self.code, **self.copied}
+        for place in (PurePosixPath(name), *PurePosixPath(name).parents):
+            if str(place) in known:
+                return known[str(place)] / PurePosixPath(name).relative_to(place)
+        return None
+
 
 def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
     """What of a recipe goes into an export. Policies and local models are for :mod:`marft.export.weights` to fill in.
@@ -103,12 +113,17 @@ def runs_code(table: Mapping[str, Any]) -> list[str]:
     """What of a recipe runs code or programs that are not MARFT's, or sends something somewhere, keys of the
     environment with it: whoever did not write it should read it first."""
     found, commands = list[str](), dict[Key, list[str]]()
-    for key, value in _texts(table, ()):
+    for key, value in texts_in(table, ()):
         if key[-2:-1] == ("command",) and isinstance(key[-1], int):
             commands.setdefault(key[:-1], []).append(value)
         elif their_module_in(value) or (key[-1] in ("command", "python", "url") and value):
-            found.append(f"{_dotted(key)} = {value}")
-    return [*found, *(f"{_dotted(key)} = {' '.join(words)}" for key, words in commands.items())]
+            found.append(f"{dotted(key)} = {value}")
+    return [*found, *(f"{dotted(key)} = {' '.join(words)}" for key, words in commands.items())]
+
+
+def trust_flag(table: Mapping[str, Any]) -> str:
+    """What ``marft eval`` and ``marft serve`` are told beside an export, after a space; "" where it runs nothing."""
+    return f" {TRUST}" if runs_code(table) else ""
 
 
 def _without_secrets(out: Shipped) -> None:
@@ -142,7 +157,7 @@ def _skills(out: Shipped) -> None:
 def _needed(out: Shipped, key: Key, folder: Path) -> None:
     """A part that the team cannot act without: its code goes along, and what is of this machine is named."""
     part = _at(out.table, key)
-    for _, value in list(_texts(part, key)):
+    for _, value in list(texts_in(part, key)):
         module = their_module_in(value)
         if module:
             root = root_of(module)
@@ -154,10 +169,12 @@ def _needed(out: Shipped, key: Key, folder: Path) -> None:
             out.packages |= others
     if part.get("command"):
         _command(out, key, part, folder)
+    elif part.get("organization") == PROGRAM:
+        _works_in_code(out, key, part, folder)
     for name, value in list(part.items()):
-        if name != "folder" and any(_of_this_machine(text) for _, text in _texts(value, ())):
+        if any(_of_this_machine(text) for _, text in texts_in(value, ())):
             del part[name]
-            out.left_out.append(f"{_dotted((*key, name))}: it names a place on the machine of training; give your own")
+            out.left_out.append(f"{dotted((*key, name))}: it names a place on the machine of training; give your own")
 
 
 def _command(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None:
@@ -167,8 +184,16 @@ def _command(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None
     files, others = scripts_of(scripts, works)
     out.code |= {f"{CODE}/{name}": file for name, file in files.items()}
     out.packages |= others
-    part["folder"] = CODE
-    out.paths.append(_dotted((*key, "folder")))
+    _works_in_code(out, key, part, folder)
+
+
+def _works_in_code(out: Shipped, key: Key, part: dict[str, Any], folder: Path) -> None:
+    """A program works where its code lies in the export; without code of its own, where whoever reads that does."""
+    if out.code:
+        part["folder"] = CODE
+        out.paths.append(dotted((*key, "folder")))
+    elif Path(part.get("folder") or folder) == folder:
+        part.pop("folder", None)
 
 
 def _judged(out: Shipped, folder: Path) -> None:
@@ -191,12 +216,12 @@ def _foreign(part: Mapping[str, Any], folder: Path) -> str:
     """Why a part cannot go along; "" where it can."""
     if "endpoint" in part or "url" in part:
         return "it asks a server of the author's"
-    for key, value in _texts(part, ()):
+    for key, value in texts_in(part, ()):
         if their_module_in(value):
             return f"its code ({value}) is not needed to serve the team"
         where = folder / value
         if _of_this_machine(value) or ((set("/.") & set(value)) and len(value) < 1000 and where.exists()):
-            return f"its {_dotted(key)} is a file of the author's"
+            return f"its {dotted(key)} is a file of the author's"
     return ""
 
 
@@ -204,15 +229,16 @@ def _of_this_machine(text: str) -> bool:
     return text.startswith(("/", "~/", "\\\\")) or bool(re.match(r"[A-Za-z]:[\\/]", text))
 
 
-def _texts(value: object, key: Key) -> Iterator[tuple[Key, str]]:
+def texts_in(value: object, key: Key) -> Iterator[tuple[Key, str]]:
+    """The texts in a table or a list, each with its key."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _texts(inner, (*key, name))
+            yield from texts_in(inner, (*key, name))
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            yield from _texts(inner, (*key, number))
+            yield from texts_in(inner, (*key, number))
 
 
 def _at(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
@@ -223,5 +249,6 @@ def _at(table: Mapping[str, Any], key: Key) -> dict[str, Any]:
     return found
 
 
-def _dotted(key: Key) -> str:
+def dotted(key: Key) -> str:
+    """A key in a line."""
     return ".".join(map(str, key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ from typing import Any
 import tomli_w
 
 from marft import __version__, atomic
+from marft.config.given import NotGivenError
 from marft.config.load import to_toml
-from marft.config.run import CheckpointSettings
+from marft.config.run import CheckpointSettings, RunSettings
 from marft.export.card import model_card
-from marft.export.manifest import CARD, RECIPE, TEAM, files_in, is_export, write_manifest
-from marft.export.recipe import Shipped, shipped
+from marft.export.manifest import CARD, RECIPE, is_export, write_manifest
+from marft.export.places import known_places, named_in
+from marft.export.recipe import Shipped, shipped, trust_flag
 from marft.export.weights import Weights
 from marft.runs.checkpoints import Checkpoints, Record, read_record
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 
-TEXTS = (".json", ".toml", ".md", ".jinja", ".py", ".txt")
 EVALUATED = (
     "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",
     "reward_interval",
@@ -49,7 +50,7 @@ def export_run(
     _check_free(target, force)
     name = f"step_{int(checkpoint):06d}" if checkpoint.isdecimal() else checkpoint
     record = read_record(Checkpoints(folder, CheckpointSettings()).find(name))
-    run = record.recipe()
+    run = _recipe_of(record)
     recipe = tomllib.loads(to_toml(run))
     out = shipped(recipe, Path(run.recipe_folder or "."))
     atomic.remove_abandoned(target.parent)
@@ -58,7 +59,7 @@ def export_run(
         weights = Weights(run, record, out, draft)
         weights.write(merged)
         (draft / RECIPE).write_text(tomli_w.dumps(out.table, multiline_strings=True), encoding="utf-8")
-        out.left_out += _places_named(draft, folder, recipe)
+        named = list(named_in(draft, known_places(folder, recipe)))
         table = _manifest(folder, record, recipe, out, weights)
         if not table["evaluations"]:
             note(
@@ -66,10 +67,30 @@ def export_run(
                 f"marft eval {folder.path} --checkpoint base,{record.path.name}"
             )
         write_manifest(draft, table)
-        (draft / CARD).write_text(model_card(table, target.resolve().name), encoding="utf-8")
+        card = model_card(table, target.resolve().name, trust_flag(out.table), [one.where for one in named])
+        (draft / CARD).write_text(card, encoding="utf-8")
     for sentence in out.left_out:
         note(f"left out: {sentence}")
+    for one in named:
+        note(one.sentence(out.source(one.file)))
     return target
+
+
+def _recipe_of(record: Record) -> RunSettings:
+    """The recipe that a checkpoint learned with.
+
+    Raises:
+        ValueError: it cannot be read, or names what others would not have.
+    """
+    try:
+        return record.recipe()
+    except NotGivenError as error:
+        names = ", ".join(f"{name} ({place})" for place, name in error.missing.items())
+        raise ValueError(
+            f"{record.path} cannot be exported: others read an export from files, and what was given in Python lies in "
+            f"none: {names}. Put it into a module that can be imported (my_module.py beside the recipe), name it in "
+            f"the recipe (my_module:{next(iter(error.missing.values()))}), train from that recipe, and export that run"
+        ) from error
 
 
 def _check_free(target: Path, force: bool) -> None:
@@ -157,18 +178,3 @@ def _seen(folder: RunFolder) -> dict[str, list[str]]:
             others: Any = row["sees"]
             seen.setdefault(str(row["agent"]), set()).update(name.split("/")[1] for name in others)
     return {role: sorted(others) for role, others in sorted(seen.items())}
-
-
-def _places_named(draft: Path, folder: RunFolder, recipe: Mapping[str, Any]) -> Sequence[str]:
-    """Files of an export in which a folder of this machine is still named, in sentences."""
-    models = [model["path"] for model in recipe["models"].values()]
-    known = [recipe.get("recipe_folder", ""), str(folder.path.resolve()), f"{Path.home()}/", *models]
-    places = [place for place in known if place.startswith("/") and len(place) > 1]
-    named = []
-    for name in files_in(draft):
-        file = draft / name
-        if file.suffix in TEXTS and file.name not in (TEAM, "tokenizer.json"):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            named += [f"nothing in {name}, which names {place}: look whether others should read that"
-                      for place in places if place in text][:1]  # fmt: skip
-    return named

@@ -81,7 +81,8 @@ class Chat:
             ends: what ends a call, where that is to end the turn.
         """
         most = min(own.max_new_tokens, room, self.max_tokens or own.max_new_tokens)
-        stop = tuple(dict.fromkeys((*own.stop, *self.stop, *filter(None, [ends]))))
+        last: tuple[str | Said, ...] = (ends,) if ends else ()
+        stop = tuple(dict.fromkeys((*own.stop, *self.stop, *last)))
         held_to = grammar or own.grammar
         return Sampling(own.temperature, most, own.top_p, own.top_k, stop, held_to, self.alternatives, self.live)
 
