@@ -6,13 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: of the library that its version uses
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    OfflineModeIsEnabled,
-)
+from huggingface_hub import HfApi, errors, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
 from marft.errors import RunError
 from marft.export.manifest import CARD, TEAM, load_export
@@ -23,6 +18,7 @@ SECRETS = re.compile(
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 OF_TRAINING = re.compile(r"optimizer|\.parquet$|(^|/)(state\.json|critic\.safetensors|\.env)$")
+HTTPError = errors.HTTPError  # type: ignore[attr-defined]  # of the library that the hub's asks with
 LOG_IN = "log in (hf auth login), or give one that may write by HF_TOKEN or --token"
 UNKNOWN, FORBIDDEN = 401, 403
 LARGEST_TEXT = 2**22  # bytes of a file that is looked through
