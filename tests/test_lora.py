@@ -291,6 +291,13 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_remedy(
         load_adapter(tuned, "one", tmp_path)
 
 
-def test_an_unknown_target_names_the_known_ones(backbone: Backbone) -> None:
-    with pytest.raises(ValueError, match=r"no layer is called 'q_porj'; known: .*q_proj"):
-        backbone.add_adapter("new", 4, 16.0, ("q_porj",), seed=0)
+@pytest.mark.parametrize("policies", [(), ("one",)])
+def test_an_unknown_target_names_the_known_ones(backbone: Backbone, policies: tuple[str, ...]) -> None:
+    """Those of the model itself, whether or not a policy has adapters on them."""
+    for policy in policies:
+        backbone.add_adapter(policy, 4, 16.0, ("q_proj", "v_proj"), seed=0)
+    with pytest.raises(ValueError, match=r"no layer is called 'q_prj'; did you mean 'q_proj'\?"):
+        backbone.add_adapter("new", 4, 16.0, ("q_prj",), seed=0)
+    known = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    with pytest.raises(ValueError, match=f"no layer is called 'base'; known: {known}$"):
+        backbone.add_adapter("new", 4, 16.0, ("base",), seed=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib
 import os
 import re
@@ -55,16 +57,16 @@ def quick(text: str) -> str:
 
 def follow(folder: Path, said: Callable[..., str], change: Callable[[str], str]) -> str:
     """Do in a folder all that the page says → what the commands printed."""
-    names: dict[str, object] = {"__name__": "page"}
-    printed = []
+    printed, places = [], list(sys.path)
     for piece in pieces():
         text = change(piece.text)
         sys.modules.pop("reward", None)
+        sys.path[:] = places
         importlib.invalidate_caches()
         if piece.file:
             (folder / piece.file).write_text(text, encoding="utf-8")
         elif piece.language == "python":
-            exec(compile(text, "docs/real_team.md", "exec"), names)
+            exec(compile(text, "docs/real_team.md", "exec"), {"__name__": "__main__"})
         elif piece.language == "sh":
             printed += [command(shlex.split(line), said) for line in text.splitlines()]
     return "\n".join(printed)
@@ -104,6 +106,7 @@ def test_every_command_of_the_page_runs(followed: Path, capsys: pytest.CaptureFi
         "models", "hacked", "slogans", "rate_0.0001", "rate_0.001", "rate_0.01",
     }  # fmt: skip
     assert set(marft.load_run("runs/slogans").adapters()) == {"writer", "editor"}
+    assert "<td>hacked</td>" in Path("runs/slogans/report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -111,6 +114,16 @@ def test_every_command_of_the_page_runs(followed: Path, capsys: pytest.CaptureFi
 def test_the_page_as_it_is_written(followed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = follow(followed, lambda *words: run_marft(capsys, *words), lambda text: text)
     assert printed.count("trained 12 steps") == 2
+
+
+@pytest.mark.parametrize("text", [piece.text for piece in pieces() if piece.language == "python" and not piece.file])
+def test_each_block_of_python_binds_all_that_it_uses(text: str) -> None:
+    """So that it runs as a script of its own, whatever ran before it."""
+    nodes = list(ast.walk(ast.parse(text)))
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {name.id for name in names if isinstance(name.ctx, ast.Store)} | imported | set(dir(builtins))
+    assert {name.id for name in names} <= bound
 
 
 def test_the_page_is_read_to_its_end() -> None:

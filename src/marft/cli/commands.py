@@ -16,7 +16,7 @@ from marft.cli.listings import preset
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
-from marft.evaluation.compare import comparison_tables
+from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance, Evaluation, modes_in
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
@@ -184,7 +184,10 @@ def report(path: Path, against: Sequence[Path]) -> None:
 
     folder = RunFolder.open(path)
     beside(folder.path)
-    write_report(folder, [RunFolder.open(other) for other in against])
+    others = [RunFolder.open(other) for other in against]
+    write_report(folder, others)
+    for problem in not_evaluated(others):
+        console.print(f"not shown: {problem}", soft_wrap=True)
     console.print(f"wrote {folder.report}")
 
 

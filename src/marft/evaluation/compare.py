@@ -76,6 +76,15 @@ def gains(name: str, evaluations: Sequence[Mapping[str, Any]]) -> list[Gain]:
     return rows
 
 
+def not_evaluated(folders: Sequence[RunFolder]) -> list[str]:
+    """Which runs have nothing to show beside others, and what to do."""
+    return [
+        f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}"
+        for folder in folders
+        if not gains(folder.path.name, folder.read_evaluations())
+    ]
+
+
 def measures_of(rows: Sequence[Gain]) -> list[str]:
     """What there is to show, what matters most first: accuracy, where anything has one, then reward."""
     return [measure for measure in ("accuracy", "reward") if any(row.measured(measure) for row in rows)]
@@ -87,10 +96,9 @@ def comparison_tables(folders: Sequence[RunFolder]) -> list[Table]:
     Raises:
         ValueError: a run has not been evaluated.
     """
+    for problem in not_evaluated(folders):
+        raise ValueError(problem)
     rows = gains_of(folders)
-    for folder in folders:
-        if not any(row.run == folder.path.name for row in rows):
-            raise ValueError(f"{folder.path} has no evaluated checkpoint; run:  marft eval {folder.path}")
     return [_table(rows, measure) for measure in measures_of(rows)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from marft import atomic
 from marft.endpoints.keys import masked_recipe
-from marft.evaluation.compare import cells_of, gains_of, measures_of
+from marft.evaluation.compare import cells_of, gains_of, measures_of, not_evaluated
 from marft.evaluation.curves import first_curves, other_curves
 from marft.evaluation.pages import page
 from marft.evaluation.showing import EXAMPLES, example
@@ -34,6 +34,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         dropped=int(sum(row.get("episodes_dropped") or 0.0 for row in metrics)),
         reasons=recorded.reasons(metrics),
         gains=rows,
+        missing=not_evaluated(against),
         measures=measures_of(rows),
         cells_of=cells_of,
         unknown=any(row.unknown for row in rows),

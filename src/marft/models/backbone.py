@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.dropout import switch_off
 from marft.models.forest import Forest
@@ -131,14 +132,13 @@ class Backbone:
         Raises:
             ValueError: a target names no linear layer of this model.
         """
+        linear = list(self._linear_layers())
         for target in targets:
-            names = [name for name, module in self.model.named_modules() if _is_target(name, module, target)]
+            names = [name for name in linear if name == target or name.endswith(f".{target}")]
             if not names:
-                known = sorted(
-                    {n.rpartition(".")[2] for n, m in self.model.named_modules() if isinstance(m, nn.Linear)}
-                )
+                known = {name.rpartition(".")[2] for name in linear}
                 raise ValueError(
-                    f"policies.{policy}.lora.targets: no layer is called {target!r}; known: {', '.join(known)}"
+                    f"policies.{policy}.lora.targets: no layer is called {target!r}{did_you_mean(target, known)}"
                 )
             for name in names:
                 generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
@@ -178,6 +178,13 @@ class Backbone:
                     weights[f"{layer}.{name.removeprefix(f'{layer}.base.')}"] = tensor
         return weights
 
+    def _linear_layers(self) -> Iterator[str]:
+        """The names of the model's own linear layers, with adapters or without."""
+        for name, module in self.model.named_modules():
+            inside = name.endswith(".base") and name.removesuffix(".base") in self.layers
+            if isinstance(module, nn.Linear | MultiLoraLinear) and not inside:
+                yield name
+
     def _lora_layer(self, name: str) -> MultiLoraLinear:
         if name not in self.layers:
             parent_name, _, attribute = name.rpartition(".")
@@ -192,7 +199,3 @@ def _decoder_of(model: PreTrainedModel) -> Any:
     """What makes hidden states; a few models say that they are it themselves."""
     decoder = model.get_decoder()
     return getattr(model, "model", decoder) if decoder is model else decoder
-
-
-def _is_target(name: str, module: nn.Module, target: str) -> bool:
-    return isinstance(module, nn.Linear | MultiLoraLinear) and (name == target or name.endswith(f".{target}"))

@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from marft.config.models import ModelSettings
+from marft.config.models import BUNDLED, ModelSettings
 from marft.config.run import RunSettings
+from marft.config.settings import closest
 from marft.models.checking import refuse_pickled, refuse_sizes
 from marft.models.control_tokens import leave_thoughts
 from marft.models.dates import dated
@@ -80,16 +81,24 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
         ValueError: there is no such model, it brings code or pickled weights, or it is an adapter.
     """
     path, what = resolve_path(settings.path), f"models: {settings.path!r}"
-    if path.startswith(FOLDERS) and not Path(path).is_dir():
-        raise ValueError(f"models: cannot load {path!r}: there is no folder {Path(path).absolute()}. {WHAT_TO_GIVE}")
+    if (path.startswith(FOLDERS) or path.count("/") > 1) and not Path(path).is_dir():
+        raise ValueError(f"models: cannot load {path!r}: {_no_folder(path)}. {WHAT_TO_GIVE}")
     _refuse_folder(Path(path), what)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}. {WHAT_TO_GIVE}") from error
+        meant = closest(path, BUNDLED)
+        what_to_do = f"Did you mean {meant!r}?" if meant else WHAT_TO_GIVE
+        neither = f"; as a folder: {_no_folder(path)}" if "/" in path and not Path(path).is_dir() else ""
+        raise ValueError(f"models: cannot load {settings.path!r}: {cause_of(error)}{neither}. {what_to_do}") from error
     assert isinstance(config, PretrainedConfig)
     refuse_sizes(config.get_text_config(), what)
     return config
+
+
+def _no_folder(path: str) -> str:
+    begins = "" if Path(path).is_absolute() else "; a model's relative path begins in the folder that marft runs in"
+    return f"there is no folder {Path(path).absolute()}{begins}"
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
