@@ -159,7 +159,7 @@ class Asked:
     """Stands in the place of the hub's own client: notes what it is asked for."""
 
     def __init__(self, refuses: bool) -> None:
-        self.refuses, self.said = refuses, dict[str, Any]()
+        self.refuses, self.said, self.endpoint = refuses, dict[str, Any](), "https://hub"
 
     def __call__(self, token: str | None) -> Asked:
         self.said["token"] = token
