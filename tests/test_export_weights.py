@@ -105,7 +105,8 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
 ) -> None:
     pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
     from marft.serving.app import Limits
-    from marft.serving.server import Place, serve
+    from marft.serving.offering import Also, Place
+    from marft.serving.server import serve
     from marft.serving.settings import served
 
     path = export_run(trained, "last", tmp_path / "team")
@@ -113,4 +114,4 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
         evaluate_export(path, [], "greedy", 1, shuffle_messages=False, trust_code=False)
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-        serve(served(path, "best"), Place(port=0), Limits(), ready=lambda *_: pytest.fail("it is served"))
+        serve(served(path, "best"), Place(port=0), Limits(), also=Also(), ready=lambda *_: pytest.fail("it is served"))
