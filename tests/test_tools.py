@@ -256,8 +256,8 @@ class TestWhatGoesWrong:
         st.sampled_from(["CALL", '{"name": "add"', ', "arguments": ', '{"a": ', "}", '"', "null", "1e999", "\\ud800", "[" * 2000]),
         st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
     ), max_size=8).map("".join), min_size=50, max_size=50))  # fmt: skip
-    @examples(max_examples=200)
-    def test_ten_thousand_malformed_calls_and_messages_crash_nothing_and_earn_nothing(self, texts: list[str]) -> None:
+    @examples(max_examples=40)
+    def test_thousands_of_malformed_calls_and_messages_crash_nothing_and_earn_nothing(self, texts: list[str]) -> None:
         """Two agents, the first with a tool: what it writes, garbled, is also what the second reads."""
 
         def say(key: ActionKey, prompt: str) -> str:
