@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 TESTS = sorted(HERE.glob("test_sandbox*.py"))
 NOBODY = 65534
 TOLD = re.compile(r"(\d+) passed")
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def needed() -> list[Path]:
@@ -55,6 +56,7 @@ def spare() -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="half a minute: make nightly")
 @pytest.mark.skipif(os.getuid() != 0, reason="we are an ordinary user already")
 def test_every_test_of_the_sandbox_passes_as_nobody(spare: str) -> None:
     """With supplementary groups that it may not leave, and a folder for temporary files of its own."""

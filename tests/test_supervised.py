@@ -78,7 +78,8 @@ def gradients(it: Supervisor, models: Models) -> dict[str, Tensor]:
     }
 
 
-def test_the_loss_is_that_of_plain_loops_at_temperature_1_whatever_agents_sample_with(tmp_path: Path) -> None:
+def test_the_loss_is_that_of_plain_loops(tmp_path: Path) -> None:
+    """At temperature 1, whatever agents sample with."""
     hot = [("--agents.reasoner.sampling.temperature", "1.5"), ("--agents.actor.sampling.temperature", "0.5")]
     it, models = supervisor(run_of(tmp_path, *hot[0], *hot[1]))
     batch = samples()
