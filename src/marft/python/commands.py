@@ -92,26 +92,44 @@ def train(
         ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
         RunError: nothing of a step could be scored, or nothing can be written.
     """
+    settings, folder = run_of(recipe, changes, given, _with(program, more))
+
+    def learn(*arguments: Any, **options: Any) -> None:
+        from marft.training import train as run_training
+
+        run_training(*arguments, **options)
+
+    return learned(
+        settings, folder, learn, resume=resume, start_from=start_from, overwrite=overwrite, observer=observer
+    )
+
+
+def learned(
+    run: RunSettings, folder: RunFolder | None, learn: Callable[..., None], *, resume: bool,
+    start_from: str | Path | None, overwrite: bool, observer: Observer | None,
+) -> Run:  # fmt: skip
+    """What a run has learned, by rewards or by imitation → the run, with its report.
+
+    Args:
+        folder: of a run that is there already; None: as the recipe says.
+        learn: does it.
+    """
     check_observer(observer)
     if start_from is not None:
         check_place(start_from, "start_from: a checkpoint")
-    settings, folder = run_of(recipe, changes, given, _with(program, more))
-    refuse_nothing_to_train(settings)
-    folder = folder or RunFolder(Path(settings.output) / settings.name)
+    refuse_nothing_to_train(run)
+    folder = folder or RunFolder(Path(run.output) / run.name)
     if resume:
         RunFolder.open(folder.path)
     else:
         folder.check_free(overwrite)
     with in_words():
         from marft.evaluation.report import write_report
-        from marft.training import train as run_training
 
         source = None if start_from is None else Path(start_from)
-        run_training(
-            settings, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or Warned()
-        )
+        learn(run, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or Warned())
         write_report(folder)
-    return Run(folder, tuple(settings.given.values()))
+    return Run(folder, tuple(run.given.values()))
 
 
 def evaluate(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marft.config.load import keys_of
-from marft.config.run import RunSettings, refuse_nothing_to_train
+from marft.config.run import RunSettings
 from marft.observing import Observer
-from marft.python.asked import check_observer, check_place, check_roles, places_in
-from marft.python.commands import Changes, Recipe, Warned, in_words, load_recipe, run_of
+from marft.python.asked import check_roles, places_in
+from marft.python.commands import Changes, Recipe, Warned, in_words, learned, load_recipe, run_of
 from marft.python.run import Run
 from marft.runs.folder import RunFolder
 
@@ -72,24 +72,14 @@ def sft(
         ValueError: something in the recipe, the traces or the folder cannot be used. Then the folder is as it was.
         RunError: a step left something that is not finite, or nothing can be written.
     """
-    check_observer(observer)
-    if start_from is not None:
-        check_place(start_from, "start_from: a checkpoint")
     run, folder = _run_of(recipe, traces, changes, roles, given, more, "sft")
-    refuse_nothing_to_train(run)
-    folder = folder or RunFolder(Path(run.output) / run.name)
-    if resume:
-        RunFolder.open(folder.path)
-    else:
-        folder.check_free(overwrite)
-    with in_words():
-        from marft.evaluation.report import write_report
+
+    def learn(*arguments: Any, **options: Any) -> None:
         from marft.traces.warm_start import warm_start
 
-        source = None if start_from is None else Path(start_from)
-        warm_start(run, folder, resume=resume, start_from=source, overwrite=overwrite, observer=observer or Warned())
-        write_report(folder)
-    return Run(folder, tuple(run.given.values()))
+        warm_start(*arguments, **options)
+
+    return learned(run, folder, learn, resume=resume, start_from=start_from, overwrite=overwrite, observer=observer)
 
 
 def _run_of(
