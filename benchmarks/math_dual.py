@@ -110,14 +110,15 @@ def measured(run: RunSettings) -> dict[str, Any]:
     return {
         "machine": machine.describe(), "model": config.name_or_path or run.models["base"].path, "steps": steps,
         "peak_bytes": peak,
-        "estimates": estimates(sizes_of(config, 2 if on_gpu else 4), steps),
+        "estimates": estimates(sizes_of(config, 2 if on_gpu else 4), steps, run.training.tokens_per_micro_batch),
     }  # fmt: skip
 
 
-def estimates(sizes: Sizes, steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """This model with the tokens that a step read, and the recipe's own with micro-batches of two sizes."""
+def estimates(sizes: Sizes, steps: list[dict[str, float]], most: int) -> dict[str, dict[str, float]]:
+    """This model with the tokens that a step read, ``most`` at a time, and the recipe's own with micro-batches of two
+    sizes."""
     return {
-        "this model": estimate(sizes, int(max(step["read_tokens"] for step in steps))),
+        "this model": estimate(sizes, min(most, int(max(step["read_tokens"] for step in steps)))),
         "Qwen2.5-Coder-3B, bfloat16, micro-batches of 8,192 tokens": estimate(QWEN_3B, 8192),
         "Qwen2.5-Coder-3B, bfloat16, micro-batches of 2,048 tokens": estimate(QWEN_3B, 2048),
     }

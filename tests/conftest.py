@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from marft.config import RunSettings
 from marft.config.models import ModelSettings
+from marft.models import held_in_half
 from marft.models.backbone import Backbone
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
@@ -39,6 +40,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts 
 
 collect_ignore_glob = ["skill_example/*"]  # scripts of a skill, which run in the sandbox
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def multiplies_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that multiplies bfloat16 numbers faster than float32 ones."""
+    has = {"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}
+    monkeypatch.setattr(held_in_half.torch.cpu, "get_capabilities", lambda: has)
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,7 @@ from tests.episodes import make_action
 from tests.learners import ROLES, STILL, begun, episodes, recipe, samples_of
 from tests.test_segments import cut
 
+pytestmark = pytest.mark.usefixtures("multiplies_halves")
 DTYPES = ("bfloat16", "float32")
 
 

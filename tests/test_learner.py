@@ -309,6 +309,7 @@ def test_kl_to_the_base_of_a_whole_policy_is_that_to_the_weights_it_began_with(t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("multiplies_halves")
 def test_the_packing_of_a_run_is_untouched_by_its_updates(tmp_path: Path) -> None:
     mine = begun(of(tmp_path, "marft", dtype="bfloat16"))
     before: Packing = mine.packing

@@ -261,6 +261,7 @@ class TestWhetherAnUpdateIsGood:
         assert (means["accepted_fraction"], means["rollbacks"]) == pytest.approx((0.25, 1 / 3))
 
 
+@pytest.mark.usefixtures("multiplies_halves")
 def test_in_half_precision_a_phase_is_scored_in_one_size_and_from_where_the_step_began(tmp_path: Path) -> None:
     """Also when the policy comes to its turn a second time: what was scored in another size is not compared."""
     update = update_of(tmp_path, "--models.base.dtype", "bfloat16", "--algorithm.minibatches", "2")

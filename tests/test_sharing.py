@@ -263,6 +263,7 @@ def test_rows_are_shared_where_that_is_faster(backbone: Backbone) -> None:
         (("--algorithm.epochs", "1", "--models.base.dtype", "bfloat16"), False),
     ],
 )
+@pytest.mark.usefixtures("multiplies_halves")
 def test_by_itself_a_learner_shares_where_no_score_is_compared_with_one_of_another_packing(
     options: tuple[str, ...], shares: bool, tmp_path: Path
 ) -> None:

@@ -52,7 +52,7 @@ def recipe(setting: Setting) -> RunSettings:
             "name": "versus",
             "threads": setting.threads,
             "device": "cpu",
-            "models": {"base": {"path": setting.model}},
+            "models": {"base": {"path": setting.model, "dtype": setting.dtype}},
             "policies": {"solver": {"model": "base", "lora": lora}},
             "agents": [
                 {

@@ -24,6 +24,7 @@ class Setting:
     rank: int = 8
     learning_rate: float = 3e-4
     threads: int = 2
+    dtype: str = "float32"  # of our side's frozen weights
     words: bool = False  # whether its tokenizer takes words apart and no more
     ends: bool = False  # whether completions end where the model ends them, and earn what they are worth
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, silu
 
+from marft.models.held_in_half import multiplied_as
+
 BLOCK = 1536  # rows at most, whose intermediate values are held at once: fewer make slower products
 
 
@@ -52,10 +54,15 @@ class Stretch:
 
 
 class Frozen(NamedTuple):
-    """A linear layer's own weights [out, in] and bias [out]."""
+    """A linear layer's own weights [out, in], as they are held, and bias [out]."""
 
-    weight: Tensor
+    held: Tensor
     bias: Tensor | None
+
+    @property
+    def weight(self) -> Tensor:
+        """As they are multiplied: made float32, where they are held in half precision."""
+        return self.held.to(multiplied_as(self.held))
 
 
 def adapted(x_ND: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch]) -> list[Tensor]:
@@ -112,7 +119,7 @@ class _Gated(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, layers: Sequence[Frozen], stretches: Sequence[Stretch], keep: bool, *parameters: Tensor
     ) -> Tensor:
-        out, width = torch.empty_like(x), len(layers[0].weight)
+        out, width = torch.empty_like(x), len(layers[0].held)
         gate, up = (x.new_empty(len(x) if keep else 0, width) for _ in range(2))
         of_blocks: list[list[list[Tensor | None]]] = []
         for one in stretches:

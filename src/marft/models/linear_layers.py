@@ -16,6 +16,7 @@ from torch.nn.functional import linear, silu
 from transformers.activations import SiLUActivation
 
 from marft.models.adapted import Frozen, Low, Stretch, adapted, gated
+from marft.models.held_in_half import few_times_half, multiplied_as
 from marft.models.lora import MultiLoraLinear, Routing
 
 EXACT = (torch.float32, torch.float64)
@@ -53,7 +54,7 @@ def _frozen(x: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Fr
     found = []
     for layer in layers:
         base = layer.base if isinstance(layer, MultiLoraLinear) else layer
-        if type(base) is not nn.Linear or base.weight.requires_grad or base.weight.dtype != x.dtype:
+        if type(base) is not nn.Linear or base.weight.requires_grad or multiplied_as(base.weight) != x.dtype:
             return None
         found.append(Frozen(base.weight, base.bias))
     return found
@@ -87,7 +88,8 @@ def _low(layer: nn.Module, policy: str | None) -> Low | None:
 
 def _columns(x_Dn: Tensor, layers: Sequence[nn.Module], frozen: Sequence[Frozen], routing: Routing) -> list[Tensor]:
     """Several layers' products with rows that lie in columns: [in, n] → [out, n] of each."""
-    made = [_column_product(x_Dn, layer) for layer in frozen]
+    read_Dn = x_Dn.to(frozen[0].held.dtype) if few_times_half(x_Dn.shape[1]) else x_Dn
+    made = [_column_product(read_Dn, layer).to(x_Dn.dtype) for layer in frozen]
     for layer, out in zip(layers, made, strict=True):
         if routing.rows is None:
             for policy, start, stop in routing.stretches:
@@ -101,6 +103,9 @@ def _columns(x_Dn: Tensor, layers: Sequence[nn.Module], frozen: Sequence[Frozen]
 
 
 def _column_product(x_Dn: Tensor, layer: Frozen) -> Tensor:
+    weight = layer.held if x_Dn.dtype == layer.held.dtype else layer.weight
     if layer.bias is None:
-        return layer.weight @ x_Dn
-    return torch.addmm(layer.bias[:, None], layer.weight, x_Dn)
+        return weight @ x_Dn
+    if weight.dtype != layer.bias.dtype:
+        return (weight @ x_Dn) + layer.bias[:, None]
+    return torch.addmm(layer.bias[:, None], weight, x_Dn)

@@ -16,6 +16,7 @@ from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
+from marft.models.held_in_half import hold_in_half
 from marft.models.loading import check_vocabulary, load_backbone, load_weights, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 from marft.models.paths import resolve_path
@@ -81,6 +82,7 @@ class Models:
         for name, model in local.items():
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = load_backbone(model, self.device, dtype)
+            hold_in_half(self.bases[name])
             check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
@@ -108,7 +110,7 @@ class Models:
 
     def _in_float32(self, run: RunSettings, name: str) -> Backbone:
         """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
-        if self.bases[name].head.weight.dtype == torch.float32:
+        if pick_dtype(run.models[name].dtype, self.device) == torch.float32:
             return self.bases[name]
         if name not in self.whole:
             self.whole[name] = load_backbone(run.models[name], self.device, torch.float32)
