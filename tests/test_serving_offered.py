@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
 from marft.cli import shipping
+from marft.serving import server
+from marft.serving.app import Limits
 from marft.serving.offering import Also, Place, announced
 from tests.gateways import send
 from tests.servings import serving
@@ -36,6 +40,20 @@ def test_what_cannot_be_offered_is_refused_before_models_are_thought_of(
         shipping.serve(
             Path("nowhere"), (), "best", place, (1, 1, 1.0), grace=1, record=None, also=also, trust_code=False
         )
+
+
+def test_a_port_that_is_taken_is_refused_before_models_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loads(_: object) -> None:
+        raise AssertionError("is not reached")
+
+    monkeypatch.setattr(server, "LocalRollouts", loads)
+    nobody: Any = SimpleNamespace(run=None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Place(port=taken.getsockname()[1])
+        with pytest.raises(ValueError, match=f"marft serve cannot listen on 127.0.0.1 port {place.port}"):
+            server.serve(nobody, place, Limits(1, 1, 1.0), also=Also())
+        with pytest.raises(AssertionError, match="is not reached"):  # where it listens nowhere
+            server.serve(nobody, place, Limits(1, 1, 1.0), also=Also("stdio"))
 
 
 def test_it_says_where_it_is_who_may_ask_and_what_is_kept() -> None:

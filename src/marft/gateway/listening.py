@@ -69,6 +69,15 @@ class Listener:
         self._thread.stop()
 
 
+def refuse_taken(host: str, port: int, what: str) -> None:
+    """See that ``what`` could listen somewhere, before it does anything that takes long.
+
+    Raises:
+        ValueError: it could not.
+    """
+    _listening(host, port, what).close()
+
+
 def _listening(host: str, port: int, what: str) -> socket.socket:
     """A socket that says which protocol it is of: else asyncio leaves it to the kernel to hold small answers back."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -13,7 +13,7 @@ from typing import Any
 
 from marft.export.loading import check_bases
 from marft.game.loop_threads import LoopThread
-from marft.gateway.listening import Listener
+from marft.gateway.listening import Listener, refuse_taken
 from marft.rollouts import LocalRollouts
 from marft.runs.checkpoints import load_policies
 from marft.serving.app import App, Limits
@@ -21,6 +21,8 @@ from marft.serving.asking import Asking
 from marft.serving.offering import Also, Place
 from marft.serving.recording import Recorder
 from marft.serving.settings import Served
+
+WHAT = "marft serve"
 
 
 def serve(
@@ -38,6 +40,8 @@ def serve(
     """
     place.check()
     also.check()
+    if also.mcp != "stdio":
+        refuse_taken(place.host, place.port, WHAT)
     with ExitStack() as closing, LocalRollouts(served.run) as rollouts:
         if served.checkpoint is not None:
             load_policies(served.checkpoint, rollouts.models, dict.fromkeys(served.run.trained_policies))
@@ -112,12 +116,12 @@ def _opened(app: App, served: Served, place: Place, grace: int, also: Also) -> L
 
         app.asgi.routes.extend(agent_routes(app, served, also.address))
     if not also.mcp:
-        return Listener(app.asgi, place.host, place.port, "marft serve", grace)
+        return Listener(app.asgi, place.host, place.port, WHAT, grace)
     from marft.serving.mcp import beside, team_server  # what the extra brings
 
     if also.mcp == "stdio":
         return OverStandardStreams(team_server(app))
-    return Listener(beside(app, team_server(app)), place.host, place.port, "marft serve", grace, lifespan=True)
+    return Listener(beside(app, team_server(app)), place.host, place.port, WHAT, grace, lifespan=True)
 
 
 class OverStandardStreams:
