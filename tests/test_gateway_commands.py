@@ -145,3 +145,6 @@ def test_programs_are_told_the_address_by_which_they_reach_it(monkeypatch: pytes
     for wrong in ("host.docker.internal:8123", "ftp://x", "http://x/y"):
         with pytest.raises(ValueError, match="should match pattern"):
             game_of(solve, address=wrong)
+    for wrong in ("http://[", "http://x:99999", "http://x?y", "http://me:secret@x"):
+        with pytest.raises(ValueError, match="must look like http://host:8123"):
+            game_of(solve, address=wrong)

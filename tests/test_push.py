@@ -99,6 +99,13 @@ class TestTheHub:
             push(folder, "me/team", token=TOKEN)
         assert "\n" not in str(told.value)
 
+    def test_what_answers_in_its_place_is_named(self, folder: Path, at: Callable[[str], None]) -> None:
+        """The sign-in page of a network, for one, or another server by a mistake in ``HF_ENDPOINT``."""
+        with hub(refuses=200) as there:
+            at(there.url)
+            with pytest.raises(RunError, match=rf"{there.url} does not answer as the hub does \(KeyError.*HF_ENDPOINT"):
+                push(folder, "me/team", token=TOKEN)
+
     def test_a_token_that_it_does_not_know_is_told(self, folder: Path, at: Callable[[str], None]) -> None:
         with hub(refuses=401) as there:
             at(there.url)

@@ -193,7 +193,12 @@ class TestRefusals:
     def test_pages_of_other_hosts_are_refused_without_a_token(self) -> None:
         with serving() as s:
             url, question = f"{s.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}
-            assert send(url, question, {"origin": "https://evil.example"}).status == 403
+            for page in (
+                "https://evil.example",
+                "null",
+                "http://[",
+            ):  # of anybody's frame that is kept apart; of nobody
+                assert send(url, question, {"origin": page}).status == 403
             assert send(url, question, {"origin": "http://localhost:3000"}).status == 200
 
     @pytest.mark.parametrize(

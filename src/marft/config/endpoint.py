@@ -23,6 +23,21 @@ OURS = {  # fields of a request, and why a recipe neither sets them as an option
 }
 
 
+def names_server(url: str) -> bool:
+    """Whether a url is that of a server, or of a path there, and says nothing else.
+
+    >>> names_server("http://[::1]:8000/v1"), names_server("http://["), names_server("http://me:secret@host")
+    (True, False, False)
+    """
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    more = parts.username or parts.password or parts.query or parts.fragment
+    return whole and url.isprintable() and " " not in url and not more
+
+
 def checked_url(url: str, key: str) -> str:
     """The url of a server, where it is one and holds no secret.
 
@@ -32,20 +47,7 @@ def checked_url(url: str, key: str) -> str:
     Raises:
         PydanticCustomError: it is none, or may hold one.
     """
-    try:
-        parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        whole = False
-    if (
-        not whole
-        or not url.isprintable()
-        or " " in url
-        or parts.username
-        or parts.password
-        or parts.query
-        or parts.fragment
-    ):
+    if not names_server(url):
         raise PydanticCustomError(
             "url", "must look like https://host/v1, with the key in an environment variable ({key})", {"key": key}
         )

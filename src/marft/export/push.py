@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 
 from marft.errors import RunError
 from marft.export.manifest import CARD, TEAM, load_export
-from marft.texts import cut, one_line
+from marft.texts import cut, one_line, raised
 
 SECRETS = re.compile(
     rb"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36,}"
@@ -33,7 +33,7 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
 
     Raises:
         ValueError: it is no export, it is damaged, or a file looks as if it held a secret; nothing is uploaded then.
-        RunError: there is no token, the hub cannot be reached, or it does not take it.
+        RunError: there is no token, the hub cannot be reached, does not take it, or is none.
     """
     files = sorted([*load_export(path).manifest.files, TEAM, *([CARD] if (path / CARD).is_file() else [])])
     for problem in _problems(path, files):
@@ -53,6 +53,11 @@ def push(path: Path, repo_id: str, *, private: bool = False, token: str = "") ->
         raise RunError("HF_HUB_OFFLINE is set, so that the hub is not asked; unset it") from error
     except (HTTPError, OSError) as error:
         raise RunError(_refusal(error, repo_id, hub.endpoint, token or get_token() or "")) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # it reads what it is answered as it likes
+        raise RunError(
+            f"{hub.endpoint} does not answer as the hub does ({one_line(raised(error))}); look at HF_ENDPOINT, its "
+            "address"
+        ) from error
     return str(page)
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.agents import Strings
+from marft.config.endpoint import names_server
 from marft.config.folders import from_recipe
 from marft.config.given import ImportPath
 from marft.config.parts import OrganizationPart
@@ -78,6 +79,13 @@ class Program(OrganizationPart):
         if path and not callable(import_path(path, info.context)):
             raise PydanticCustomError("call", "{path} is no function", {"path": repr(path)})
         return path
+
+    @field_validator("address")
+    @classmethod
+    def _can_be_reached(cls, address: str) -> str:
+        if address and not names_server(address):
+            raise PydanticCustomError("address", "must look like http://host:8123")
+        return address
 
     @field_validator("folder")
     @classmethod

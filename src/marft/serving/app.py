@@ -120,8 +120,8 @@ class App:
                 browser on this machine shows.
         """
         if not self.token:
-            origin = urlsplit(request.headers.get("origin", "")).hostname
-            if origin is not None and origin not in LOCAL:
+            origin = request.headers.get("origin", "")
+            if origin and not _is_local(origin):
                 raise RequestError(403, "forbidden", "pages of other hosts are answered with a token alone")
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -298,6 +298,14 @@ def headers_of(error: RequestError) -> dict[str, str]:
         return {"retry-after": str(error.seconds)}
     headers = {"x-should-retry": "false"} | ({"connection": "close"} if error.status == 408 else {})
     return headers | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+
+
+def _is_local(origin: str) -> bool:
+    """Whether a page is of this machine. One that a browser keeps apart (``null``) may be anybody's."""
+    try:
+        return urlsplit(origin).hostname in LOCAL
+    except ValueError:
+        return False
 
 
 async def _healthy(_: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -59,7 +60,10 @@ def team_server(app: App) -> MCPServer[Any]:
 
 def beside(app: App, server: MCPServer[Any]) -> ASGIApp:
     """The addresses of an app, and a server at ``/mcp``, which needs the same token."""
-    inner = server.streamable_http_app(streamable_http_path=MCP_PATH, stateless_http=True, json_response=True)
+    anywhere = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # who may ask, the app says
+    inner = server.streamable_http_app(
+        streamable_http_path=MCP_PATH, stateless_http=True, json_response=True, transport_security=anywhere
+    )
     app.beside.append(MCP_PATH)
     main = Starlette(routes=app.asgi.routes, exception_handlers=app.asgi.exception_handlers, lifespan=_running(server))
 

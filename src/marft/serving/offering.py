@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+
+from marft.config.endpoint import names_server
 
 MCP_PATH, A2A_PATH = "/mcp", "/a2a"
 TOOL = "ask_team"  # as which MCP clients find it
@@ -63,8 +64,7 @@ class Also:
         """
         if self.a2a and self.mcp == "stdio":
             raise ValueError("--a2a: an agent is asked over HTTP, and --mcp stdio listens nowhere; say --mcp http")
-        url = urlsplit(self.address)
-        if self.address and (url.scheme not in ("http", "https") or not url.netloc):
+        if self.address and not names_server(self.address):
             raise ValueError(f"--address: {self.address!r} is no address such as https://team.example.org")
 
 
