@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
 from marft.learning.scoring import score_actions
 from marft.models import held_in_half
 from marft.models.backbone import Backbone
 from marft.models.digests import digest_of
 from marft.models.held_in_half import hold_in_half
+from marft.models.pool import Models
 from tests.families import FAMILY, random_model
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.test_families import decode, ours, scored
@@ -115,9 +117,9 @@ def test_a_run_is_scored_as_one_in_float32_is(tmp_path: Path, monkeypatch: pytes
     for sample in samples:
         (key, row), *_ = score_actions(alone, [sample]).items()
         assert np.array_equal(whole[key], row)
-    metrics = learner.learn(episodes(), Progress(0, 0))
+    metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
     assert all(np.isfinite(value) for value in metrics.values())
-    assert metrics["agents/actor/kl_to_base"] == 0.0
+    assert metrics["agents/actor/kl_to_base"] == 0.0  # of a policy that is its base still
 
 
 @pytest.mark.parametrize("has", [AMX, ARM], ids=["amx", "arm"])
