@@ -137,6 +137,21 @@ def test_a_stop_string_ends_the_row_after_the_token_that_completes_it(backbone: 
     assert done.finish == "stop"
 
 
+def test_each_row_ends_at_its_own_stop_strings_and_leaves_none(backbone: Backbone) -> None:
+    prompts, batch = [(5, 6, 7), (8, 9), (20,)], new_batch(backbone, stop_ids=())
+    free = [row(prompt, temperature=0.0) for prompt in prompts]
+    whole = run(batch, free)
+    tokens = [whole[id(one)].tokens.tolist() for one in free]
+    most = [4, 6, 12]
+    stops = [(" ".join(map(str, tokens[0][1:4])),), (" ".join(map(str, tokens[1][2:6])),), ()]
+    ended = [row(prompt, temperature=0.0, stop=stop) for prompt, stop in zip(prompts, stops, strict=True)]
+    done = run(batch, ended)
+    assert [done[id(one)].tokens.tolist() for one in ended] == [
+        part[:count] for part, count in zip(tokens, most, strict=True)
+    ]
+    assert not batch.endings  # which a row to come could be taken for the owner of
+
+
 def test_a_mark_that_ends_what_is_said_ends_no_thought(backbone: Backbone) -> None:
     free = row((5, 6, 7), temperature=0.0)
     tokens = run(new_batch(backbone, stop_ids=()), [free])[id(free)].tokens.tolist()

@@ -12,8 +12,9 @@ import pytest
 from marft.config.load import parse_recipe, to_toml
 from marft.export.loading import recipe_of
 from marft.export.manifest import Export, Manifest
-from marft.export.places import named_in
+from marft.export.places import known_places, named_in
 from marft.export.recipe import STAND_IN, Shipped, runs_code, shipped, trust_flag
+from marft.runs.folder import RunFolder
 from tests.helpers import recipe
 
 ORGANIZATION = """
@@ -202,6 +203,14 @@ class TestPlaces:
         )
         assert said[2].endswith("If either matters, change it in the recipe, train and export again")
         assert out.source("skills/adding/SKILL.md") == Path("/tmp/adding/SKILL.md")
+
+    def test_are_the_recipes_the_runs_the_home_and_those_of_models(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOME", "/home/me")
+        table = {"recipe_folder": "/work/team/", "models": {"a": {"path": "/models/a"}, "b": {"path": "tiny"}}}
+        run = RunFolder(tmp_path / "run")
+        assert set(known_places(run, table)) == {"/work/team", "/home/me", "/models/a", str(run.path.resolve())}
 
     def test_without_places_nothing_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "notes.md").write_text("/tmp/x")

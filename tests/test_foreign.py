@@ -18,6 +18,7 @@ from marft.game.engine import Engine
 from marft.game.game import EpisodeFailedError
 from marft.marks import Masks
 from marft.runs.folder import RunFolder
+from marft.thoughts import Said
 from marft.training import train
 from marft.types import ActionKey, Completion, Prompt, Sampling
 from tests.helpers import settings
@@ -64,6 +65,21 @@ async def lost(*_: object) -> None:
 def loses_all(engine: Any) -> Any:
     engine.sample = lost
     return engine
+
+
+def test_it_is_asked_to_stop_at_texts_and_at_no_marks_of_ours() -> None:
+    asked: list[Sampling] = []
+
+    class Listening:
+        async def sample(self, *given: Any) -> Completion:
+            asked.append(given[2])
+            return FINE
+
+    engine = ForeignEngine("theirs", cast("Engine", Listening()), {"p": 10})
+    key = ActionKey("train/0", "t", sample=0, step=0, agent="a", call=0)
+    prompt = Prompt(np.array([3], np.int32))
+    asyncio.run(engine.sample("p", prompt, Sampling(stop=("\n", Said("</call>", begun=False))), key))
+    assert asked == [Sampling(stop=("\n",))]
 
 
 SPOILS: dict[str, tuple[Callable[[Any], Any], str]] = {

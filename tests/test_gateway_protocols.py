@@ -282,6 +282,7 @@ def test_inner_fields_that_nobody_reads_are_named_and_echoes_are_not() -> None:
         "messages": [said, USER],
         "tools": [tool, tool],
         "top_k": 3,
+        "min_p": None,
         "user": "me",
         "response_format": {"type": "text"},
     }

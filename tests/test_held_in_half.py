@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
 from marft.learning.scoring import score_actions
 from marft.models import held_in_half
 from marft.models.backbone import Backbone
 from marft.models.digests import digest_of
 from marft.models.held_in_half import hold_in_half
+from marft.models.linear_layers import project
+from marft.models.pool import Models
 from tests.families import FAMILY, random_model
 from tests.learners import begun, episodes, recipe, samples_of
 from tests.test_families import decode, ours, scored
@@ -84,6 +87,30 @@ def test_it_decodes_what_it_scores(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert 1e-5 < float((rounded - wide).abs().mean()) < 0.02
 
 
+def test_few_rows_are_rounded_for_the_weights_and_not_for_adapters(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one policy, and of several with a row of nobody's."""
+    backbone = held(folder, monkeypatch, AVX512_BF16)
+    for policy in ("one", "two"):
+        backbone.add_adapter(policy, 4, 8.0, ("q_proj",), seed=0)
+        for adapter in backbone.adapters(policy).values():
+            torch.nn.init.normal_(adapter.b, generator=torch.Generator().manual_seed(len(policy)))
+    layer = backbone.decoder.layers[0].self_attn.q_proj
+    x = torch.randn(3, layer.base.in_features, generator=torch.Generator().manual_seed(0))
+    whose: list[list[str | None]] = [["one"] * 3, ["one", "two", None]]
+    with torch.inference_mode():
+        for rows in whose:
+            expected = (layer.base.weight @ x.bfloat16().t()).t().float()
+            expected = expected if layer.base.bias is None else expected + layer.base.bias
+            for row, name in enumerate(rows):
+                if adapter := layer.adapter(name):
+                    expected[row] += adapter.scale * (adapter.b @ (adapter.a @ x[row]))
+            with backbone.routing.by_row(rows):
+                (made,) = project(x, [layer], backbone.routing)
+            torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_many_rows_decode_in_float32_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, wide = held(folder, monkeypatch, AVX512_BF16), written_out(folder)
     monkeypatch.setattr(held_in_half, "FEW_ROWS", 2)
@@ -115,9 +142,9 @@ def test_a_run_is_scored_as_one_in_float32_is(tmp_path: Path, monkeypatch: pytes
     for sample in samples:
         (key, row), *_ = score_actions(alone, [sample]).items()
         assert np.array_equal(whole[key], row)
-    metrics = learner.learn(episodes(), Progress(0, 0))
+    metrics = Learner(run, Models(run)).learn(episodes(), Progress(0, 0))
     assert all(np.isfinite(value) for value in metrics.values())
-    assert metrics["agents/actor/kl_to_base"] == 0.0
+    assert metrics["agents/actor/kl_to_base"] == 0.0  # of a policy that is its base still
 
 
 @pytest.mark.parametrize("has", [AMX, ARM], ids=["amx", "arm"])

@@ -207,6 +207,22 @@ def test_a_text_ends_where_the_whole_of_it_holds_a_stop(
             break
 
 
+def test_a_mark_ends_a_text_that_begins_with_it() -> None:
+    ending = Ending(Spelling(lambda ids: "".join(map(chr, ids))), (Said("</", begun=False),))
+    assert [ending.take(ord(letter)) for letter in "</"] == [False, True]
+    assert Said("</", begun=False).find("a</<think>b</think></") == 1
+
+
+def test_what_ends_a_turn_is_no_part_of_its_text() -> None:
+    """Also where a tokenizer takes it for a word like any other."""
+    tokenizer = named("tiny").tokenizer
+    first, last = (int(tokenizer.encode(text, add_special_tokens=False)[0]) for text in ("a", "b"))
+    for stop_ids, text in (((), "ab"), ((last,), "a")):
+        spelling = spelling_of(tokenizer, stop_ids)()
+        spelling.take([first, last])
+        assert spelling.text + spelling.rest() == text
+
+
 def test_a_stop_is_looked_for_in_what_is_new() -> None:
     decoded: list[int] = []
 

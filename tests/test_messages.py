@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.messages import REWRITES, changes_turns, continue_ids, render_messages, rewritten
+from marft.engines.messages import REWRITES, changes_turns, continue_ids, render_messages, rewritten, thinks
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.game.conversation import Conversation
 from marft.game.rendering import ChatMessage, NotExact
 from marft.marks import Mark
+from marft.thoughts import Said
 from marft.types import Action, TokenIds, Tool, ToolCall
 from tests import templates
 from tests.episodes import make_action
@@ -31,6 +32,26 @@ def format_of(tokenizer: PreTrainedTokenizerBase, template: str | None) -> ChatF
     other = speaks(tokenizer, template or str(tokenizer.chat_template))
     assert isinstance(other.eos_token_id, int)
     return ChatFormat(other, 512, {}, (other.eos_token_id,))
+
+
+def test_a_template_that_names_either_end_of_a_thought_knows_of_thoughts(
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Some only cut them off what was said, and leave their beginning to the model."""
+    for mark, known in (("", False), ("<think>", True), ("</think>", True)):
+        assert thinks(format_of(tiny_tokenizer, f"{{{{ '{mark}' }}}}{templates.HERMES}")) == known
+
+
+def test_what_ends_a_call_counts_outside_of_thoughts_where_there_are_any(
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    for template, mark in (
+        (templates.HERMES, "</tool_call>"),
+        (templates.THINKS, Said("</tool_call>", begun=False)),
+        (templates.BEGUN, Said("</tool_call>", begun=True)),
+        (templates.BARE, ""),
+    ):
+        assert ChatRenderer({"p": format_of(tiny_tokenizer, template)}).call_end("p") == mark
 
 
 def after(format: ChatFormat, said: str, new: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds | NotExact:

@@ -25,6 +25,7 @@ from marft.marks import Mark
 from marft.rollouts import LocalRollouts
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
+from marft.thoughts import Said
 from marft.training import train
 from marft.types import Option, Prompt, Sampling, Tool, Usage
 from tests.endpoint import KEY, Reply, error, says, serving
@@ -37,7 +38,10 @@ def test_an_answer_is_recorded_in_the_readers_tokens() -> None:
     with serving(lambda body, n: says("five, end", usage=(11, 4))) as server, asking(
         server, price_per_million_prompt_tokens=2.0, price_per_million_completion_tokens=10.0, options={"top_a": 1}, omit=("top_p",),
     ) as endpoint:  # fmt: skip
-        done = ask(teammates(endpoint), sampling=Sampling(temperature=0.5, max_new_tokens=9, stop=(",",)))
+        done = ask(
+            teammates(endpoint),
+            sampling=Sampling(temperature=0.5, max_new_tokens=9, stop=(",", Said("</call>", begun=False))),
+        )
     assert (done.text, done.finish, done.versions, done.calls) == ("five", "stop", (0, 0), ())
     assert bytes(done.tokens.astype(np.uint8)).decode() == "five"
     assert done.log_probs.tolist() == [0.0] * 4
