@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from marft.cli.interrupts import terminated
 from marft.config import RunSettings, parse_recipe
 from marft.envs.tasks import tasks_of
 from marft.game.game import Attempt
@@ -18,6 +21,7 @@ from marft.rollouts import open_rollouts
 from marft.traces.lessons import imitated, plan, read_lessons, weighed
 from marft.traces.reading import read_traces
 from marft.traces.record import Tally
+from marft.traces.retelling import Retold
 from marft.traces.stage import Stage, Told
 from marft.types import Action, Mark
 from tests.episodes import make_action
@@ -67,6 +71,24 @@ def test_prompts_are_those_of_the_recipes_team(tmp_path: Path) -> None:
             assert action.sampled.all()
             assert action.tokens[-1] in stage.renderer.formats[agent.policy].stop_ids
     assert not tally.skipped
+
+
+def test_a_signal_ends_the_telling_and_not_the_episode_that_it_strikes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, sampled = settings("tiny", tmp_path), Retold.sample
+
+    async def struck(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await sampled(*given)
+
+    monkeypatch.setattr(Retold, "sample", struck)
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        with pytest.raises(SystemExit):
+            told(run, chain_file(run, tmp_path))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

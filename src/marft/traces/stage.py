@@ -12,6 +12,7 @@ from itertools import islice
 
 from marft.config.models import local_model
 from marft.config.run import RunSettings
+from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.envs.tasks import tasks_of
 from marft.game.environment import Split
@@ -69,7 +70,9 @@ class Stage:
             nobody = Retold([], self.renderer, run.sft.thinking)
             self._parts = GameParts(run, terms, nobody, self.renderer, LoopThreadPool())
             started.callback(self._parts.close)
-            self._runner = started.enter_context(asyncio.Runner())
+            # the loop is not on this thread: there a signal would end the episode that it strikes in, and not the command
+            self._waiting = CallerThreadExecutor(end_all)
+            started.callback(self._waiting.shutdown)
             started.callback(end_all)
             self._started = started.pop_all()
 
@@ -84,7 +87,7 @@ class Stage:
         whole = iter(traces)
         while some := list(islice(whole, AT_ONCE)):
             jobs = [job for trace in some if (job := self._job(trace, grade)) is not None]
-            yield from self._runner.run(self._together(jobs, grade))
+            yield from self._waiting.wait_for(self._together(jobs, grade))
 
     async def _together(self, jobs: Sequence[_Job], grade: bool) -> list[Told]:
         return list(await asyncio.gather(*(self._played(job, grade) for job in jobs)))
