@@ -70,7 +70,7 @@ class Stage:
             nobody = Retold([], self.renderer, run.sft.thinking)
             self._parts = GameParts(run, terms, nobody, self.renderer, LoopThreadPool())
             started.callback(self._parts.close)
-            # the loop is not on this thread: there a signal would end the episode that it strikes in, and not the command
+            # not on this thread: there a signal would end the episode that it strikes in, and not the command
             self._waiting = CallerThreadExecutor(end_all)
             started.callback(self._waiting.shutdown)
             started.callback(end_all)
