@@ -93,6 +93,7 @@ def evaluate(
         checkpoints = ["base"]
     quieten()
     from marft.evaluation.session import evaluate_checkpoints
+    from marft.evaluation.trajectories.table import trajectory_table
 
     with bar("evaluating") as advance:
         results = evaluate_checkpoints(
@@ -105,7 +106,8 @@ def evaluate(
             advance,
             lambda text: console.print(text, soft_wrap=True),
         )
-    console.print(evaluation_table([result.as_json() for result in results]))
+    rows = [result.as_json() for result in results]
+    console.print(evaluation_table(rows), "", trajectory_table(rows))
     if folder is not None:
         from marft.evaluation.report import write_report
 

@@ -10,6 +10,8 @@ from typing import Literal, Protocol, cast, get_args
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.showing import EXAMPLES, example
+from marft.evaluation.trajectories.measures import measured
+from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.environment import Split
 from marft.game.game import Attempt
 from marft.game.team import Team
@@ -47,8 +49,8 @@ class Advance(Protocol):
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """How a team did. Success is what the environment says of it: a task of which it says nothing counts as ``unknown``
-    and in no accuracy, and where it never says anything there is none. ``outcomes`` and ``rewards`` hold each scored
-    task's success, where that is known, and its team reward, for paired comparisons.
+    and in no accuracy, and where it never says anything there is none. ``outcomes``, ``rewards`` and ``measured`` hold
+    each scored task's success, where that is known, its team reward, and its metrics by name, for paired comparisons.
 
     ``interval`` is Wilson's; ``reward_interval`` is by the normal approximation. Both are of 95 %.
     """
@@ -67,6 +69,7 @@ class Evaluation:
     agents: Mapping[str, Mapping[str, float]] = field(repr=False)
     outcomes: Mapping[str, bool] = field(repr=False)
     rewards: Mapping[str, float] = field(repr=False)
+    measured: Mapping[str, Mapping[str, Ratio]] = field(default_factory=dict, repr=False)
     examples: Sequence[Mapping[str, object]] = field(default_factory=tuple, repr=False)
 
     @property
@@ -125,6 +128,7 @@ def evaluate(
         agents=agents,
         outcomes=outcomes,
         rewards=rewards,
+        measured={episode.task.id: measured(episode, roles) for episode in scored},
         examples=tuple(example(episode) for episode in scored[:EXAMPLES]),
     )
     return evaluation, episodes
