@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import combinations, groupby
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from marft.declared import Declared
 from marft.evaluation.trajectories.asking import asks_again, content_words
+from marft.evaluation.trajectories.attempts import attempt_metrics, pass_at
 from marft.evaluation.trajectories.handoffs import handoffs, looping
 from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
@@ -77,6 +78,30 @@ def test_every_measure_is_in_the_catalogue() -> None:
 
 def test_completion_is_of_the_episodes_that_say_so() -> None:
     assert of("accuracy", episode(success=True), episode(success=False), episode()) == 0.5
+
+
+def attempts(*solved: tuple[str, bool | None]) -> list[Episode]:
+    return [
+        replace(episode(success=success), task=Task(task, "o"), sample=n) for n, (task, success) in enumerate(solved)
+    ]
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_success(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = [any(place < c for place in drawn) for drawn in combinations(range(n), k)]
+    assert pass_at(k, n, c) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
+    assert pass_at(1, n, c) == pytest.approx(c / n)
+
+
+def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> None:
+    five = [("x", True)] + [("x", False)] * 4
+    played = attempts(*five, ("y", True), ("y", True), ("y", None), ("z", True))
+    assert attempt_metrics(played) == {
+        "pass@2": pytest.approx((0.4 + 1.0) / 2), "pass@4": pytest.approx(0.8), "avg@4": pytest.approx(0.2),
+    }  # fmt: skip
+    assert attempt_metrics(attempts(("x", True), ("y", None), ("y", None))) == {}
+    assert {known(name).name for name in attempt_metrics(played)} == {"pass@*", "avg@*"}
 
 
 def test_progress_is_the_last_and_the_score_the_mean_of_all_steps() -> None:

@@ -58,6 +58,11 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="near 0 there is nothing to learn from: other tasks, or a reward with more shades"),
         Metric("accuracy", "accuracy", "task completion: share of scored episodes solved, of those whose success is "
                "known", better="higher"),
+        Metric("pass@*", "pass at k", "how likely one of k attempts at a task solves it, 1 − C(n − c, k) / C(n, k) for "
+               "c of n attempts that did (Chen et al. 2021), mean over tasks with at least k", better="higher",
+               advice="far above accuracy: the team can do it, and does not do it every time; at 0 nothing is found"),
+        Metric("avg@*", "average at k", "c / n for c of n attempts at a task that solved it, mean over tasks with at "
+               "least k", better="higher"),
         Metric("success_unknown", "success unknown", "scored episodes of which the environment does not say whether "
                "they were solved", ".0f", unless_zero=True),
         Metric("validation_accuracy", "validation", "accuracy on the validation split", better="higher"),

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, cast, get_args
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.showing import EXAMPLES, example
-from marft.evaluation.trajectories.measures import measured
+from marft.evaluation.trajectories.measures import measured, over
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.environment import Split
 from marft.game.game import Attempt
@@ -76,6 +76,11 @@ class Evaluation:
     def name(self) -> str:
         """The file's name: ``<checkpoint>-<mode>``."""
         return f"{self.checkpoint}-{self.mode}" + ("-shuffled" if self.shuffled_messages else "")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What ``measured`` comes to over all tasks."""
+        return over(self.measured.values())
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from marft.endpoints.replies import as_metrics
+from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.measures import trajectory_metrics
 from marft.game.chat_record import WHY
 from marft.marks import Mark
@@ -27,16 +28,20 @@ def episode_metrics(
     scored = [episode for episode in episodes if episode.scored]
     rewards = np.array([episode.total_reward for episode in scored])
     known = sum(episode.success is not None for episode in scored)
-    metrics = trajectory_metrics(scored, roles) | {
-        "reward": _mean(rewards),
-        "reward_std": float(rewards.std()) if len(rewards) else math.nan,
-        "success_unknown": float(len(scored) - known),
-        "episodes": float(len(episodes)),
-        "episodes_failed": float(sum(episode.status == "failed" for episode in episodes)),
-        "episodes_timed_out": float(sum(episode.status == "timed_out" for episode in episodes)),
-        "episodes_dropped": float(len(episodes) - len(scored)),
-        "environment_steps": float(sum(len(episode.transitions) for episode in scored)),
-    }
+    metrics = (
+        trajectory_metrics(scored, roles)
+        | attempt_metrics(scored)
+        | {
+            "reward": _mean(rewards),
+            "reward_std": float(rewards.std()) if len(rewards) else math.nan,
+            "success_unknown": float(len(scored) - known),
+            "episodes": float(len(episodes)),
+            "episodes_failed": float(sum(episode.status == "failed" for episode in episodes)),
+            "episodes_timed_out": float(sum(episode.status == "timed_out" for episode in episodes)),
+            "episodes_dropped": float(len(episodes) - len(scored)),
+            "environment_steps": float(sum(len(episode.transitions) for episode in scored)),
+        }
+    )
     actions = [action for episode in scored for action in episode.actions]
     metrics |= _action_metrics(actions, version)
     metrics |= _reward_terms(scored)
