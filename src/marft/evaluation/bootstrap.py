@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class Difference(NamedTuple):
         return self.after - self.before
 
 
+@lru_cache(8)
 def resamples(tasks: int, seed: int = 0, number: int = RESAMPLES) -> Counts:
     """Tasks drawn with replacement, as many as there are, ``number`` times → how often each was drawn, [R, N]."""
     drawn = np.random.default_rng(seed).multinomial(tasks, np.full(tasks, 1 / tasks), size=number)
