@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from marft.evaluation.trajectories.ratio import Ratios, by_agent
 from marft.types import Action, Episode
@@ -21,13 +22,14 @@ FUNCTION_WORDS = frozenset(
 )  # of English: they ask, and name nothing
 
 
-def content_words(text: str) -> set[str]:
+@lru_cache(256)  # a message has many readers
+def content_words(text: str) -> frozenset[str]:
     """The words of a text that name something.
 
     >>> sorted(content_words("Which port does the server use?"))
     ['port', 'server']
     """
-    return set(WORD.findall(text.casefold())) - FUNCTION_WORDS
+    return frozenset(WORD.findall(text.casefold())) - FUNCTION_WORDS
 
 
 def asks_again(text: str, told: Iterable[str], shown: str = "") -> bool:
