@@ -19,7 +19,8 @@ from marft.endpoints.replies import read_body, reply_of
 from marft.game.agents import Agents
 from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.play import play
-from marft.types import JointAction, Observation, Task, Usage
+from marft.types import JointAction, Observation, Task
+from marft.usage import Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
 from tests.remotely import ask, asking, play_many, remote_game, teammates

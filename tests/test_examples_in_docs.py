@@ -79,12 +79,18 @@ def test_commands_within_sentences_exist() -> None:
     assert len(found) > 40
     for page, line in found:
         for part in re.split(r"&&|;", line):
-            words = shlex.split(part.partition(" > ")[0])
+            words = typed(part)
             if words[:1] == ["marft"] and len(words) > 1 and not words[1].startswith("-"):
                 known = {option for parameter in command(words[1]).params for option in parameter.opts}
                 settings = {f"--{key}" for key in RunSettings.model_fields}
                 options = {word for word in words[2:] if word.startswith("--") and "." not in word}
                 assert options <= known | settings | {DEBUG}, f"{page}: {line}"
+
+
+def typed(line: str) -> list[str]:
+    """The words of a command, without where its output goes."""
+    words = shlex.split(line)
+    return words[: words.index(">")] if ">" in words else words
 
 
 def check(line: str, place: str) -> None:
@@ -93,7 +99,7 @@ def check(line: str, place: str) -> None:
     Raises:
         AssertionError: a command, an option, a setting, a module or a target is not there.
     """
-    words = shlex.split(line.partition(" > ")[0])
+    words = typed(line)
     if words[0] == "marft":
         check_marft(words[1:], place)
     elif words[0] == "make":

@@ -27,7 +27,8 @@ from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.thoughts import Said
 from marft.training import train
-from marft.types import Option, Prompt, Sampling, Tool, Usage
+from marft.types import Option, Prompt, Sampling, Tool
+from marft.usage import Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.helpers import recipe
 from tests.remotely import KEY_OF_ACTION, ask, asking, play_many, remote_game, team, teammates

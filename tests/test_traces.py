@@ -18,7 +18,8 @@ from marft.traces.conversations import reward_of
 from marft.traces.reading import read_traces
 from marft.traces.record import MOST_TURNS, Tally, TracedTurn
 from marft.traces.spans import spans_of as spans_in
-from marft.types import Task, Usage
+from marft.types import Task
+from marft.usage import Usage
 from tests.tracing import (
     CONVENTIONS,
     EXPORTS,

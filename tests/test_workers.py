@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,11 @@ class TestTheSame:
                 tasks = run.environment.tasks("test")[:6]  # type: ignore[attr-defined]
                 results.append(evaluate(rollouts, "base", "greedy", tasks))
         assert told(results[1][1]) == told(results[0][1])
-        assert results[1][0] == results[0][0]
+        timeless = [
+            replace(one, measured={task: {k: v for k, v in of.items() if "second" not in k} for task, of in one.measured.items()})
+            for one, _ in results
+        ]  # fmt: skip
+        assert timeless[1] == timeless[0]
 
 
 class TestTravelling:

@@ -56,8 +56,13 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("reward", "reward", "mean team reward of scored episodes", better="higher"),
         Metric("reward_std", "±", "deviation of the team reward between episodes",
                advice="near 0 there is nothing to learn from: other tasks, or a reward with more shades"),
-        Metric("accuracy", "accuracy", "share of scored episodes solved, of those whose success is known",
-               better="higher"),
+        Metric("accuracy", "accuracy", "task completion: share of scored episodes solved, of those whose success is "
+               "known", better="higher"),
+        Metric("pass@*", "pass at k", "how likely one of k attempts at a task solves it, 1 − C(n − c, k) / C(n, k) for "
+               "c of n attempts that did (Chen et al. 2021), mean over tasks with at least k", better="higher",
+               advice="far above accuracy: the team can do it, and does not do it every time; at 0 nothing is found"),
+        Metric("avg@*", "average at k", "c / n for c of n attempts at a task that solved it, mean over tasks with at "
+               "least k", better="higher"),
         Metric("success_unknown", "success unknown", "scored episodes of which the environment does not say whether "
                "they were solved", ".0f", unless_zero=True),
         Metric("validation_accuracy", "validation", "accuracy on the validation split", better="higher"),
@@ -118,6 +123,37 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower"),
         Metric("workers_lost", "workers lost", "worker processes that ended or hung, with what they played", ".0f",
                better="lower", unless_zero=True, advice="`marft show --failed` says how each of them ended"),
+    ],
+    "The joint trajectory": [
+        Metric("goal_progress", "progress", "declared progress after the last step, p_T, mean over episodes that have "
+               "one; needs `progress`", better="higher"),
+        Metric("trajectory_score", "trajectory", "declared progress after each step, Σ_t p_t / T, mean over episodes "
+               "that have one: what comes late or is lost again lowers it; needs `progress`", better="higher"),
+        Metric("step_efficiency", "step efficiency", "S · L / max(L, T): 1 or 0 for solved or not, times the fewest "
+               "steps over those taken, mean over episodes; needs `fewest_steps`", better="higher"),
+        Metric("tool_selection_accuracy", "right tools", "share of calls that are of a tool that is right in their "
+               "step, of those that name one; needs `right_tools`", ".0%", scopes=BOTH, better="higher",
+               advice="say in instructions, or in the tool's description, what it is for"),
+        Metric("tool_error_rate", "calls failed", "share of calls that could not be read, or failed", ".0%",
+               scopes=BOTH, better="lower", advice="`marft show` has the answers that agents got"),
+        Metric("handoff_loop_rate", "hand-off loops", "share of episodes in which two agents pass control back and "
+               "forth (a → b → a) more than twice in an environment step, each having seen the other; of an agent, "
+               "those in which it is one of them", ".0%", scopes=BOTH, better="lower", unless_zero=True,
+               advice="`marft graph` shows it; say in instructions who decides"),
+        Metric("re_ask_rate", "asks again", "share of actions that have read a message of another agent, and ask for "
+               "what it says: a question all of whose words, but for English function words, are in one message that "
+               "was read, and that does not stand in the observation", ".0%", scopes=BOTH, better="lower",
+               unless_zero=True, advice="messages that are too long, or cut, are not read: price message_tokens"),
+        Metric("role_adherence", "in role", "share of actions that call no tool but what their role may, of agents of "
+               "which that is declared; needs `allowed_tools`", ".0%", scopes=BOTH, better="higher",
+               advice="do not offer an agent what it may not use"),
+        Metric("cost_tokens", "tokens an episode", "read and written, Σ_a |prompt| + |tokens|, mean over episodes",
+               ".0f", "tokens", BOTH, better="lower"),
+        Metric("cost_seconds", "busy", "seconds that agents took, Σ_a ended − started, mean over episodes", ".2f", "s",
+               BOTH, better="lower"),
+        Metric("critical_path_seconds", "critical path", "seconds of the longest chain of actions each of which had "
+               "seen the one before, added up over environment steps, mean over episodes: what acting at once cannot "
+               "shorten", ".2f", "s", better="lower"),
     ],
     "Credit": [
         Metric("zero_advantage_fraction", "zero advantages", "share of decisions whose advantage is exactly 0: they "
@@ -244,6 +280,9 @@ def page() -> str:
         "called `agents/<role>/…`, one of a policy `policies/<name>/…`. ↑ and ↓ say which way is good. *Shown as* is",
         "what a step's line and the pictures call it.",
         "(This page is written by `python -m marft.metrics`.)",
+        "",
+        "What *needs* something is there where the [environment declares it](environments.md#what-a-metric-needs), and",
+        "absent elsewhere: nothing is guessed.",
     ]
     for title, metrics in CATALOGUE.items():
         lines += [

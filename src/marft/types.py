@@ -9,16 +9,17 @@ and travel unchanged to the learner: no later hop re-tokenises text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
-from operator import add
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from marft.declared import Declared
 from marft.marks import Grammar, Mark, Masks, allows_one
 from marft.segments import Restart, Segment, segments_of
 from marft.thoughts import Said
+from marft.usage import Usage
 
 TokenIds = npt.NDArray[np.int32]  # [T]
 LogProbs = npt.NDArray[np.float32]  # [T]
@@ -101,23 +102,6 @@ class ToolCall:
     seconds: float = 0.0
     index: int = 0  # among the calls of its episode
     round: int = 0  # turn of its action that made it
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a remote model's answer took. ``cost`` is in the currency of the recipe's prices.
-
-    >>> Usage(prompt_tokens=120, completion_tokens=30, cost=0.001) + Usage(prompt_tokens=80, retries=1)
-    Usage(prompt_tokens=200, completion_tokens=30, cost=0.001, retries=1)
-    """
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-    retries: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +301,8 @@ class JointAction:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the environment returns for a joint action (Gymnasium's habits). ``success`` says whether the task was
-    solved, where the environment can tell: it is what accuracy counts."""
+    solved, where the environment can tell: it is what accuracy counts. ``info`` is the environment's own, but for the
+    keys that :class:`marft.declared.Declared` names."""
 
     observation: Observation
     reward: float
@@ -336,6 +321,7 @@ class Transition:
     reward: float
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)  # what composed rewards are made of: by term, term/agent
+    declared: Declared = Declared()  # what the environment knows of the step, and some metrics need
 
 
 class Fork(NamedTuple):

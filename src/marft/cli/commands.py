@@ -9,7 +9,9 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from rich.progress import Progress
+from rich.text import Text
 
+from marft import atomic
 from marft.cli.console import INTERRUPTED, Terminal, evaluation_table, in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.listings import preset
@@ -20,7 +22,7 @@ from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance, Evaluation, modes_in
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
-from marft.texts import visible
+from marft.texts import one_line, visible
 
 PROMPT_SHOWN = 80  # characters of a task
 console = wide_console()
@@ -93,6 +95,7 @@ def evaluate(
         checkpoints = ["base"]
     quieten()
     from marft.evaluation.session import evaluate_checkpoints
+    from marft.evaluation.trajectories.table import trajectory_table
 
     with bar("evaluating") as advance:
         results = evaluate_checkpoints(
@@ -105,7 +108,8 @@ def evaluate(
             advance,
             lambda text: console.print(text, soft_wrap=True),
         )
-    console.print(evaluation_table([result.as_json() for result in results]))
+    rows = [result.as_json() for result in results]
+    console.print(evaluation_table(rows), "", trajectory_table(rows))
     if folder is not None:
         from marft.evaluation.report import write_report
 
@@ -172,10 +176,41 @@ def graph(path: Path, name: str, step: int) -> None:
     console.print(f"see {target}", soft_wrap=True)
 
 
-def compare(paths: Sequence[Path]) -> None:
-    """``marft compare``."""
+def compare(
+    paths: Sequence[Path],
+    gates: Sequence[str] = (),
+    by: str = "",
+    junit: Path | None = None,
+    markdown: Path | None = None,
+) -> bool:
+    """``marft compare`` → whether no gate failed."""
+    if gates or by or junit or markdown:
+        return _changed(paths, gates, by, junit, markdown)
     for table in comparison_tables([RunFolder.open(path) for path in paths]):
         console.print(table)
+    return True
+
+
+def _changed(paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None) -> bool:
+    from marft.evaluation import changes as changed
+    from marft.evaluation.gates import judged
+
+    if len(paths) != 2:
+        raise ValueError("gates, cohorts and their files are of two runs: marft compare BEFORE AFTER")
+    pairs = changed.pairs_of(*map(RunFolder.open, paths))
+    found = {mode: changed.changes(*pair, by) for mode, pair in pairs.items()}
+    verdicts = {mode: judged(gates, *pair) for mode, pair in pairs.items()}
+    for mode, some in found.items():
+        console.print(changed.changes_table(some, mode), "")
+    for mode, of_mode in verdicts.items():
+        for verdict in of_mode:
+            said = f"{'failed' if verdict.failed else 'passed'}: {verdict.gate.text} ({mode}): {verdict.reason}"
+            console.print(Text(one_line(said), style="red" if verdict.failed else ""), soft_wrap=True)
+    if junit:
+        atomic.write_file(junit, changed.as_junit(verdicts))
+    if markdown:
+        atomic.write_file(markdown, changed.as_markdown(found, verdicts))
+    return not any(verdict.failed for some in verdicts.values() for verdict in some)
 
 
 def report(path: Path, against: Sequence[Path]) -> None:

@@ -166,14 +166,21 @@ def play(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs that were evaluated.")],
+    fail_if: Annotated[
+        list[str] | None, typer.Option(help='Of two runs: exit with 1 if "accuracy < -1%"; repeat the option.')
+    ] = None,
+    by: Annotated[str, typer.Option(help="Of two runs: also by cohort, tasks with the same value of this field.")] = "",
+    junit: Annotated[Path | None, typer.Option(help="Of two runs: write the gates to this file, for CI.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Of two runs: write gates and changes to this file.")] = None,
 ) -> None:
     """Show evaluated runs side by side.
 
-    Each against its own base on the same tasks.
+    Each against its own base on the same tasks; with gates or cohorts, the second against the first.
     """
     from marft.cli import commands
 
-    commands.compare(runs)
+    if not commands.compare(runs, fail_if or [], by, junit, markdown):
+        raise typer.Exit(1)
 
 
 @app.command()

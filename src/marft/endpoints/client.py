@@ -16,7 +16,7 @@ from marft.endpoints.replies import ModelReply, masked_reply, read_body, reply_o
 from marft.endpoints.response_size import limit_response_size
 from marft.game.game import EpisodeFailedError
 from marft.game.loop_threads import LoopThread
-from marft.types import Usage
+from marft.usage import Usage
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marft.config.endpoint import EndpointSettings
 from marft.endpoints.keys import masked
-from marft.types import Finish, ToolCall, Usage
+from marft.types import Finish, ToolCall
+from marft.usage import Usage
 
 Tokens = Annotated[int, Field(ge=0, lt=2**31)]
 

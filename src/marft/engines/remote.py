@@ -19,7 +19,8 @@ from marft.game.game import EpisodeFailedError
 from marft.game.rendering import Renderer
 from marft.seeds import derive_seed
 from marft.texts import until
-from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Usage, Versions
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, TokenIds, Versions
+from marft.usage import Usage
 
 TRIES = 3  # for an answer that is one of the options
 LARGEST_SEED = 2**31 - 1  # what every server takes

@@ -10,6 +10,7 @@ from typing import cast
 from marft.config.plugins import Plugin
 from marft.faults import described, place_of
 from marft.game.environment import Environment, Split
+from marft.game.reading import RefusedError, declared
 from marft.texts import storable
 from marft.types import Task
 
@@ -70,4 +71,8 @@ def _problem(task: object) -> str:
             return f"its {name} is a {type(text).__name__}, not a text"
         if storable(text) != text:
             return f"its {name} is no whole text: {ascii(text)[:100]}"
+    try:
+        declared({}, task.data)
+    except RefusedError as error:
+        return f"its data {error}"
     return "" if task.id else "its id is empty"

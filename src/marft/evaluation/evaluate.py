@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Protocol, cast, get_args
 
+from marft.evaluation.cohorts import fields_of
 from marft.evaluation.intervals import mean_interval, wilson
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.showing import EXAMPLES, example
+from marft.evaluation.trajectories.measures import measured, over
+from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.environment import Split
 from marft.game.game import Attempt
 from marft.game.team import Team
@@ -47,8 +50,9 @@ class Advance(Protocol):
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """How a team did. Success is what the environment says of it: a task of which it says nothing counts as ``unknown``
-    and in no accuracy, and where it never says anything there is none. ``outcomes`` and ``rewards`` hold each scored
-    task's success, where that is known, and its team reward, for paired comparisons.
+    and in no accuracy, and where it never says anything there is none. ``outcomes``, ``rewards`` and ``measured`` hold
+    each scored task's success, where that is known, its team reward, and its metrics by name, for paired comparisons;
+    ``fields`` what of their data tells cohorts of tasks apart.
 
     ``interval`` is Wilson's; ``reward_interval`` is by the normal approximation. Both are of 95 %.
     """
@@ -67,12 +71,19 @@ class Evaluation:
     agents: Mapping[str, Mapping[str, float]] = field(repr=False)
     outcomes: Mapping[str, bool] = field(repr=False)
     rewards: Mapping[str, float] = field(repr=False)
+    measured: Mapping[str, Mapping[str, Ratio]] = field(default_factory=dict, repr=False)
+    fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     examples: Sequence[Mapping[str, object]] = field(default_factory=tuple, repr=False)
 
     @property
     def name(self) -> str:
         """The file's name: ``<checkpoint>-<mode>``."""
         return f"{self.checkpoint}-{self.mode}" + ("-shuffled" if self.shuffled_messages else "")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What ``measured`` comes to over all tasks."""
+        return over(self.measured.values())
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -125,6 +136,8 @@ def evaluate(
         agents=agents,
         outcomes=outcomes,
         rewards=rewards,
+        fields=fields_of([episode.task for episode in scored]),
+        measured={episode.task.id: measured(episode, roles) for episode in scored},
         examples=tuple(example(episode) for episode in scored[:EXAMPLES]),
     )
     return evaluation, episodes

@@ -9,45 +9,47 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from marft.endpoints.replies import as_metrics
+from marft.evaluation.trajectories.attempts import attempt_metrics
+from marft.evaluation.trajectories.measures import trajectory_metrics
 from marft.game.chat_record import WHY
 from marft.marks import Mark
-from marft.types import Action, Episode, Usage
+from marft.types import Action, Episode
+from marft.usage import Usage
 
 
 def episode_metrics(
     episodes: Sequence[Episode], roles: Sequence[str], version: Callable[[str], int]
 ) -> dict[str, float]:
-    """What was sampled and what it earned. ``accuracy`` is of the scored episodes whose success is known; it is absent
-    where that is so of none.
+    """What was sampled, how it went and what it earned. What needs a truth that nobody declares is absent.
 
     Args:
         version: of a policy now; an action's lag is how many updates older it is.
     """
     scored = [episode for episode in episodes if episode.scored]
     rewards = np.array([episode.total_reward for episode in scored])
-    outcomes = [episode.success for episode in scored if episode.success is not None]
-    metrics = {
-        "reward": _mean(rewards),
-        "reward_std": float(rewards.std()) if len(rewards) else math.nan,
-        **({"accuracy": _mean(outcomes)} if outcomes else {}),
-        "success_unknown": float(len(scored) - len(outcomes)),
-        "episodes": float(len(episodes)),
-        "episodes_failed": float(sum(episode.status == "failed" for episode in episodes)),
-        "episodes_timed_out": float(sum(episode.status == "timed_out" for episode in episodes)),
-        "episodes_dropped": float(len(episodes) - len(scored)),
-        "environment_steps": float(sum(len(episode.transitions) for episode in scored)),
-    }
+    known = sum(episode.success is not None for episode in scored)
+    metrics = (
+        trajectory_metrics(scored, roles)
+        | attempt_metrics(scored)
+        | {
+            "reward": _mean(rewards),
+            "reward_std": float(rewards.std()) if len(rewards) else math.nan,
+            "success_unknown": float(len(scored) - known),
+            "episodes": float(len(episodes)),
+            "episodes_failed": float(sum(episode.status == "failed" for episode in episodes)),
+            "episodes_timed_out": float(sum(episode.status == "timed_out" for episode in episodes)),
+            "episodes_dropped": float(len(episodes) - len(scored)),
+            "environment_steps": float(sum(len(episode.transitions) for episode in scored)),
+        }
+    )
     actions = [action for episode in scored for action in episode.actions]
     metrics |= _action_metrics(actions, version)
-    metrics["message_tokens"] = _mean([sum(sum(a.message_tokens) for a in episode.actions) for episode in scored])
-    sent = _tokens_sent(scored)
     metrics |= _reward_terms(scored)
     for role in roles:
         mine = _action_metrics([action for action in actions if action.agent == role], version)
         metrics |= {f"agents/{role}/{name}": value for name, value in mine.items()}
         rewards_of_role = [sum(t.agent_rewards.get(role, 0.0) for t in episode.transitions) for episode in scored]
         metrics[f"agents/{role}/own_reward"] = _mean(rewards_of_role)
-        metrics[f"agents/{role}/message_tokens"] = sent.get(role, 0.0) / len(scored) if scored else math.nan
     return metrics
 
 
@@ -73,17 +75,6 @@ def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:
                 key = f"agents/{agent}/rewards/{term}" if agent else f"rewards/{term}"
                 totals[key] = totals.get(key, 0.0) + share
     return {name: total / len(episodes) for name, total in totals.items()}
-
-
-def _tokens_sent(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Tokens that others read of each agent's messages, in all."""
-    sent: dict[str, float] = {}
-    for episode in episodes:
-        owners = {action.id: action.agent for action in episode.actions}
-        for action in episode.actions:
-            for seen, tokens in zip(action.sees, action.message_tokens, strict=True):
-                sent[owners[seen]] = sent.get(owners[seen], 0.0) + tokens
-    return sent
 
 
 def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) -> dict[str, float]:

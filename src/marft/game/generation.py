@@ -21,7 +21,8 @@ from marft.game.tool_belt import ToolBelt
 from marft.marks import Mark, Masks, only
 from marft.segments import Restart
 from marft.texts import raised
-from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Option, Prompt, TokenIds, ToolCall, Usage
+from marft.types import Action, ActionKey, Completion, Finish, LogProbs, Option, Prompt, TokenIds, ToolCall
+from marft.usage import Usage
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,8 +51,9 @@ async def _run(attempt: Attempt, turns: Turns, outside: Outside) -> Status:
             await outside.call("tools", turns.belt.join, session, outside.thread)
         while True:
             joint = await turns.act(observation)
-            step: Step = await outside.call("step", reading.stepped, session, joint, roles)
-            turns.record(observation, step)
+            stepped = await outside.call("step", reading.stepped, session, joint, roles, attempt.task)
+            step: Step = stepped[0]
+            turns.record(observation, *stepped)
             observation = step.observation
             if step.terminated:
                 return "terminated"

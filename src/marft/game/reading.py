@@ -7,12 +7,13 @@ raise, hang or never end.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from marft.config.settings import did_you_mean
+from marft.declared import Declared
 from marft.game.environment import Environment, Session
 from marft.texts import cut, storable
 from marft.types import JointAction, Observation, Step, Task
@@ -20,6 +21,8 @@ from marft.types import JointAction, Observation, Step, Task
 LARGEST_TEXT = 16 * 2**20  # characters of an observation
 SHOWN = 100  # characters of a value that is refused
 METHODS = ("reset", "step", "close")
+LARGEST_COUNT = 2**31 - 1
+NOTHING = Declared()
 
 
 class RefusedError(ValueError):
@@ -40,12 +43,13 @@ async def reset(session: Session) -> Observation:
     return whole(await _awaited(session.reset()))
 
 
-async def stepped(session: Session, actions: JointAction, roles: Collection[str]) -> Step:
-    """What comes of a joint action, in plain values. What is in ``info`` is the environment's own."""
+async def stepped(session: Session, actions: JointAction, roles: Collection[str], task: Task) -> tuple[Step, Declared]:
+    """What comes of a joint action, in plain values, and what the environment declares with it. What else is in
+    ``info`` is its own."""
     step = await _awaited(session.step(actions))
     if not isinstance(step, Step):
         raise RefusedError(f"returned {type(step).__name__}, not marft.types.Step")
-    return Step(
+    read = Step(
         whole(step.observation),
         number(step.reward, "gave the team a reward of"),
         terminated=flag(step.terminated, "terminated"),
@@ -53,6 +57,7 @@ async def stepped(session: Session, actions: JointAction, roles: Collection[str]
         agent_rewards=own_rewards(step.agent_rewards, roles),
         success=None if step.success is None else flag(step.success, "success"),
     )
+    return read, declared(step.info, task.data)
 
 
 async def closed(session: Session) -> None:
@@ -118,6 +123,63 @@ def flag(value: object, name: str) -> bool:
     if isinstance(plain, int) and plain in (0, 1):
         return bool(plain)
     raise RefusedError(f"said {name} = {_shown(value)}; must be True or False")
+
+
+def declared(info: object, data: object) -> Declared:
+    """What a step's ``info``, and where that says nothing its task's data, declare.
+
+    Raises:
+        RefusedError: something that is declared cannot be meant.
+    """
+    of_step, of_task = map(_mapping, (info, data))
+    progress = of_step.get("progress")
+    right, allowed, fewest = (
+        of_task.get(key) if (said := of_step.get(key)) is None else said
+        for key in ("right_tools", "allowed_tools", "fewest_steps")
+    )
+    if progress is None and right is None and allowed is None and fewest is None:
+        return NOTHING
+    return Declared(
+        None if progress is None else _share(progress, "progress"),
+        None if right is None else _names(right, "right_tools"),
+        None if allowed is None else _by_role(allowed, "allowed_tools"),
+        None if fewest is None else _count(fewest, "fewest_steps"),
+    )
+
+
+def _mapping(given: Any) -> Mapping[object, object]:
+    return given if issubclass(type(given), Mapping) else {}
+
+
+def _share(value: object, name: str) -> float:
+    share = number(value, f"declared {name} =")
+    if not 0.0 <= share <= 1.0:
+        raise RefusedError(f"declared {name} = {_shown(value)}; must be from 0 to 1")
+    return share
+
+
+def _count(value: object, name: str) -> int:
+    plain = _plain(value)
+    if isinstance(plain, int) and not isinstance(plain, bool) and 1 <= plain <= LARGEST_COUNT:
+        return plain
+    raise RefusedError(f"declared {name} = {_shown(value)}; must be a whole number, at least 1")
+
+
+def _names(value: Any, name: str) -> tuple[str, ...]:
+    """Names of tools: one text, or a list of texts."""
+    given = (value,) if isinstance(value, str) else value
+    if issubclass(type(given), Sequence | Set):
+        names = tuple(given)
+        if all(isinstance(one, str) and storable(one) == one for one in names):
+            return tuple(map(str.__str__, names))
+    raise RefusedError(f"declared {name} = {_shown(value)}; must be names of tools, [] where none is")
+
+
+def _by_role(value: object, name: str) -> dict[str, tuple[str, ...]]:
+    table = _mapping(value)
+    if table is value and all(isinstance(role, str) and storable(role) == role for role in table):
+        return {str.__str__(role): _names(names, f"{name} of {role}") for role, names in table.items()}
+    raise RefusedError(f"declared {name} = {_shown(value)}; must be a mapping from roles to names of tools")
 
 
 def _plain(value: Any) -> object:

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from marft.declared import Declared
 from marft.faults import described
 from marft.game.agents import Agent, Agents, Excerpt, Outside, Request
 from marft.game.chat import Chat, ChatRefusedError, Reply
@@ -367,9 +368,9 @@ class Turns:
         answering = {agent.role for agent in self.game.team.agents if agent.profile.answers}
         return next((action for action in reversed(done) if action.agent in answering), None)
 
-    def record(self, observation: Observation, step: Step) -> None:
+    def record(self, observation: Observation, step: Step, declared: Declared) -> None:
         step = self._outcome.graded(step)
-        self.transitions.append(Transition(observation, step.reward, step.agent_rewards))
+        self.transitions.append(Transition(observation, step.reward, step.agent_rewards, declared=declared))
         self.success = step.success if step.success is not None else self.success
 
     def bootstrap(self, observation: Observation) -> None:

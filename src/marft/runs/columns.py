@@ -102,9 +102,10 @@ def _mapping(inner: Codec) -> Codec:
 
 
 def _record(cls: type) -> Codec:
+    """What a row written earlier lacks has its default."""
     parts = codecs_of(cls)
     return Codec(
         pa.struct([(name, part.arrow) for name, part in parts.items()]),
         lambda value: {name: part.write(getattr(value, name)) for name, part in parts.items()},
-        lambda row: cls(**{name: part.read(row[name]) for name, part in parts.items()}),
+        lambda row: cls(**{name: part.read(row[name]) for name, part in parts.items() if name in row}),
     )

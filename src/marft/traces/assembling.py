@@ -20,7 +20,7 @@ from marft.traces.conversations import reward_of, task_of
 from marft.traces.messages import TracedMessage, chat, made, message_of, tools_of
 from marft.traces.record import MOST_TURNS, UNNAMED, Tally, TracedEpisode, TracedTurn, UnreadableError
 from marft.traces.spans import Span
-from marft.types import Usage
+from marft.usage import Usage
 
 MOST_OPEN, MOST_SPANS, MOST_TEXT = 1024, 50_000, 2**29
 MOST_CLOSED = 100_000  # traces that are remembered, so that what comes late is known

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from marft.game.rendering import ChatMessage
 from marft.texts import one_line
-from marft.types import Task, Tool, ToolCall, Usage
+from marft.types import Task, Tool, ToolCall
+from marft.usage import Usage
 
 UNNAMED = "assistant"  # an agent whose name no trace says
 MOST_TURNS = 256  # of an episode

@@ -1,0 +1,40 @@
+"""Tasks that have something in common: cohorts, by the fields of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from marft.texts import storable
+from marft.types import Task
+
+LONGEST = 100  # characters of a value that names a cohort
+
+
+def fields_of(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
+    """The fields that can tell cohorts apart: by field, the value of each task that has one. Values are words, whole
+    numbers and truth values; a field that most tasks have a value of their own in tells nothing apart, and is left out.
+
+    >>> fields_of([Task(str(n), "?", {"level": n // 2, "answer": str(n)}) for n in range(4)])
+    {'level': {'0': '0', '1': '0', '2': '1', '3': '1'}}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for task in tasks:
+        for field, value in task.data.items() if isinstance(task.data, Mapping) else ():
+            if isinstance(field, str) and isinstance(value, str | int) and len(text := str(value)) <= LONGEST:
+                found.setdefault(storable(field), {})[task.id] = storable(text)
+    return {field: of for field, of in found.items() if len(set(of.values())) <= len(of) / 2}
+
+
+def cohorts_of(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
+    """The tasks of each cohort of a field, by its value.
+
+    Raises:
+        ValueError: the tasks have no such field.
+    """
+    if field not in fields:
+        known = ", ".join(sorted(fields)) or "none"
+        raise ValueError(f"tasks have no field {field!r} that several of them share; fields that they share: {known}")
+    cohorts: dict[str, set[str]] = {}
+    for task, value in fields[field].items():
+        cohorts.setdefault(value, set()).add(task)
+    return dict(sorted(cohorts.items()))

@@ -1,0 +1,23 @@
+"""Whether agents keep to their roles. It needs ``Declared.allowed_tools``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marft.evaluation.trajectories.ratio import Ratios, by_agent
+from marft.evaluation.trajectories.tool_use import declared_at
+from marft.types import Action, Episode
+
+
+def role_adherence(episode: Episode, _: Sequence[str]) -> Ratios:
+    """``kept / actions``: of the actions of agents whose role's tools are declared, those that call no other tool. A
+    role that is not declared may do nobody knows what, and is not counted."""
+
+    def kept(action: Action) -> tuple[float, float]:
+        allowed = declared_at(episode, action).allowed_tools
+        if allowed is None or action.agent not in allowed:
+            return 0.0, 0.0
+        mine = allowed[action.agent]
+        return all(call.name in mine for call in action.calls if call.name), 1.0
+
+    return by_agent(episode.actions, kept)

@@ -1,0 +1,49 @@
+"""All metrics of a joint trajectory, by their names in the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from marft.evaluation.trajectories.adherence import role_adherence
+from marft.evaluation.trajectories.asking import re_ask_rate
+from marft.evaluation.trajectories.cost import cost_seconds, cost_tokens, critical_path_seconds, message_tokens
+from marft.evaluation.trajectories.earned import accuracy, reward
+from marft.evaluation.trajectories.efficiency import step_efficiency
+from marft.evaluation.trajectories.handoffs import handoff_loop_rate
+from marft.evaluation.trajectories.progress import goal_progress, trajectory_score
+from marft.evaluation.trajectories.ratio import TEAM, Measure, Ratio
+from marft.evaluation.trajectories.tool_use import tool_error_rate, tool_selection_accuracy
+from marft.types import Episode
+
+MEASURES: Mapping[str, Measure] = {
+    measure.__name__: measure
+    for measure in (
+        accuracy, reward, goal_progress, trajectory_score, step_efficiency, tool_selection_accuracy, tool_error_rate,
+        handoff_loop_rate, re_ask_rate, role_adherence, message_tokens, cost_tokens, cost_seconds,
+        critical_path_seconds,
+    )
+}  # fmt: skip
+
+
+def measured(episode: Episode, roles: Sequence[str]) -> dict[str, Ratio]:
+    """Every metric that an episode has, as ``metrics.jsonl`` names it: the team's, and ``agents/<role>/…``."""
+    return {
+        (name if role == TEAM else f"agents/{role}/{name}"): ratio
+        for name, measure in MEASURES.items()
+        for role, ratio in measure(episode, roles).items()
+    }
+
+
+def trajectory_metrics(episodes: Iterable[Episode], roles: Sequence[str]) -> dict[str, float]:
+    """The metrics of a batch of episodes."""
+    return over(measured(episode, roles) for episode in episodes)
+
+
+def over(episodes: Iterable[Mapping[str, Ratio]]) -> dict[str, float]:
+    """Each metric over what several episodes have of it, ``Σ amount / Σ out_of``; absent where it is out of nothing."""
+    parts: dict[str, list[Ratio]] = {}
+    for episode in episodes:
+        for name, ratio in episode.items():
+            parts.setdefault(name, []).append(ratio)
+    totals = {name: Ratio.total(ratios).value for name, ratios in parts.items()}
+    return {name: value for name, value in totals.items() if value is not None}

@@ -1,0 +1,127 @@
+"""Gates and cohorts: what fails, in words, and over which tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from marft.cli.main import app
+from marft.evaluation.changes import changes
+from marft.evaluation.cohorts import cohorts_of, fields_of
+from marft.evaluation.gates import Gate, judged
+from marft.runs.folder import RunFolder
+from marft.types import Task
+from tests.helpers import settings
+
+
+def evaluation(**metrics: list[tuple[float, float]]) -> dict[str, Any]:
+    """One that was saved: tasks 0, 1, 2, … of which each metric has an amount out of something."""
+    tasks = range(max(map(len, metrics.values()), default=0))
+    named = {name.replace("__", "/"): pairs for name, pairs in metrics.items()}
+    return {"measured": {str(n): {name: [*pairs[n]] for name, pairs in named.items() if n < len(pairs)} for n in tasks}}
+
+
+SOLVED, MISSED = (1.0, 1.0), (0.0, 1.0)
+BEFORE = evaluation(accuracy=[SOLVED] * 90 + [MISSED] * 10, cost_tokens=[(100.0, 1.0)] * 100)
+AFTER = evaluation(accuracy=[SOLVED] * 88 + [MISSED] * 12, cost_tokens=[(110.0, 1.0)] * 100)
+
+
+@pytest.mark.parametrize(
+    ("gate", "failed"),
+    [
+        ("accuracy < -1%", True), ("accuracy < -2.5%", False), ("accuracy<-0.01", True), ("accuracy > +1%", False),
+        ("cost_tokens > +5%", True), ("cost_tokens > 15%", False), ("cost_tokens > 9", True), ("cost_tokens > 11", False),
+        ("tool_error_rate > 0", True), ("agents.coder.tool_error_rate > +2%", True),
+    ],
+)  # fmt: skip
+def test_a_gate_fails_where_the_change_is_beyond_it_or_unknown(gate: str, failed: bool) -> None:
+    assert [verdict.failed for verdict in judged([gate], BEFORE, AFTER)] == [failed]
+
+
+def test_the_reason_says_what_changed_by_how_much_and_how_sure_it_is() -> None:
+    (verdict,) = judged(["accuracy < -1%"], BEFORE, AFTER)
+    assert verdict.reason.startswith("accuracy went from 90.0% to 88.0% on 100 tasks (-2.0 points, 95 % -")
+    (missing,) = judged(["re_ask_rate > 0"], BEFORE, AFTER)
+    assert missing.reason == "re_ask_rate was not measured on the same tasks before and after"
+    (cost,) = judged(["cost_tokens > +5%"], BEFORE, AFTER)
+    assert cost.reason == "cost_tokens went from 100 to 110 on 100 tasks (+10)"
+
+
+def test_a_gate_is_of_the_tasks_that_both_have_and_of_roles_with_dots() -> None:
+    one, two = {"a.b": (1.0, 4.0)}, {"a.b": (3.0, 4.0)}
+    before, after = (
+        {"measured": {"t": {f"agents/{r}/tool_error_rate": p for r, p in of.items()}}} for of in (one, two)
+    )
+    (verdict,) = judged(["agents.a.b.tool_error_rate > +2%"], before, after)
+    assert verdict.failed
+    assert "from 25.0% to 75.0% on 1 tasks (+50.0 points)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "text", ["", "accuracy", "accuracy < ", "accuracy <= 1", "accuracy < one", "nonsense < 1", "< 1"]
+)
+def test_what_is_no_gate_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="gate"):
+        Gate.read(text)
+
+
+def test_cohorts_are_of_fields_that_tasks_share() -> None:
+    data = [{"level": 1, "kind": "a", "id": "x" * 200}, {"level": 2, "kind": "a"}, {"level": 1}, {"level": 2, 3: "odd"}]
+    fields = fields_of([Task(str(n), "?", given) for n, given in enumerate(data)])
+    assert cohorts_of(fields, "level") == {"1": {"0", "2"}, "2": {"1", "3"}}
+    assert cohorts_of(fields, "kind") == {"a": {"0", "1"}}
+    with pytest.raises(ValueError, match=r"no field 'id'.*they share: kind, level"):
+        cohorts_of(fields, "id")
+
+
+def runs(tmp_path: Path) -> list[str]:
+    """Two that were evaluated, the second a little worse; tasks have levels."""
+    fields = {"level": {str(n): str(n % 2) for n in range(100)}}
+    for name, result in (("before", BEFORE), ("after", AFTER)):
+        folder = RunFolder.create(settings("tiny", tmp_path, name=name))
+        about = {"checkpoint": "step_000001", "mode": "greedy", "shuffled_messages": False, "tasks": 100}
+        folder.write_evaluation({**about, **result, "fields": fields}, "step_000001-greedy")
+    return runs_of(tmp_path)
+
+
+def test_a_failed_gate_ends_the_command_with_1_and_a_reason_for_people_and_for_ci(tmp_path: Path) -> None:
+    files = ["--junit", str(tmp_path / "gates.xml"), "--markdown", str(tmp_path / "gates.md")]
+    gates = ["--fail-if", "accuracy < -1%", "--fail-if", "cost_tokens > +50%"]
+    result = CliRunner().invoke(app, ["compare", *runs(tmp_path), *gates, *files])
+    assert result.exit_code == 1
+    assert "failed: accuracy < -1% (greedy): accuracy went from 90.0% to 88.0% on 100 tasks" in result.output
+    assert "passed: cost_tokens > +50% (greedy)" in result.output
+
+    suite = ElementTree.parse(tmp_path / "gates.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == ["accuracy < -1%"]
+    page = (tmp_path / "gates.md").read_text(encoding="utf-8")
+    assert "- **failed**: `accuracy < -1%`: accuracy went from" in page
+    assert "| 100 | cost_tokens | 100 | 110 | +10 |  |" in page
+
+
+def test_gates_that_hold_end_with_0_and_cohorts_have_rows_of_their_own(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["compare", *runs(tmp_path), "--fail-if", "accuracy < -5%", "--by", "level"])
+    assert result.exit_code == 0, result.output
+    (before,), (after,) = (
+        [e["measured"] for e in RunFolder.open(tmp_path / n).read_evaluations()] for n in ("before", "after")
+    )
+    found = changes(
+        {"measured": before},
+        {"measured": after, "fields": {"level": {str(n): str(n % 2) for n in range(100)}}},
+        "level",
+    )
+    assert [(one.cohort, one.difference.tasks) for one in found if one.metric == "accuracy"] == [
+        ("all", 100), ("level = 0", 50), ("level = 1", 50),
+    ]  # fmt: skip
+    refused = CliRunner().invoke(app, ["compare", *runs_of(tmp_path), "--by", "nothing"])
+    assert refused.exit_code == 1
+    assert "no field 'nothing'" in str(refused.exception) + refused.output
+
+
+def runs_of(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / name) for name in ("before", "after")]

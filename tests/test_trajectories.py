@@ -1,0 +1,292 @@
+"""Metrics of joint trajectories: by hand, and against slow references; what nobody declares is absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, groupby
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.declared import Declared
+from marft.evaluation.trajectories.asking import asks_again, content_words
+from marft.evaluation.trajectories.attempts import attempt_metrics, pass_at
+from marft.evaluation.trajectories.handoffs import handoffs, looping
+from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
+from marft.evaluation.trajectories.ratio import TEAM, Ratio
+from marft.metrics import find, known
+from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
+from tests.episodes import ROLES, episodes, make_action
+
+NEEDS_NOTHING = {
+    "reward", "handoff_loop_rate", "message_tokens", "cost_tokens", "cost_seconds", "critical_path_seconds",
+}  # fmt: skip
+
+
+def episode(
+    actions: Sequence[Action] = (), declared: Sequence[Declared] = (Declared(),), success: bool | None = None,
+    shown: str = "o",
+) -> Episode:  # fmt: skip
+    steps = tuple(Transition(Observation(shown), 0.0, declared=known) for known in declared)
+    return Episode(Task("t", "o"), "s", 0, tuple(actions), "terminated", steps, success)
+
+
+def of(name: str, *played: Episode, role: str = TEAM) -> float | None:
+    roles = ("a", "b", "c")
+    return trajectory_metrics(played, roles).get(f"agents/{role}/{name}" if role else name)
+
+
+def talk(agents: str, step: int = 0, told: bool = True) -> list[Action]:
+    """Actions of agents one after the other, each of which has seen all before it."""
+    made: list[Action] = []
+    for agent in agents:
+        call = sum(action.agent == agent for action in made)
+        sees = tuple(action.id for action in made) if told else ()
+        made.append(make_action(agent, step=step, call=call, index=len(made), sees=sees))
+    return made
+
+
+def calling(agent: str, *names: str, failed: Sequence[str] = (), call: int = 0, step: int = 0) -> Action:
+    calls = tuple(ToolCall(name, error=name in failed) for name in names)
+    return replace(make_action(agent, call=call, index=call, step=step), calls=calls)
+
+
+def test_what_nobody_declares_is_absent() -> None:
+    assert {name for name in trajectory_metrics([episode(talk("ab"))], ()) if "/" not in name} == {
+        *NEEDS_NOTHING, "re_ask_rate",
+    }  # fmt: skip
+    assert set(trajectory_metrics([episode()], ())) == NEEDS_NOTHING
+    assert trajectory_metrics([], ("a",)) == {}
+
+
+def test_every_measure_is_in_the_catalogue() -> None:
+    for name in MEASURES:
+        assert known(name).name == name
+    everything = episode(
+        [calling("a", "x"), replace(talk("ab")[1], index=1)],
+        [Declared(0.5, ("x",), {"a": ("x",), "b": ()}, 1)], success=True,
+    )  # fmt: skip
+    names = set(measured(everything, ("a", "b")))
+    assert names >= set(MEASURES)
+    assert {name for name in names if find(name) is None} == set()
+    assert all(ratio.out_of > 0 for ratio in measured(everything, ("a", "b")).values())
+
+
+def test_completion_is_of_the_episodes_that_say_so() -> None:
+    assert of("accuracy", episode(success=True), episode(success=False), episode()) == 0.5
+
+
+def attempts(*solved: tuple[str, bool | None]) -> list[Episode]:
+    return [
+        replace(episode(success=success), task=Task(task, "o"), sample=n) for n, (task, success) in enumerate(solved)
+    ]
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_success(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = [any(place < c for place in drawn) for drawn in combinations(range(n), k)]
+    assert pass_at(k, n, c) == pytest.approx(sum(draws) / len(draws), abs=1e-15)
+    assert pass_at(1, n, c) == pytest.approx(c / n)
+
+
+def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> None:
+    five = [("x", True)] + [("x", False)] * 4
+    played = attempts(*five, ("y", True), ("y", True), ("y", None), ("z", True))
+    assert attempt_metrics(played) == {
+        "pass@2": pytest.approx((0.4 + 1.0) / 2), "pass@4": pytest.approx(0.8), "avg@4": pytest.approx(0.2),
+    }  # fmt: skip
+    assert attempt_metrics(attempts(("x", True), ("y", None), ("y", None))) == {}
+    assert {known(name).name for name in attempt_metrics(played)} == {"pass@*", "avg@*"}
+
+
+def test_progress_is_the_last_and_the_score_the_mean_of_all_steps() -> None:
+    rises, falls = (episode(declared=[Declared(p) for p in shares]) for shares in ((0.25, 0.5, 0.75), (1.0, None, 0.5)))
+    assert of("goal_progress", rises, falls, episode()) == (0.75 + 0.5) / 2
+    assert of("trajectory_score", rises, falls, episode()) == (0.5 + 0.75) / 2
+    assert of("goal_progress", episode(declared=[Declared(0.0)])) == 0.0
+
+
+def test_efficiency_is_of_steps_needed_over_steps_taken_and_0_where_nothing_is_solved() -> None:
+    def took(steps: int, success: bool | None) -> Episode:
+        return episode(declared=[Declared(fewest_steps=2)] * steps, success=success)
+
+    assert of("step_efficiency", took(2, True), took(8, True)) == (1.0 + 0.25) / 2
+    assert of("step_efficiency", took(1, True)) == 1.0  # the declaration was too high
+    assert of("step_efficiency", took(2, False)) == 0.0
+    assert of("step_efficiency", took(2, None)) is None
+
+
+def test_tool_errors_are_a_share_of_calls_and_not_of_episodes() -> None:
+    first = episode([calling("a", "x", "", "y", failed=["", "y"]), calling("b", "x")])
+    second = episode([calling("a", *"x" * 6)])
+    assert of("tool_error_rate", first, second) == 2 / 10
+    assert of("tool_error_rate", first, second, role="a") == 2 / 9
+    assert of("tool_error_rate", first, second, role="b") == 0.0
+    assert of("tool_error_rate", first, second, role="c") is None
+
+
+def test_selection_is_of_calls_that_name_a_tool_where_the_right_ones_are_known() -> None:
+    known = Declared(right_tools=("x",))
+    played = episode(
+        [calling("a", "x", "", "y", failed=["x"]), calling("b", "x", step=1), calling("a", "y", step=2, call=1)],
+        [known, Declared(), Declared(right_tools=())],
+    )
+    assert of("tool_selection_accuracy", played) == 1 / 3
+    assert of("tool_selection_accuracy", played, role="b") is None
+    assert of("tool_selection_accuracy", episode([calling("a")], [known])) is None
+
+
+def test_an_action_of_a_step_that_never_ended_is_judged_by_nothing() -> None:
+    played = episode([calling("a", "x", step=1)], [Declared(0.5, ("y",), {"a": ()})])
+    assert of("tool_selection_accuracy", played) is None
+    assert of("role_adherence", played) is None
+
+
+def test_adherence_is_of_actions_of_roles_that_are_declared() -> None:
+    known = Declared(allowed_tools={"a": ("x",), "b": ()})
+    actions = [calling("a", "x", "x"), calling("a", "x", "y", call=1), calling("b"), calling("c", "y")]
+    assert of("role_adherence", episode(actions, [known])) == 2 / 3
+    assert of("role_adherence", episode(actions, [known]), role="a") == 0.5
+    assert of("role_adherence", episode(actions, [known]), role="b") == 1.0
+    assert of("role_adherence", episode(actions, [known]), role="c") is None
+    assert of("role_adherence", episode([calling("a", "")], [known])) == 1.0  # which tool, nobody knows
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ("", ""), ("a", ""), ("ab", ""), ("abababa", "ab"), ("ababab", ""), ("cababababac", "ab"), ("acbabababc", "ab"),
+        ("abacabacaba", ""), ("abababacacac", "ab"), ("abababacacaca", "abc"), ("abababababababcbcbcbcb", "abc"),
+    ],
+)  # fmt: skip
+def test_a_loop_is_more_than_two_round_trips_of_one_pair(held: str, found: str) -> None:
+    assert looping(held) == set(found) == looping_reference(held)
+
+
+def looping_reference(held: str) -> set[str]:
+    """Every stretch of seven that goes between two agents."""
+    stretches = [held[start : start + 7] for start in range(len(held) - 6)]
+    return {
+        agent for some in stretches if all(some[place] == some[place % 2] for place in range(7)) for agent in some[:2]
+    }
+
+
+@given(st.text("abc", max_size=30))
+def test_loops_are_what_the_reference_finds(names: str) -> None:
+    held = "".join(name for name, _ in groupby(names))
+    assert looping(held) == looping_reference(held)
+
+
+def test_control_is_handed_over_only_to_whoever_has_seen_what_was_done_in_the_same_step() -> None:
+    assert list(handoffs(episode(talk("aabab")))) == [["a", "b", "a", "b"]]
+    loop = episode(talk("abababa"))
+    assert of("handoff_loop_rate", loop, episode(talk("ababab"))) == 0.5
+    assert of("handoff_loop_rate", loop, role="a") == of("handoff_loop_rate", loop, role="b") == 1.0
+    assert of("handoff_loop_rate", loop, role="c") == 0.0
+    assert of("handoff_loop_rate", episode(talk("abababa", told=False))) == 0.0
+    steps = [action for step in range(7) for action in talk("ab", step=step)]
+    assert of("handoff_loop_rate", episode(steps)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("Which port does the server use?", True), ("What is its port?", True), ("The server. Which port?", True),
+        ("Which host does the server use?", False), ("The server uses its port.", False), ("What?", False),
+        ("Why is that so?", False), ("Which port? And the colour of it?", True), ("PORT?!", True), ("", False),
+        ("Is the port 8080, server\nor host?", False),
+    ],
+)  # fmt: skip
+def test_asking_again_is_a_question_that_names_only_what_was_said(text: str, again: bool) -> None:
+    assert asks_again(text, ["The server listens: its port is 8080."]) is again
+
+
+def test_what_two_messages_say_together_is_not_asked_again_and_a_quote_is_not_asked() -> None:
+    assert not asks_again("Which port has the server?", ["A server.", "A port."])
+    assert not asks_again("You ask: Which port?", ["The port is 1."], shown="You ask: Which port? Answer.")
+    assert not asks_again("Which port?", [])
+
+
+@given(st.text(max_size=60), st.lists(st.text(max_size=60), max_size=3))
+def test_asking_never_fails_and_needs_a_question_mark(text: str, told: list[str]) -> None:
+    assert asks_again(text, told) <= ("?" in text)
+    assert content_words(text) == content_words(f"the {text} of?")
+
+
+def test_only_receivers_can_ask_again() -> None:
+    say, ask = talk("ab")
+    said, asked = replace(say, text="The port is 8080."), replace(ask, text="Which port?")
+    assert of("re_ask_rate", episode([said, asked])) == of("re_ask_rate", episode([said, asked]), role="b") == 1.0
+    assert of("re_ask_rate", episode([said, asked]), role="a") is None
+    assert of("re_ask_rate", episode([said, replace(asked, text="8080.")])) == 0.0
+    assert of("re_ask_rate", episode([said, asked], shown="Which port?")) == 0.0
+    to_itself = [replace(action, text="Which port?") for action in talk("bb")]
+    assert of("re_ask_rate", episode(to_itself)) is None
+
+
+def test_messages_cost_whoever_wrote_them_and_tokens_whoever_read_and_wrote() -> None:
+    a, b, c = talk("abc")
+    played = episode([a, replace(b, message_tokens=(3,)), replace(c, message_tokens=(4, 5))])
+    assert of("message_tokens", played, episode()) == 6.0
+    assert [of("message_tokens", played, role=role) for role in "abc"] == [7.0, 5.0, 0.0]
+    assert of("cost_tokens", played) == 3 * (3 + 2)
+    assert of("cost_tokens", played, episode(), role="a") == (3 + 2) / 2
+
+
+def timed(action: Action, started: float, ended: float, sees: tuple[Action, ...] = ()) -> Action:
+    ids = tuple(other.id for other in sees)
+    return replace(action, started=started, ended=ended, sees=ids, message_tokens=(0,) * len(ids))
+
+
+def test_the_critical_path_leaves_out_what_could_have_waited_for_nobody() -> None:
+    a, b, c = talk("abc")
+    plan = timed(a, 0.0, 1.0)
+    draft = timed(b, 1.0, 4.0, (plan,))
+    beside = timed(c, 1.0, 2.0, (plan,))
+    judged = timed(make_action("a", call=1, index=3), 5.0, 6.0, (draft, beside))
+    alone = timed(make_action("c", step=1, index=4), 7.0, 9.0, (judged,))
+    played = episode([plan, draft, beside, judged, alone])
+    assert of("critical_path_seconds", played) == (1 + 3 + 1) + 2
+    assert of("cost_seconds", played) == 1 + 3 + 1 + 1 + 2
+    assert of("cost_seconds", played, role="c") == 3.0
+
+
+@given(episodes(), st.randoms(use_true_random=False))
+def test_metrics_of_random_episodes_hold_what_they_promise(played: Episode, random: object) -> None:
+    draw = np.random.default_rng(random.randrange(2**31))  # type: ignore[attr-defined]
+    actions = tuple(
+        replace(a, started=float(s), ended=float(s + d), message_tokens=tuple(draw.integers(0, 9, len(a.sees)).tolist()))
+        for a, s, d in zip(played.actions, draw.uniform(0, 9, len(played.actions)), draw.uniform(0, 9, len(played.actions)), strict=True)
+    )  # fmt: skip
+    played = replace(played, actions=actions)
+    metrics = trajectory_metrics([played], ROLES)
+    for name in ("message_tokens", "cost_tokens", "cost_seconds"):
+        assert metrics[name] == pytest.approx(math.fsum(metrics[f"agents/{role}/{name}"] for role in ROLES))
+    assert metrics["critical_path_seconds"] <= metrics["cost_seconds"] + 1e-9
+    assert metrics["critical_path_seconds"] == pytest.approx(longest_reference(played))
+    assert all(0 <= value <= 1 for name, value in metrics.items() if name.endswith(("_rate", "adherence", "accuracy")))
+
+
+def longest_reference(played: Episode) -> float:
+    """Every chain of every step, walked to its beginning."""
+    by_id = {action.id: action for action in played.actions}
+
+    def chain(action: Action) -> float:
+        before = [by_id[seen] for seen in action.sees if by_id[seen].step == action.step]
+        return action.ended - action.started + max(map(chain, before), default=0.0)
+
+    steps = {action.step for action in played.actions}
+    return sum(max(chain(action) for action in played.actions if action.step == step) for step in steps)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8), st.integers(0, 8))
+def test_ratios_add_up_however_a_batch_is_split(pairs: list[tuple[int, int]], cut: int) -> None:
+    parts = [Ratio(float(amount), float(out_of)) for amount, out_of in pairs]
+    whole = Ratio.total(parts)
+    assert Ratio.total([Ratio.total(parts[:cut]), Ratio.total(parts[cut:])]) == whole
+    assert whole.value == (sum(a for a, _ in pairs) / n if (n := sum(n for _, n in pairs)) else None)
