@@ -13,6 +13,8 @@ from marft.config.guards import GuardSettings
 from marft.guards.history import RETURNED
 from marft.guards.watch import GUARDS, Watch, sentences
 from marft.metrics import known
+from marft.runs.changes import changes
+from tests.helpers import settings
 
 Rows = list[dict[str, Any]]
 SEEDS = range(5)
@@ -164,3 +166,59 @@ def test_what_was_not_measured_is_not_judged() -> None:
     rows = [{"step": step, "reward": None, "agents/coder/kl": None, "undone_steps": 1.0} for step in range(1, 40)]
     assert raised(rows) == {}
     assert all(a["step"] < b["step"] for a, b in pairwise(rows))
+
+
+def gamed(seed: int, **series: Callable[[int, float], float]) -> Rows:
+    """A team that solves as much as it did, with terms and validations; from step 31 on some metrics are others."""
+    draw = np.random.default_rng(seed + 100)
+    rows: Rows = []
+    for row in stuck(seed):
+        late = row["step"] > 30
+        row |= {"agents/coder/entropy": 0.3, "agents/planner/entropy": 0.3, "agents/coder/action_length": 40.0}
+        row |= {"rewards/solved": row["accuracy"], "rewards/format": 0.5 + 0.05 * draw.normal()}
+        row |= {"validation_accuracy": draw.binomial(100, 0.6) / 100} if row["step"] % 5 == 0 else {}
+        for name in [name for name in series if late and name in row]:
+            row[name] = series[name](row["step"], row[name])
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_way_of_gaming_is_caught_by_its_name_and_a_team_that_is_stuck_games_nothing(seed: int) -> None:
+    assert raised(gamed(seed)) == {}
+    planted_in = {
+        "length": gamed(seed, **{"agents/coder/action_length": lambda step, _: 40.0 + 4 * (step - 30)}),
+        "term": gamed(seed, **{"rewards/format": lambda step, paid: paid + 0.05 * (step - 30)}),
+        "held_out_fall": gamed(
+            seed, reward=lambda step, was: was + 0.05 * (step - 30), validation_accuracy=lambda *_: 0.2
+        ),
+    }
+    for name, rows in planted_in.items():
+        first = raised(rows)
+        assert list(first) == [name]
+        assert 31 < first[name] <= 60
+
+
+def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in_one_that_goes_back() -> None:
+    def differ(before: str, now: str, threshold: str = "0.2") -> list[str]:
+        old = settings("tiny", "runs", "--guards.on_collapse", before)
+        return list(changes(old, settings("tiny", "runs", "--guards.on_collapse", now, "--guards.kl", threshold)))
+
+    assert differ("note", "note") == []
+    assert differ("return", "return") == ["guards.kl"]
+    assert differ("note", "return", "0.1") == ["guards.on_collapse"]
+
+
+def test_gaming_is_no_collapse() -> None:
+    rows = gamed(0, **{"rewards/format": lambda *_: 9.0})
+    watch = Watch(GuardSettings(), (), lambda _: None)
+    found = [watch.look(row) for row in rows]
+    assert any(it.findings for it in found)
+    assert all(it.well() is None for it in found)
+
+
+def test_length_and_terms_that_pay_for_themselves_are_no_gaming() -> None:
+    rows = sound(0)
+    for row in rows:
+        row |= {"agents/coder/action_length": 40.0 + 2 * row["step"], "rewards/format": row["step"] / 60}
+    assert raised(rows) == {}

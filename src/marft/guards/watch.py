@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.config.guards import GuardSettings
-from marft.guards import entropy, gradient, kl, reward_fall
+from marft.guards import entropy, gradient, held_out, kl, length, reward_fall, term
 from marft.guards.history import RETURNED, History, Row
 from marft.guards.interface import Finding, Guard
 
@@ -16,6 +16,9 @@ GUARDS = (
     Guard("entropy_surge", entropy.surge, collapse=True),
     Guard("entropy_lost", entropy.lost, collapse=True),
     Guard("gradient", gradient.look, collapse=True),
+    Guard("length", length.look, collapse=False),
+    Guard("term", term.look, collapse=False),
+    Guard("held_out_fall", held_out.look, collapse=False),
 )
 
 
