@@ -131,3 +131,11 @@ def test_a_run_that_was_not_evaluated_is_named_and_not_left_out_in_silence(
     problem = f"{second.path} has no evaluated checkpoint; run:  marft eval {second.path}"
     assert f"not shown: {problem}" in capsys.readouterr().out
     assert f"Not shown: {problem}" in first.report.read_text()
+
+
+def test_what_guards_have_seen_is_said_on_the_page(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings(output=tmp_path))
+    folder.begin(settings(output=tmp_path))
+    sound, moved = ([{"step": n, "agents/actor/kl": kl} for n in range(1, 9)] for kl in (0.001, 0.3))
+    assert "guards.kl" not in page_of(folder, sound)
+    assert "step 5: actor: each of the last 5 steps moved it by 0.3 nats a token or more" in page_of(folder, moved)

@@ -218,6 +218,12 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("critic/skipped_updates", "skipped value updates", "share of the critic's steps skipped, as the "
                "gradient was not finite", better="lower"),
     ],
+    "Guards": [
+        Metric("guards/returned_to", "back to step", "the checkpoint that the run has gone back to after this step",
+               ".0f", advice="why is said beside it; guards.rate says by how much rates are lower from there on"),
+        Metric("guards/*", "guard", "1 in a step in which the guard of this name is raised; absent otherwise", ".0f",
+               better="lower", unless_zero=True, advice="`marft train` and the report say what it saw and what to do"),
+    ],
     "Warm starts from traces": [
         Metric("sft/loss", "imitation loss", "negative log-likelihood of the step's recorded turns, before it, mean "
                "over their tokens", ".3f", "nats", BOTH, better="lower"),

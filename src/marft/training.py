@@ -21,6 +21,8 @@ from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
+from marft.guards.history import RETURNED
+from marft.guards.watch import Watch
 from marft.learning.cautions import Cautions
 from marft.learning.choice_scoring import tokens_read
 from marft.learning.interfaces import Progress
@@ -33,6 +35,7 @@ from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
+from marft.runs.returning import Returning
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
 from marft.types import Task
@@ -78,12 +81,13 @@ def _go_on(
     folder: RunFolder,
     observer: Observer,
 ) -> State:
-    run, checkpoints, careful = (
-        rollouts.run,
-        Checkpoints(folder, rollouts.run.checkpoints),
-        Careful(learner, observer.note),
-    )
+    run, careful = rollouts.run, Careful(learner, observer.note)
+    goes_back = run.guards.on_collapse == "return"
+    checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window if goes_back else 0)
+    returning = Returning(run, checkpoints, models, learner, observer.note)
+    returning.begin(state)
     cautions = Cautions(run.algorithm, observer.note)
+    watch = Watch(run.guards, folder.read_metrics(), observer.note)
     sinks = MetricSinks(folder, state.step)
     observer.began(state.step, run.training.steps)
     try:
@@ -93,13 +97,22 @@ def _go_on(
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
             cautions.look(metrics)
+            raised = watch.look({"step": state.step, **metrics})
+            metrics |= raised.metrics()
+            target = returning.target(state, raised.well())
+            if target:
+                metrics[RETURNED] = float(target.state.step)
             sinks.write(state.step, metrics)
             observer.step(state.step, metrics)
             stop = observer.wants_stop()
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
             if due:
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))
-            if due or stop:
+            if target:
+                state = returning.go_back(state, target)
+                watch.go_back(target.state.step)
+                rollouts.publish(state.step)
+            if due or stop or target:
                 checkpoints.save(state, run, models, learner, sinks.mark())
     finally:
         sinks.close()

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.guards import GuardSettings
 from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
 from marft.config.names import Name, RunName, collisions
 from marft.config.parts import (
@@ -97,6 +98,7 @@ class RunSettings(Settings):
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
+    guards: GuardSettings = GuardSettings()  # what it watches of itself
     sft: SftSettings = SftSettings()  # supervised warm starts from traces
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -14,6 +14,7 @@ from marft.evaluation.curves import first_curves, other_curves
 from marft.evaluation.pages import page
 from marft.evaluation.showing import EXAMPLES, example
 from marft.evaluation.transcripts import dropped
+from marft.guards.watch import sentences
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
 from marft.types import Episode
@@ -33,6 +34,7 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         f"{len(metrics)} of {recipe.training.steps} steps, {episodes:.0f} episodes in {seconds:.0f} s",
         dropped=int(sum(row.get("episodes_dropped") or 0.0 for row in metrics)),
         reasons=recorded.reasons(metrics),
+        guards=sentences(recipe.guards, metrics),
         gains=rows,
         missing=not_evaluated(against),
         measures=measures_of(rows),

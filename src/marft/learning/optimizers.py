@@ -80,7 +80,6 @@ class PolicyOptimizer:
         """Parameters and moments as they were."""
         for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
             parameter.copy_(value)
-        self.optimizer.state.clear()
         restore_optimizer(self.optimizer, self.parameters, snapshot.moments)
 
     def zero_grad(self) -> None:
@@ -106,7 +105,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Undo :func:`optimizer_tensors`. A parameter without entries has not been stepped yet."""
+    """Undo :func:`optimizer_tensors`. A parameter without entries had not been stepped yet, and is so again."""
     for name, parameter in parameters.items():
         prefix = f"{name}."
         state = {
@@ -114,6 +113,7 @@ def restore_optimizer(
             for key, tensor in tensors.items()
             if key.startswith(prefix) and key[len(prefix) :] in ("step", "exp_avg", "exp_avg_sq")
         }
+        optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[parameter] = {
                 key: tensor.clone() if key == "step" else tensor.to(parameter.device).clone()

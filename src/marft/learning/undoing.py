@@ -58,7 +58,6 @@ class Before:
         for (_, parameters, optimizer), (values, moments) in zip(_learning(self._learner), self._kept, strict=True):
             for name, parameter in parameters.items():
                 parameter.copy_(values[name])
-            optimizer.state.clear()
             restore_optimizer(optimizer, parameters, moments)
 
     def _copies(self, who: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -75,6 +75,8 @@ def _is_free(key: str, run: RunSettings) -> bool:
     parts = key.split(".")
     if parts[0] == "models" and parts[-1] == "path" and run.is_remote(parts[1]):
         return False  # the model's name at its endpoint
+    if parts[0] == "guards" and key != "guards.on_collapse" and run.guards.on_collapse == "note":
+        return True  # what only says something shapes nothing
     return any(fnmatchcase(key, pattern) for pattern in FREE)
 
 

@@ -41,6 +41,7 @@ class State:
     best_score: float = -1.0
     tasks_drawn: int = 0  # of the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
+    returns: int = 0  # times that the run has gone back to an earlier checkpoint
     parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
 
 
@@ -62,6 +63,7 @@ class _Written(BaseModel):
     best_score: float
     tasks_drawn: NonNegativeInt
     tasks: str
+    returns: NonNegativeInt
     parts: dict[str, float]
     files: dict[str, str]
     log: _WrittenMark
@@ -94,10 +96,15 @@ class Record:
 
 
 class Checkpoints:
-    """The ``checkpoints`` folder of a run."""
+    """The ``checkpoints`` folder of a run.
 
-    def __init__(self, folder: RunFolder, settings: CheckpointSettings) -> None:
-        self.folder, self.path, self.settings = folder, folder.checkpoints, settings
+    Args:
+        spare: how many steps old a checkpoint is that a run goes back to; the first and the newest such stay. 0: it
+            never goes back.
+    """
+
+    def __init__(self, folder: RunFolder, settings: CheckpointSettings, spare: int = 0) -> None:
+        self.folder, self.path, self.settings, self.spare = folder, folder.checkpoints, settings, spare
 
     def save(self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> Path:
         """Write ``step_<n>`` and let go of those that need not be kept."""
@@ -183,6 +190,8 @@ class Checkpoints:
         keep = set(done[-self.settings.keep_last :])
         if self.settings.keep_best:
             keep.add(name_of(state.best_step))
+        if self.spare:
+            keep.update(done[:1], [name for name in done if int(name[5:]) <= state.step - self.spare][-1:])
         for name in done:
             if name not in keep:
                 remove_checkpoint(self.path / name)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marft import atomic
+from marft.config.guards import GuardSettings
 from marft.config.load import first_problem
 
 
@@ -37,6 +38,7 @@ class WrittenRecipe(_Whole):
     algorithm: _Named
     agents: list[_Seat]
     training: _Length
+    guards: GuardSettings = GuardSettings()
 
 
 class _Evaluated(_Whole):

@@ -1,0 +1,26 @@
+"""Every step moves an agent far from the policy that it began with."""
+
+from __future__ import annotations
+
+from marft.config.guards import GuardSettings
+from marft.guards.history import History
+from marft.guards.interface import Finding
+
+
+def look(history: History, settings: GuardSettings) -> Finding | None:
+    """min of the window's KL > threshold, of any agent.
+
+    Sound steps stay below 0.01 nats a token, and clips and importance weights mean little at ten times that.
+    """
+    for role in history.owners("agents", "kl"):
+        series = history.now(f"agents/{role}/kl", settings.window)
+        if series is None:
+            continue
+        least = float(series.values[-settings.window :].min())
+        if least > settings.kl:
+            return Finding(
+                f"{role}: each of the last {settings.window} steps moved it by {least:.2g} nats a token or more: it is "
+                "learning from samples of policies that it no longer is; lower algorithm.optimizer.learning_rate",
+                series.steps[-settings.window] - 1,
+            )
+    return None

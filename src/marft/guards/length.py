@@ -1,0 +1,34 @@
+"""What an agent writes grows or shrinks, and it solves no more for it."""
+
+from __future__ import annotations
+
+from marft.config.guards import GuardSettings
+from marft.guards.gains import solves_more
+from marft.guards.history import History
+from marft.guards.interface import Finding
+
+
+def look(history: History, settings: GuardSettings) -> Finding | None:
+    """mean of the window's length > threshold · that of the first window, or < 1 / threshold of it, of any agent,
+    while accuracy is not above that of the first window. Where success is not known, length alone counts.
+
+    Reasoning that pays for itself grows too, with accuracy; twice the length for nothing is what a reward pays that
+    likes length.
+    """
+    window = settings.window
+    if solves_more(history, window):
+        return None
+    for role in history.owners("agents", "action_length"):
+        series = history.now(f"agents/{role}/action_length", 2 * window)
+        if series is None:
+            continue
+        means = series.means(window)
+        first, now = float(means[0]), float(means[-1])
+        if now > settings.length * first or first > settings.length * now:
+            return Finding(
+                f"{role}: its actions went from {first:.1f} to {now:.1f} tokens, over {window} steps each, and no more "
+                "is solved for it: look at what it writes (`marft show RUN`), and at which term pays for length; "
+                "truncation, a length penalty or algorithm.reward may stop it",
+                series.steps[-window] - 1,
+            )
+    return None

@@ -1,0 +1,79 @@
+"""After a collapse a run goes back to its last stable checkpoint, and on from there with lower learning rates.
+
+It is a step like any other: steps, tasks and random streams go on, so that what comes is not what collapsed, and the
+log keeps what was. Weights, optimizers, critic and what credit and schedule carry are those of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from marft.config.run import RunSettings
+from marft.learning.learner import Learner
+from marft.models.pool import Models
+from marft.runs.checkpoints import Checkpoints, Record, State, read_record, restore
+from marft.runs.folder import step_of
+from marft.runs.log import Mark
+from marft.runs.removing import remove_checkpoint
+
+
+class Returning:
+    """Goes back, as often as the recipe lets it; where it does not, nothing here does anything.
+
+    Args:
+        note: told where it would go back and may not.
+    """
+
+    def __init__(
+        self, run: RunSettings, checkpoints: Checkpoints, models: Models, learner: Learner, note: Callable[[str], None]
+    ) -> None:
+        self._run, self._checkpoints, self._models, self._learner = run, checkpoints, models, learner
+        self._note, self._refused = note, False
+        self._on = run.guards.on_collapse == "return"
+
+    def begin(self, state: State) -> None:
+        """Take up where the run stands; one that has not begun keeps what it begins with, to go back to."""
+        self._set_rates(state)
+        if self._on and not self._checkpoints.steps():
+            self._checkpoints.save(state, self._run, self._models, self._learner, Mark.of(b""))
+
+    def target(self, state: State, well: int | None) -> Record | None:
+        """The checkpoint to go back to: the newest whole one of step ``well`` or before.
+
+        Args:
+            well: the last step before a collapse; None where there is none.
+        """
+        if well is None or not self._on:
+            return None
+        found = self._newest(well) if state.returns < self._run.guards.returns else None
+        if found is None and not self._refused:
+            self._refused = True
+            self._note(
+                f"step {state.step}: the run has gone back {state.returns} times (guards.returns = "
+                f"{self._run.guards.returns}) or has no checkpoint of step {well} or before; it goes on as it is"
+            )
+        return found
+
+    def go_back(self, state: State, record: Record) -> State:
+        """Put everything that learns back → where the run stands. Checkpoints in between go, but for the best one."""
+        for path in self._checkpoints.steps():
+            if record.state.step < step_of(path) <= state.step and step_of(path) != state.best_step:
+                remove_checkpoint(path)
+        restore(record, self._models, self._learner)
+        state = replace(state, returns=state.returns + 1)
+        self._set_rates(state)
+        return state
+
+    def _newest(self, well: int) -> Record | None:
+        for path in reversed(self._checkpoints.steps()):
+            if step_of(path) <= well:
+                try:
+                    return read_record(path)
+                except ValueError:
+                    continue
+        return None
+
+    def _set_rates(self, state: State) -> None:
+        for name, optimizer in self._learner.optimizers.items():
+            optimizer.learning_rate = self._run.learning_rate(name) * self._run.guards.rate**state.returns

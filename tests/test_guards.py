@@ -1,0 +1,224 @@
+"""Guards on rows that are made up: what is planted is caught by its name, and what is sound is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from marft.config.guards import GuardSettings
+from marft.guards.history import RETURNED
+from marft.guards.watch import GUARDS, Watch, sentences
+from marft.metrics import known
+from marft.runs.changes import changes
+from tests.helpers import settings
+
+Rows = list[dict[str, Any]]
+SEEDS = range(5)
+
+
+def sound(seed: int, steps: int = 60, episodes: int = 64) -> Rows:
+    """A team that learns: accuracy from 40 % to 98 %, entropy from 0.5 to 0.01, with the scatter of its batches."""
+    draw = np.random.default_rng(seed)
+    rows: Rows = []
+    for step in range(1, steps + 1):
+        done = step / steps
+        accuracy = draw.binomial(episodes, min(0.98, 0.4 + 0.8 * done)) / episodes
+        row: dict[str, Any] = {"step": step, "accuracy": accuracy, "reward": accuracy}
+        row["reward_std"] = float(np.sqrt(accuracy * (1 - accuracy)))
+        for role in ("planner", "coder"):
+            row[f"agents/{role}/kl"] = 0.004 * draw.lognormal(0, 0.5)
+            row[f"agents/{role}/entropy"] = 0.5 * 0.02**done * draw.lognormal(0, 0.2)
+            row[f"agents/{role}/action_length"] = 40 * (1 + 0.5 * done) * draw.lognormal(0, 0.05)
+            row[f"policies/{role}/gradient_norm"] = 0.1 * 20**done * draw.lognormal(0, 0.5)
+        rows.append(row)
+    return rows
+
+
+def planted(seed: int, **series: Callable[[int, float], float]) -> Rows:
+    """Sound rows in which from step 31 on some metrics are others: what they become, by step and what they were."""
+    rows = sound(seed)
+    for row in rows[30:]:
+        for name in row:
+            if name in series or ("/coder/" in name and name.rpartition("/")[2] in series):
+                row[name] = series[name.rpartition("/")[2]](row["step"], row[name])
+    return rows
+
+
+def raised(rows: Rows, **settings: Any) -> dict[str, int]:
+    """The first step in which each guard is raised."""
+    watch, first = Watch(GuardSettings(**settings), (), lambda _: None), dict[str, int]()
+    for row in rows:
+        for name in watch.look(row).findings:
+            first.setdefault(name, row["step"])
+    return first
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("episodes", [4, 64])
+def test_a_sound_run_raises_nothing(seed: int, episodes: int) -> None:
+    assert raised(sound(seed, 300, episodes)) == {}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_collapse_is_caught_by_its_name_within_two_windows(seed: int) -> None:
+    caught = {
+        "kl": planted(seed, kl=lambda *_: 0.3),
+        "reward_fall": planted(seed, accuracy=lambda *_: 0.1),
+        "entropy_surge": planted(seed, entropy=lambda *_: 2.0),
+        "entropy_lost": [{**row, "agents/coder/entropy": 0.5 if row["step"] < 31 else 0.001} for row in stuck(seed)],
+        "gradient": planted(seed, gradient_norm=lambda _, norm: 1000 * norm),
+    }
+    for name, rows in caught.items():
+        first = raised(rows)
+        assert next(iter(first)) == name
+        assert 31 < first[name] <= 40, name
+
+
+def stuck(seed: int) -> Rows:
+    """A team that solves as much as it did."""
+    draw = np.random.default_rng(seed)
+    return [{**row, "accuracy": draw.binomial(64, 0.4) / 64} for row in sound(seed)]
+
+
+def test_a_fall_of_rewards_of_any_size_is_caught_where_success_is_not_known() -> None:
+    rows = planted(0, accuracy=lambda *_: 0.1)
+    for row in rows:
+        accuracy = row.pop("accuracy")
+        row |= {"reward": 1000 * accuracy - 2000, "reward_std": 1000 * float(np.sqrt(accuracy * (1 - accuracy)))}
+    assert next(iter(raised(rows))) == "reward_fall"
+
+
+def test_a_single_bad_step_is_no_collapse() -> None:
+    rows = sound(0)
+    rows[30] |= {"accuracy": 0.0, "agents/coder/kl": 9.0, "agents/coder/entropy": 9.0}
+    rows[30] |= {"policies/coder/gradient_norm": 1e6}
+    assert raised(rows) == {}
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_threshold_of_0_switches_a_guard_off(guard: Any) -> None:
+    rows = planted(0, kl=lambda *_: 0.3, accuracy=lambda *_: 0.1, entropy=lambda *_: 2.0, gradient_norm=lambda *_: 1e6)
+    on, off = raised(rows), raised(rows, **{guard.name: 0})
+    assert guard.name not in off
+    assert off == {name: step for name, step in on.items() if name != guard.name}
+
+
+def test_it_is_said_once_as_long_as_it_lasts_with_name_step_and_remedy() -> None:
+    said = sentences(GuardSettings(), planted(0, kl=lambda step, kl: kl if step == 50 else 0.3))
+    assert [text.partition(":")[0] for text in said] == ["step 35", "step 55"]
+    assert said[0].startswith("step 35: coder: each of the last 5 steps moved it by 0.3 nats a token or more")
+    assert said[0].endswith("lower algorithm.optimizer.learning_rate (guards.kl = 0.1)")
+
+
+def test_what_is_raised_is_a_metric_of_that_step_alone() -> None:
+    watch = Watch(GuardSettings(), (), lambda _: None)
+    metrics = [watch.look(row).metrics() for row in planted(0, kl=lambda *_: 0.3)]
+    assert metrics == [{}] * 34 + [{"guards/kl": 1.0}] * 26
+    assert known("guards/kl").label == "guard"
+
+
+def logged(rows: Iterable[dict[str, Any]], settings: GuardSettings) -> tuple[Rows, list[str]]:
+    """What a run that goes back would write, and what it would say."""
+    said: list[str] = []
+    watch, log = Watch(settings, (), said.append), Rows()
+    for row in rows:
+        found = watch.look(row)
+        log.append({**row, **found.metrics()})
+        if (well := found.well()) is not None:
+            log[-1][RETURNED] = float(well)
+            watch.go_back(well)
+    return log, said
+
+
+def test_a_log_tells_again_what_was_said_and_goes_on_from_any_row_as_if_it_had_not_stopped() -> None:
+    settings = GuardSettings(on_collapse="return")
+    rows = planted(0, kl=lambda step, kl: 0.3 if step < 45 else kl)
+    log, said = logged(rows, settings)
+    assert [row["step"] for row in log if RETURNED in row] == [35, 40]
+    assert sentences(settings, log) == said
+    assert len(said) == 4
+    for cut in range(len(log)):
+        again = list[str]()
+        watch = Watch(settings, log[:cut], again.append)
+        for row in log[cut:]:
+            found = watch.look({name: value for name, value in row.items() if not name.startswith("guards/")})
+            assert found.metrics().items() <= row.items()
+            assert bool(found.findings) == any(name.startswith("guards/") for name in row)
+            if RETURNED in row:
+                watch.go_back(int(row[RETURNED]))
+        assert again == said[len(said) - len(again) :]
+
+
+def test_a_collapse_says_when_all_was_well() -> None:
+    for rows, well in (
+        (planted(0, kl=lambda *_: 0.3), 30),
+        (planted(0, entropy=lambda *_: 2.0), 30),
+    ):
+        watch = Watch(GuardSettings(), (), lambda _: None)
+        assert next(found.well() for row in rows if (found := watch.look(row)).findings) == well
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    rows = [{"step": step, "reward": None, "agents/coder/kl": None, "undone_steps": 1.0} for step in range(1, 40)]
+    assert raised(rows) == {}
+    assert all(a["step"] < b["step"] for a, b in pairwise(rows))
+
+
+def gamed(seed: int, **series: Callable[[int, float], float]) -> Rows:
+    """A team that solves as much as it did, with terms and validations; from step 31 on some metrics are others."""
+    draw = np.random.default_rng(seed + 100)
+    rows: Rows = []
+    for row in stuck(seed):
+        late = row["step"] > 30
+        row |= {"agents/coder/entropy": 0.3, "agents/planner/entropy": 0.3, "agents/coder/action_length": 40.0}
+        row |= {"rewards/solved": row["accuracy"], "rewards/format": 0.5 + 0.05 * draw.normal()}
+        row |= {"validation_accuracy": draw.binomial(100, 0.6) / 100} if row["step"] % 5 == 0 else {}
+        for name in [name for name in series if late and name in row]:
+            row[name] = series[name](row["step"], row[name])
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_way_of_gaming_is_caught_by_its_name_and_a_team_that_is_stuck_games_nothing(seed: int) -> None:
+    assert raised(gamed(seed)) == {}
+    planted_in = {
+        "length": gamed(seed, **{"agents/coder/action_length": lambda step, _: 40.0 + 4 * (step - 30)}),
+        "term": gamed(seed, **{"rewards/format": lambda step, paid: paid + 0.05 * (step - 30)}),
+        "held_out_fall": gamed(
+            seed, reward=lambda step, was: was + 0.05 * (step - 30), validation_accuracy=lambda *_: 0.2
+        ),
+    }
+    for name, rows in planted_in.items():
+        first = raised(rows)
+        assert list(first) == [name]
+        assert 31 < first[name] <= 60
+
+
+def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in_one_that_goes_back() -> None:
+    def differ(before: str, now: str, threshold: str = "0.2") -> list[str]:
+        old = settings("tiny", "runs", "--guards.on_collapse", before)
+        return list(changes(old, settings("tiny", "runs", "--guards.on_collapse", now, "--guards.kl", threshold)))
+
+    assert differ("note", "note") == []
+    assert differ("return", "return") == ["guards.kl"]
+    assert differ("note", "return", "0.1") == ["guards.on_collapse"]
+
+
+def test_gaming_is_no_collapse() -> None:
+    rows = gamed(0, **{"rewards/format": lambda *_: 9.0})
+    watch = Watch(GuardSettings(), (), lambda _: None)
+    found = [watch.look(row) for row in rows]
+    assert any(it.findings for it in found)
+    assert all(it.well() is None for it in found)
+
+
+def test_length_and_terms_that_pay_for_themselves_are_no_gaming() -> None:
+    rows = sound(0)
+    for row in rows:
+        row |= {"agents/coder/action_length": 40.0 + 2 * row["step"], "rewards/format": row["step"] / 60}
+    assert raised(rows) == {}

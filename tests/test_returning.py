@@ -1,0 +1,80 @@
+"""A run whose rate is a hundred times too high: it is told of, and goes back to where it was sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from marft.config import RunSettings
+from marft.guards.history import RETURNED
+from marft.guards.watch import sentences
+from marft.runs.checkpoints import verify
+from marft.runs.folder import RunFolder
+from marft.training import train
+from tests.helpers import settings
+from tests.runs import Listening
+from tests.test_resume import StopAfter, assert_same
+
+STEPS = 9
+
+
+def hot(output: Path, *overrides: str) -> RunSettings:
+    return settings(
+        "tiny", output, "--training.steps", str(STEPS), "--checkpoints.every", "2", "--guards.window", "3",
+        "--algorithm.optimizer.learning_rate", "1.0", "--algorithm.optimizer.warmup_steps", "0", "--agents.actor.sampling.max_new_tokens", "32",
+        "--agents.reasoner.sampling.max_new_tokens", "32", *overrides,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def returned(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[str]]:
+    run, listening = hot(tmp_path_factory.mktemp("returned"), "--guards.on_collapse", "return"), Listening()
+    folder = RunFolder.create(run)
+    train(run, folder, observer=listening)
+    return folder, listening.notes
+
+
+@pytest.mark.slow
+def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_is_recorded(
+    returned: tuple[RunFolder, list[str]],
+) -> None:
+    folder, notes = returned
+    rows = folder.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "the log keeps what collapsed"
+    backs = {row["step"]: row[RETURNED] for row in rows if RETURNED in row}
+    assert 1 <= len(backs) <= 2
+    assert next(iter(backs.values())) == 0
+    rates = [row["policies/actor/learning_rate"] for row in rows]
+    times = 0
+    for row, rate in zip(rows, rates, strict=True):
+        assert rate == pytest.approx(0.1**times)
+        times += RETURNED in row
+    assert verify(folder.checkpoints / "step_000009").returns == len(backs)
+    said = sentences(hot(folder.path.parent, "--guards.on_collapse", "return").guards, rows)
+    assert [text for text in said if text in notes] == said
+    assert sum("the run goes back to the checkpoint of step" in text for text in said) == len(backs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [2, 3, 4, 6])
+def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
+    after: int, returned: tuple[RunFolder, list[str]], tmp_path: Path
+) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return")
+    folder = RunFolder.create(run)
+    train(run, folder, observer=StopAfter(after))
+    train(run, folder, resume=True)
+    assert_same(folder, returned[0], "step_000009")
+
+
+@pytest.mark.slow
+def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
+    run, listening = hot(tmp_path), Listening()
+    folder = RunFolder.create(run)
+    state = train(run, folder, observer=listening)
+    assert any("(guards.kl = 0.1)" in note for note in listening.notes)
+    assert state.returns == 0
+    assert not (folder.checkpoints / "step_000000").exists()
+    assert any("guards/kl" in row for row in folder.read_metrics())
+    assert not any(RETURNED in row for row in folder.read_metrics())
