@@ -1,11 +1,11 @@
 """Weights that are held in half precision and multiplied in float32, where a processor's half precision is the slower.
 
 Few processors multiply bfloat16 numbers faster than float32 ones: those with AMX do. With AVX512-BF16 alone the
-instruction takes twice as long as the two float32 ones in whose place it stands (Sapphire and Emerald Rapids), and with
-AVX2 there is none. A frozen base in bfloat16 still takes half the memory there, so it is held in it, and each of its
-matrices is made float32 for as long as it is multiplied with many rows: which costs little beside the product. Nothing
-else is rounded then. While few rows decode, bringing weights from memory is what takes the time: bfloat16 halves it, so
-there the instruction is used where there is one.
+instruction takes twice as long as the two float32 ones in whose place it stands (Emerald Rapids), and with AVX2 there
+is none. A frozen base in bfloat16 still takes half the memory there, so it is held in it, and each of its matrices is
+made float32 for as long as it is multiplied with many rows: which costs little beside the product. Nothing else is
+rounded then. While few rows decode, bringing weights from memory is what takes the time: bfloat16 halves it, so there
+the instruction is used where there is one.
 """
 
 from __future__ import annotations
