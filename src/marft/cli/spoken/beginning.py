@@ -1,0 +1,64 @@
+"""What is said to begin, and to learn what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import app
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where the files go; made where it is not there.")] = Path("my_team"),
+    data: Annotated[
+        str | None, typer.Option(help="Your table: CSV, JSONL, Parquet; '' for a few invented rows.")
+    ] = None,
+    question: Annotated[str, typer.Option(help="Its column with the questions.")] = "",
+    answer: Annotated[str | None, typer.Option(help="Its column with the right answers; '' for none.")] = None,
+    model: Annotated[str, typer.Option(help="tiny (bundled), a folder, or a Hugging Face id.")] = "",
+    team: Annotated[str, typer.Option(help="reasoner-actor, writer-critic, or single.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take what is not named by default.")] = False,
+) -> None:
+    """Begin a team of your own, in a folder that trains at once.
+
+    A recipe, a reward function with its test, some data. It asks on a terminal alone, and overwrites nothing.
+    """
+    from marft.cli.init import init as run_init
+
+    run_init(folder, data, question, answer, model, team, yes)
+
+
+@app.command()
+def algorithms(
+    name: Annotated[str, typer.Argument(help="A preset, to see every setting of it.")] = "",
+) -> None:
+    """List the algorithms, or print all settings of one."""
+    from marft.cli import listings
+
+    listings.algorithms(name)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str, typer.Argument(help="A bundled recipe, to print it as it is.")] = "",
+) -> None:
+    """List the bundled recipes, or print one.
+
+    Each can be trained by its name; one of your own may begin with marft recipes demo > mine.toml
+    """
+    from marft.cli import listings
+
+    listings.recipes(name)
+
+
+@app.command()
+def environments(
+    name: Annotated[str, typer.Argument(help="An environment, to see its keys and what they take.")] = "",
+) -> None:
+    """List the environments, or the keys of one."""
+    from marft.cli import listings
+
+    listings.environments(name)

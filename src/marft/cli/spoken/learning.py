@@ -1,0 +1,86 @@
+"""What is said to train a team."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, app
+
+Traces = Annotated[
+    list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
+]
+Roles = Annotated[
+    list[str] | None, typer.Option(help='Whose turns those of a name are: "name in the traces=role"; repeat it.')
+]
+
+
+@app.command(context_settings=OVERRIDES)
+def train(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", help="Start a new run with the weights of this checkpoint folder.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and print the resolved recipe; run nothing.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Show one episode of every so many steps; 0: none.")
+    ] = None,
+) -> None:
+    """Train the team of a recipe.
+
+    Any setting can be changed: --algorithm.level token --training.steps 50
+    """
+    from marft.cli import commands, options
+
+    changes = options.overrides_of(context, recipe)
+    if samples is not None:
+        changes = [*changes, "--training.show_samples_every", str(samples)]
+    commands.train(recipe, changes, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
+
+
+@app.command(context_settings=OVERRIDES)
+def sft(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
+    traces: Traces = None,
+    role: Roles = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Start with the weights of this checkpoint folder, not the base's.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+) -> None:
+    """Warm start a team from traces of other programs.
+
+    By imitation, each role of its own turns alone. Settings can be changed: --sft.epochs 2
+    """
+    from marft.cli import options
+    from marft.cli import traces as of_traces
+
+    changes = options.overrides_of(context, recipe)
+    of_traces.sft(recipe, changes, traces or [], role or [], resume=resume, start_from=start_from, overwrite=overwrite)
+
+
+@app.command(context_settings=OVERRIDES)
+def score(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or the folder of a run.")],
+    traces: Traces = None,
+    role: Roles = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+) -> None:
+    """Grade traces of other programs.
+
+    By the environment and the reward terms of a recipe: a table by term and agent. No model is loaded.
+    """
+    from marft.cli import options
+    from marft.cli import traces as of_traces
+
+    of_traces.score(recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite)

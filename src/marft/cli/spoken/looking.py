@@ -1,0 +1,151 @@
+"""What is said to look at a run, and to play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import OVERRIDES, app
+
+
+@app.command("eval", context_settings=OVERRIDES)
+def evaluate(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run; an export; or a recipe: then only the base.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="base, last, best or step_000050; several with commas.")
+    ] = "base,last",
+    mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
+    tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
+    shuffle_messages: Annotated[
+        bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
+    ] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
+    ] = False,
+) -> None:
+    """Evaluate checkpoints and their untuned base.
+
+    On held-out tasks, with 95 % intervals. Settings can be changed as in train.
+    """
+    from marft.cli import commands, options
+
+    if (run / "team.json").is_file():
+        from marft.cli import shipping
+
+        shipping.evaluate(run, options.overrides_of(context, run), mode, tasks, shuffle_messages, trust_code)
+        return
+    names = [name.strip() for name in checkpoint.split(",")]
+    commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages)
+
+
+@app.command(context_settings=OVERRIDES)
+def play(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe, then with its untuned base; or the folder of a run.")],
+    human: Annotated[list[str] | None, typer.Option(help="An agent that you play; repeat the option.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="Of a run: base, last, best or step_000050.")] = "last",
+    task: Annotated[int, typer.Option(help="Which task of the test split.")] = 0,
+) -> None:
+    """Play one episode live, agent by agent.
+
+    With what each of them saw; take any seat yourself.
+    """
+    from marft.cli import commands, options
+
+    commands.play(recipe, options.overrides_of(context, recipe), human or [], checkpoint, task)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs that were evaluated.")],
+    fail_if: Annotated[
+        list[str] | None, typer.Option(help='Of two runs: exit with 1 if "accuracy < -1%"; repeat the option.')
+    ] = None,
+    by: Annotated[str, typer.Option(help="Of two runs: also by cohort, tasks with the same value of this field.")] = "",
+    junit: Annotated[Path | None, typer.Option(help="Of two runs: write the gates to this file, for CI.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Of two runs: write gates and changes to this file.")] = None,
+) -> None:
+    """Show evaluated runs side by side.
+
+    Each against its own base on the same tasks; with gates or cohorts, the second against the first.
+    """
+    from marft.cli import commands
+
+    if not commands.compare(runs, fail_if or [], by, junit, markdown):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    against: Annotated[list[Path] | None, typer.Option(help="Other runs to show beside it; repeat the option.")] = None,
+) -> None:
+    """Write the report.html of a run.
+
+    Training curves, before and after, sample episodes.
+    """
+    from marft.cli import commands
+
+    commands.report(run, against or [])
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    algorithms: Annotated[str, typer.Option(help="Presets, with commas; the run's own name means its own settings.")],
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
+    episodes: Annotated[int, typer.Option(min=0, help="How many episodes to show: those most disagreed about.")] = 4,
+) -> None:
+    """Credit recorded episodes by several algorithms.
+
+    Side by side: which would push what, and how far.
+    """
+    from marft.cli import commands
+
+    commands.replay(run, algorithms.split(","), step, episodes)
+
+
+@app.command()
+def graph(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    episode: Annotated[str, typer.Argument(help="Its index in the step (0, 1, …), or task#sample.")] = "0",
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = 0,
+) -> None:
+    """Draw one recorded episode.
+
+    Who acted when, and who depended on whom.
+    """
+    from marft.cli import commands
+
+    commands.graph(run, episode, step)
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
+    step: Annotated[int | None, typer.Option(min=0, help="A recorded training step; 0: the last one.")] = None,
+    agent: Annotated[str, typer.Option(help="Only what this agent did.")] = "",
+    task: Annotated[
+        str, typer.Option(help="Only this task, or task#sample; without --step, how it went at every step.")
+    ] = "",
+    worst: Annotated[bool, typer.Option("--worst", help="Those that earned least first.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Those that earned most first.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that could not be scored.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="How many episodes, of a step.")] = 3,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Of each step as it is recorded, until the run ends or Ctrl-C.")
+    ] = False,
+) -> None:
+    """Read recorded episodes: what agents saw, said and earned."""
+    from marft.cli.show import show as run_show
+
+    orders = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
+    if follow:
+        from marft.cli.following import follow as run_follow
+
+        run_follow(run, step, agent, task, orders, count)
+        return
+    run_show(run, step, agent, task, orders, count)
