@@ -62,9 +62,8 @@ class Turns:
         self._given: dict[int, tuple[Observation, Asked, int]] = {}  # by index: what it was made from, room
         self._handed: dict[int, Action] = {}  # by identity: actions that the organization was given
         self._acting: int | None = None  # the step in which agents may be asked
-        self._under_way = 0  # actions that are waited for
+        self._under_way = self._asked = 0  # actions that are waited for; that were asked for
         self._failure: Exception | None = None  # of an action: no organization can go on without it
-        self._asked = 0
         self._calls: Counter[str] = Counter()
         self._began, self._began_at = time.perf_counter(), time.time()
         origin = attempt.replay or attempt

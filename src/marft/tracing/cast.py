@@ -71,8 +71,11 @@ def _seat(table: Mapping[str, Any], agent: Mapping[str, Any]) -> Seat:
     path = str(model.get("path") or policy)
     label = PurePath(path).name if path.startswith(("/", ".", "~")) else path
     profile = Profile(
-        str(agent.get("role")), str(agent.get("instructions") or ""), str(agent.get("guidance") or "")
-    )  # fmt: skip
+        role=str(agent.get("role")),
+        instructions=str(agent.get("instructions") or ""),
+        guidance=str(agent.get("guidance") or ""),
+        answers=agent.get("answers") is True,
+    )
     remote = isinstance(model.get("endpoint"), dict)
     trained = not remote and told.get("train", "lora") != "frozen"
     return Seat(profile, f"{label}:{policy}" if trained else label, "openai" if remote else "marft")

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.tracing.cast import Cast, Seat
-from marft.tracing.messages import as_json, asked, call_id, exchange, parts
+from marft.tracing.messages import as_json, asked, call_id, exchange, parts, text_message
 from marft.tracing.span import Kind, Link, Span, Value, plain, span_id, trace_id
 from marft.tracing.turns import Turn, turns_of
 from marft.types import Action, Episode, ToolCall
@@ -96,10 +96,19 @@ class _Traced:
         if not episode.scored:
             attributes["error.type"] = episode.status
         if content:
-            attributes["marft.task.prompt"] = plain(episode.task.prompt)
+            attributes["gen_ai.input.messages"] = as_json([text_message("user", episode.task.prompt)])
+            if (answer := self._answer()) is not None:
+                told = {**text_message("assistant", answer.text), "finish_reason": answer.finish}
+                attributes["gen_ai.output.messages"] = as_json([told])
         name = f"invoke_workflow {self.tracer.cast.name or 'marft'}"
         error = plain(episode.error) if content else ""
         return self._span((), "", name, (0.0, episode.seconds), attributes, links, not episode.scored, error)
+
+    def _answer(self) -> Action | None:
+        """The last action of an agent that answers, else the last of all."""
+        actions, seats = self.episode.actions, self.tracer.cast.seats
+        answering = [one for one in actions if one.agent in seats and seats[one.agent].profile.answers]
+        return next(iter([*reversed(answering), *reversed(actions)]), None)
 
     def _step(self, step: int, begins: float, ends: float) -> Iterator[Span]:
         parent, names = span_id(self.trace), ("step", step)

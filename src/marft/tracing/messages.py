@@ -74,6 +74,11 @@ def parts(action: Action, turn: Turn) -> list[Part]:
     return found
 
 
+def text_message(role: str, text: str) -> dict[str, object]:
+    """A message that is a text alone."""
+    return {"role": role, "parts": [_text(text)]}
+
+
 def as_json(messages: Sequence[Mapping[str, object]]) -> str:
     """Messages as the text of an attribute, each of whose own texts is bounded."""
     return json.dumps(messages, ensure_ascii=False)
