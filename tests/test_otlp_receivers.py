@@ -138,6 +138,18 @@ def test_what_cannot_be_sent_is_refused(
     assert not list(tmp_path.glob("new.jsonl*"))
 
 
+def test_sessions_that_were_served_are_sent_too(tmp_path: Path) -> None:
+    for number in (1, 2):
+        session = replace(team(task=f"request-{number}"), stream="serve", status="paused", transitions=())
+        write_episodes(tmp_path / f"sessions-20260101T000000-{number:06d}.parquet", [session])
+    send(tmp_path, file=tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines()]
+    traces = {s["traceId"] for line in lines for s in line["resourceSpans"][0]["scopeSpans"][0]["spans"]}
+    assert len(traces) == 2
+    with pytest.raises(ValueError, match="have no steps"):
+        send(tmp_path, step=1, file=tmp_path / "other")
+
+
 def test_a_file_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(ValueError, match="is there already"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
+import secrets
 import time
 import urllib.error
 import urllib.request
@@ -77,7 +77,7 @@ class Receiver:
             except _AgainError as error:
                 said = str(error)
                 if number + 1 < self.tries:
-                    backoff = FIRST_WAIT * 2**number * random.uniform(1.0, 1.5)
+                    backoff = FIRST_WAIT * 2**number * secrets.SystemRandom().uniform(1.0, 1.5)
                     self.wait(min(LONGEST_WAIT, backoff if error.after is None else error.after))
         raise UnsentError(f"{self.url}: {said} (asked {self.tries} times)")
 
