@@ -27,6 +27,7 @@ from marft.tracing.live import Live, Traced, traced
 from marft.tracing.receiver import Receiver, UnsentError, headers_of, traces_url
 from marft.tracing.recorded import Recording
 from tests.otlp import BEGAN, collecting, run_of, team
+from tests.runs import contents, finished
 
 
 def send(run: Path, otlp: str = "", **more: Any) -> None:
@@ -235,7 +236,21 @@ def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later() -> None
     assert noting.notes[-1] == f"traces: 3 episodes were not sent to {collector.url}: {said}"
 
 
-def test_without_a_receiver_nothing_is_imported_and_nobody_is_in_between() -> None:
+@pytest.mark.slow
+def test_a_run_learns_the_same_with_a_receiver_and_what_it_sends_is_what_is_recorded(tmp_path: Path) -> None:
+    with collecting() as collector:
+        sent = finished(tmp_path / "sent", f"--tracing.otlp={collector.url}")[1]
+        live = {(s.trace_id.hex(), s.span_id.hex()) for s in collector.spans}
+    alone = finished(tmp_path / "alone")[1]
+    weights = [contents(folder.saved_steps()[-1] / "policies") for folder in (sent, alone)]
+    assert weights[0] == weights[1]
+    tracer = Tracer(sent.identity())
+    recorded = [episode for file in sent.recorded_steps() for episode in read_episodes(file)]
+    assert live == {(s.trace, s.id) for episode in recorded for s in tracer.spans(episode)}
+    assert all(abs(episode.began - time.time()) < 600 for episode in recorded)
+
+
+def test_without_a_receiver_nobody_is_in_between() -> None:
     observer = Observer()
     with traced(TracingSettings(), observer, "r", {}) as same:
         assert same is observer
@@ -246,3 +261,11 @@ def test_a_receiver_in_a_recipe_is_an_address() -> None:
         load_recipe("demo", changes={"tracing.otlp": "http://me:secret@host"})
     with pytest.raises(ValueError, match="did you mean 'otlp'"):
         load_recipe("demo", changes={"tracing.oltp": "http://localhost:4318"})
+
+
+def test_what_is_missing_to_send_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.tracing.otlp.find_spec", lambda _: None)
+    run = run_of(tmp_path, [team()])
+    with pytest.raises(ValueError, match=r"pip install 'marft\[otel\]'"):
+        send(run, "http://127.0.0.1:9")
+    send(run, file=tmp_path / "out")
