@@ -38,6 +38,7 @@ from marft.runs.folder import RunFolder
 from marft.runs.returning import Returning
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
+from marft.tracing.live import traced
 from marft.types import Task
 
 
@@ -69,7 +70,9 @@ def train(
             tasks = training_tasks(run)
             state = start.with_tasks(state, tasks)
             start.commit(state, rollouts.models, learner)
-            return _go_on(rollouts, rollouts.models, learner, state, tasks, folder, observer)
+            later = f". Send them later:  marft trace {folder.path} --otlp {run.tracing.otlp}"
+            with traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
+                return _go_on(rollouts, rollouts.models, learner, state, tasks, folder, watching)
 
 
 def _go_on(

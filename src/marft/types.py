@@ -355,6 +355,7 @@ class Episode:
     bootstrap: Mapping[str, TokenIds] = field(default_factory=dict)  # by agent, each [S]; empty unless truncated
     seconds: float = 0.0
     fork: Fork | None = None
+    began: float = 0.0  # seconds since 1970, by the clock of the machine that played it; 0: not known
 
     @property
     def name(self) -> str:

@@ -25,6 +25,7 @@ from marft.config.parts import (
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
 from marft.config.sizes import size_problems
+from marft.config.tracing import TracingSettings
 
 ENVIRONMENT = "environment"  # among an agent's tools: those that the environment's sessions bring
 
@@ -99,6 +100,7 @@ class RunSettings(Settings):
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
     guards: GuardSettings = GuardSettings()  # what it watches of itself
+    tracing: TracingSettings = TracingSettings()  # where its episodes are sent as traces
     sft: SftSettings = SftSettings()  # supervised warm starts from traces
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 

@@ -62,11 +62,10 @@ class Turns:
         self._given: dict[int, tuple[Observation, Asked, int]] = {}  # by index: what it was made from, room
         self._handed: dict[int, Action] = {}  # by identity: actions that the organization was given
         self._acting: int | None = None  # the step in which agents may be asked
-        self._under_way = 0  # actions that are waited for
+        self._under_way = self._asked = 0  # actions that are waited for; that were asked for
         self._failure: Exception | None = None  # of an action: no organization can go on without it
-        self._asked = 0
         self._calls: Counter[str] = Counter()
-        self._began = time.perf_counter()
+        self._began, self._began_at = time.perf_counter(), time.time()
         origin = attempt.replay or attempt
         seed = derive_seed(game.seed, "tools", origin.stream, attempt.task.id, origin.sample)
         self.belt = ToolBelt(game.tools, game.threads, game.engine, attempt.task, seed)
@@ -396,5 +395,6 @@ class Turns:
             error=cut(storable(error), 2 * LONGEST),
             bootstrap=self.final_prompts,
             seconds=time.perf_counter() - self._began,
+            began=self._began_at,
             fork=Fork(replay.origin, replay.at or self.first_fresh) if (replay := self.attempt.replay) else None,
         )

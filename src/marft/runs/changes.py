@@ -15,7 +15,7 @@ FREE = (
     "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
     "sft.traces", "sft.every", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
-    "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from",
+    "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
 )  # fmt: skip
 ABSENT = "absent"
 PRESET = "algorithm.name"

@@ -22,7 +22,7 @@ from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
-ADDED = {"restarts", "thought", "masks"}  # columns that older files lack: there the field has its default
+ADDED = {"restarts", "thought", "masks", "began"}  # columns that older files lack: there the field has its default
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
 BOOTSTRAP = codec_of(Mapping[str, TokenIds])  # by agent
@@ -37,6 +37,7 @@ SCHEMA = pa.schema(
         ("success", pa.bool_()),
         ("total_reward", pa.float64()),
         ("episode_seconds", pa.float64()),
+        ("began", pa.float64()),  # seconds since 1970
         ("fork", FORK.arrow),
         ("transitions", TRANSITIONS.arrow),
         ("bootstrap", BOOTSTRAP.arrow),
@@ -100,6 +101,7 @@ def _rows(episode: Episode) -> list[dict[str, object]]:
         "success": episode.success,
         "total_reward": episode.total_reward,
         "episode_seconds": episode.seconds,
+        "began": episode.began,
         "fork": FORK.write(episode.fork),
     }
     rows: list[dict[str, object]] = [{**whole, **_row_of(episode, action)} for action in episode.actions]
@@ -139,5 +141,6 @@ def _episode(rows: Sequence[Mapping[str, Any]]) -> Episode:
         error=first["error"],
         bootstrap=BOOTSTRAP.read(first["bootstrap"]),
         seconds=first["episode_seconds"],
+        began=first.get("began") or 0.0,
         fork=FORK.read(first["fork"]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -176,6 +177,7 @@ class RunFolder:
         mark = {
             "format": FORMAT,
             "version": __version__,
+            "id": secrets.token_hex(8),
             "begun": datetime.now().astimezone().isoformat("T", "seconds"),
         }
         if start_from is not None:
@@ -188,6 +190,11 @@ class RunFolder:
         """Whether the run has done a step, or there is anything else that somebody may want to keep."""
         kept = (self.checkpoints, self.episodes, self.evaluations)
         return any(path.exists() for path in kept) or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
+
+    def identity(self) -> str:
+        """What tells this run from every other one, whatever its folder is called and wherever it is moved."""
+        mark = self._mark()
+        return str(mark.get("id") or mark.get("begun") or self.path.resolve().name)
 
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""

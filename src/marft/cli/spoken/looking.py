@@ -149,3 +149,25 @@ def show(
         run_follow(run, step, agent, task, orders, count)
         return
     run_show(run, step, agent, task, orders, count)
+
+
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or one of marft serve --record.")],
+    otlp: Annotated[str, typer.Option(help="A receiver, as http://localhost:4318.")] = "",
+    json: Annotated[Path | None, typer.Option(help="A new file instead, for traces as JSON lines.")] = None,
+    step: Annotated[int, typer.Option(min=0, help="A recorded training step; 0: all of them.")] = 0,
+    task: Annotated[str, typer.Option(help="Only this task, or task#sample.")] = "",
+    content: Annotated[
+        bool, typer.Option("--content", help="Also what agents were asked and said, and what tools answered.")
+    ] = False,
+    header: Annotated[list[str] | None, typer.Option(help="Sent with each request: name=value; repeat it.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the receiver may be silent.")] = 60.0,
+) -> None:
+    """Export recorded episodes as OpenTelemetry traces.
+
+    A span for each action, answer, tool call, environment step and reward term.
+    """
+    from marft.cli.tracing import trace as run_trace
+
+    run_trace(run, otlp, json, step, task, header or [], timeout, content)

@@ -1,0 +1,254 @@
+"""Our episodes as OpenTelemetry's spans: what they say, and how they are written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+)
+
+from marft.traces.record import TracedEpisode
+from marft.tracing.batches import MOST_SPANS, batches
+from marft.tracing.episode import Tracer
+from marft.tracing.otlp import json_line, protobuf
+from marft.tracing.span import LONGEST, Span
+from marft.tracing.turns import beside_calls, turns_of
+from marft.types import ActionKey, Episode, Fork, Task, ToolCall
+from tests.episodes import episodes, make_action
+from tests.otlp import BEGAN, CAST, named, spans_in, team
+from tests.tracing import read
+
+# what spans say
+
+
+def test_every_action_answer_tool_step_and_term_has_a_span_under_what_it_is_part_of() -> None:
+    spans = Tracer("r", CAST).spans(team())
+    inside = {span.id: span for span in spans}
+    assert [(span.name, inside[span.parent].name if span.parent else "") for span in spans] == [
+        ("invoke_workflow demo", ""),
+        ("step 0", "invoke_workflow demo"),
+        ("invoke_agent reasoner", "step 0"),
+        ("chat tiny:reasoner", "invoke_agent reasoner"),
+        ("invoke_agent actor", "step 0"),
+        ("chat tiny:actor", "invoke_agent actor"),
+        ("execute_tool add", "invoke_agent actor"),
+        ("chat tiny:actor", "invoke_agent actor"),
+        ("environment.step", "step 0"),
+        ("reward right", "step 0"),
+        ("reward short", "step 0"),
+    ]
+
+
+def test_spans_say_what_the_conventions_ask_for() -> None:
+    spans = Tracer("r", CAST).spans(team())
+    root, actor, tool = spans[0], named(spans, "invoke_agent actor"), named(spans, "execute_tool add")
+    assert root.attributes["gen_ai.operation.name"] == "invoke_workflow"
+    assert (root.attributes["marft.reward"], root.attributes["marft.success"]) == (1.0, True)
+    assert root.attributes["marft.policies.actor.version_highest"] == 3
+    assert actor.attributes["gen_ai.agent.name"] == "actor"
+    assert actor.attributes["gen_ai.request.model"] == "tiny:actor"
+    assert {span.attributes["agent.trajectory.step"] for span in spans[1:]} == {0}
+    assert tool.attributes["gen_ai.tool.name"] == "add"
+    first, second = (span.attributes for span in spans if span.name == "chat tiny:actor")
+    assert (first["gen_ai.usage.input_tokens"], first["gen_ai.usage.output_tokens"]) == (3, 2)
+    assert (second["gen_ai.usage.input_tokens"], second["gen_ai.usage.output_tokens"]) == (7, 2)
+    assert (first["gen_ai.response.finish_reasons"], second["gen_ai.response.finish_reasons"]) == (
+        ["tool_call"],
+        ["stop"],
+    )
+    share = named(spans, "reward short").attributes
+    assert (share["gen_ai.evaluation.name"], share["gen_ai.evaluation.score.value"]) == ("short", -0.5)
+    assert share["gen_ai.agent.name"] == "actor"
+
+
+def test_what_an_action_saw_is_linked() -> None:
+    spans = Tracer("r").spans(team())
+    assert [link.span for link in named(spans, "invoke_agent actor").links] == [
+        named(spans, "invoke_agent reasoner").id
+    ]
+    assert not named(spans, "invoke_agent reasoner").links
+
+
+def test_times_are_those_recorded_from_the_beginning_of_the_episode_on() -> None:
+    spans = Tracer("r").spans(team())
+    seconds = {s.name: (s.started / 1e9 - BEGAN, s.ended / 1e9 - BEGAN) for s in spans}
+    assert seconds["invoke_workflow marft"] == pytest.approx((0.0, 1.25), abs=1e-5)
+    assert seconds["invoke_agent actor"] == pytest.approx((0.5, 1.0), abs=1e-5)
+    assert seconds["environment.step"] == pytest.approx((1.0, 1.25), abs=1e-5)
+    tool = seconds["execute_tool add"]
+    assert tool[1] - tool[0] == pytest.approx(0.1, abs=1e-5)
+
+
+def test_nothing_that_was_said_leaves_without_being_asked_for() -> None:
+    episode = replace(team("a secret"), error="a secret", status="failed", task=Task("t", "a secret"))
+    assert "secret" not in json_line(Tracer("r", CAST).spans(episode), {})
+    assert "secret" in json_line(Tracer("r", CAST, content=True).spans(episode), {})
+
+
+def test_a_fork_is_linked_to_where_it_departs_from_and_takes_no_times_of_it() -> None:
+    origin = team()
+    served, fresh = origin.actions[0], replace(origin.actions[1], key=ActionKey("train/0/fork", "t", 0, 0, "actor", 0))
+    fork = replace(origin, stream="train/0/fork", actions=(served, fresh), fork=Fork(origin.name, fresh.id))
+    tracer = Tracer("r")
+    there, spans = tracer.spans(origin), tracer.spans(fork)
+    assert (spans[0].links[0].trace, spans[0].links[0].span) == (there[0].trace, named(there, "invoke_agent actor").id)
+    replayed = named(spans, "invoke_agent reasoner")
+    assert replayed.attributes["marft.replayed"] is True
+    assert replayed.started == replayed.ended == spans[0].started
+
+
+@settings(max_examples=40)
+@given(episodes(), st.floats(0, 5), st.floats(0, 2e9))
+def test_every_episode_is_one_tree_whose_spans_lie_within_it(episode: Episode, seconds: float, began: float) -> None:
+    acted = [replace(a, started=seconds * i / 9, ended=seconds * (i + 1) / 9) for i, a in enumerate(episode.actions)]
+    episode = replace(episode, actions=tuple(acted), seconds=seconds, began=began)
+    spans = Tracer("r", content=True).spans(episode)
+    assert spans == Tracer("r", content=True).spans(episode)
+    met: dict[str, Span] = {}
+    for span in spans:
+        assert span.id not in met
+        assert (span.parent in met) if met else not span.parent
+        outer = met.get(span.parent, span)
+        assert outer.started <= span.started <= span.ended <= max(outer.ended, outer.started)
+        met[span.id] = span
+    ids = {(span.trace, span.id) for span in spans}
+    assert all((link.trace, link.span) in ids for span in spans for link in span.links)
+    assert sum(span.name.startswith("invoke_agent") for span in spans) == len(episode.actions)
+    assert sum(span.name.startswith("step ") for span in spans) == len(episode.transitions)
+
+
+def test_no_two_episodes_share_an_id() -> None:
+    one, two = team(), team(sample=1)
+    traces = {Tracer(run).spans(e)[0].trace for run in ("a", "b") for e in (one, two, replace(one, stream="train/1"))}
+    assert len(traces) == 6
+
+
+def test_an_episode_in_which_nobody_acted_is_one_span_that_says_why() -> None:
+    episode = Episode(Task("t", "?"), "train/0", 0, (), "timed_out", error="reset() took over 1 s", began=BEGAN)
+    (span,) = Tracer("r", content=True).spans(episode)
+    assert (span.failed, span.error, span.attributes["error.type"]) == (True, episode.error, "timed_out")
+    assert "marft.reward" not in span.attributes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('<think>add {"name": 1}</think> I add. <call>{"name": "add"}', '<think>add {"name": 1}</think> I add.'),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {}}]', ""),
+        ('{"name": "other"} and no call', '{"name": "other"} and no call'),
+        ("{" * 100_000, "{" * 100_000),
+        ('{"a":' * 100_000, '{"a":' * 100_000),
+    ],
+    ids=["thought", "list", "other", "braces", "nested"],
+)
+def test_what_is_said_beside_calls_ends_where_they_begin(text: str, said: str) -> None:
+    assert beside_calls(text, [ToolCall("add")]) == said
+
+
+def test_turns_share_the_time_that_tools_did_not_take() -> None:
+    first, second = turns_of(team().actions[1], 0.5, 1.0)
+    assert (first.started, second.ended) == (0.5, 1.0)
+    assert first.ended - first.started == pytest.approx(0.2)
+    assert second.started - first.ended == pytest.approx(0.1)
+
+
+# how they are written
+
+
+def hexed(message: dict[str, Any]) -> dict[str, Any]:
+    """Protobuf's JSON as OTLP has it: ids in hexadecimal digits."""
+    import base64
+
+    def ids(table: dict[str, Any]) -> dict[str, Any]:
+        return {
+            k: base64.b64decode(v).hex() if k in ("traceId", "spanId", "parentSpanId") else v for k, v in table.items()
+        }
+
+    for whole in message["resourceSpans"]:
+        for scope in whole["scopeSpans"]:
+            scope["spans"] = [ids({**s, "links": list(map(ids, s.get("links", [])))}) for s in scope["spans"]]
+    return message
+
+
+@settings(max_examples=20)
+@given(st.text(max_size=20), st.floats(allow_nan=True), st.text(max_size=9))
+def test_json_says_what_protobuf_says(text: str, number: float, role: str) -> None:
+    episode = team(text)
+    step = replace(episode.transitions[0], terms={f"right/{role}": number})
+    spans = Tracer("r", CAST, content=True).spans(replace(episode, transitions=(step,)))
+    resource = {"service.name": "marft"}
+    message = ExportTraceServiceRequest.FromString(protobuf(spans, resource))
+    told = hexed(MessageToDict(message, use_integers_for_enums=True))
+    written = json.loads(json_line(spans, resource))
+    for one in written["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        one.setdefault("links", [])
+    assert json.dumps(told, sort_keys=True) == json.dumps(written, sort_keys=True)
+
+
+def test_texts_that_no_receiver_would_take_are_made_safe_and_short() -> None:
+    episode = team("\ud800 half, \0 nul, " + "x" * 10_000_000)
+    spans = Tracer("r", CAST, content=True).spans(replace(episode, task=Task("\0\udfff", "\0" * 10)))
+    body, line = protobuf(spans, {}), json_line(spans, {})
+    assert len(body) < 4 * LONGEST
+    line.encode()
+    texts = [a.value.string_value for s in spans_in(body) for a in s.attributes]
+    assert not any("\0" in text for text in texts)
+    assert any("more characters" in text for text in texts)
+
+
+def test_batches_are_bounded_and_leave_nothing_out() -> None:
+    long = replace(team(), actions=tuple(make_action("a", call=n, index=n) for n in range(MOST_SPANS)))
+    everything = [team(), long, *(team(sample=n) for n in range(1, 60))]
+    tracer = Tracer("r")
+    found = list(batches(everything, tracer))
+    assert all(len(batch.spans) <= MOST_SPANS for batch in found)
+    assert [s.id for b in found for s in b.spans] == [s.id for e in everything for s in tracer.spans(e)]
+    assert sum(batch.episodes for batch in found) == len(everything)
+
+
+# there and back
+
+
+def traced_back(episode: Episode, folder: Path) -> TracedEpisode:
+    file = folder / "traces.jsonl"
+    file.write_text(json_line(Tracer("r", CAST, content=True).spans(episode), {}), encoding="utf-8")
+    (found,), tally = read(file)
+    assert not tally.skipped
+    return found
+
+
+def test_our_own_reader_of_traces_reads_what_is_written(tmp_path: Path) -> None:
+    back = traced_back(team("<think>2 and 3</think>It is 5."), tmp_path)
+    assert (back.task, back.reward, back.answer) == ("t", 1.0, "5")
+    plan, call, last = back.turns
+    assert [turn.agent for turn in back.turns] == ["reasoner", "actor", "actor"]
+    assert (plan.thought, plan.text) == ("2 and 3", "It is 5.")
+    assert (call.text, call.calls[0].name, call.calls[0].output) == ("I add.", "add", "5")
+    assert json.loads(call.calls[0].arguments) == {"a": 2, "b": 3}
+    assert call.parents == (plan.id,)
+    assert last.text == "5"
+    assert plan.usage is not None
+    assert plan.usage.completion_tokens == 2
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=20), min_size=1, max_size=3))
+def test_any_words_come_back(words: list[str]) -> None:
+    import tempfile
+
+    actions = [
+        replace(make_action("a", call=n, index=n, text=word), started=n, ended=n + 1) for n, word in enumerate(words)
+    ]
+    episode = replace(team(), actions=tuple(actions), seconds=9.0)
+    with tempfile.TemporaryDirectory() as folder:
+        back = traced_back(episode, Path(folder))
+    clean = [word.replace("\0", "\ufffd") for word in words]
+    assert [turn.text for turn in back.turns if "think>" not in turn.text] == [w for w in clean if "think>" not in w]
