@@ -63,7 +63,8 @@ def test_train_eval_compare_and_report_work_together(
     assert (evaluation["checkpoint"], evaluation["mode"], evaluation["tasks"]) == ("base", "greedy", 6)
     assert len(evaluation["interval"]) == 2
     assert set(evaluation["agents"]) == {"reasoner", "actor"}
-    assert len(list((folder / "evaluations").iterdir())) == 8
+    assert len(list((folder / "evaluations").glob("*.json"))) == 8
+    assert len(list((folder / "evaluations").glob("*.parquet"))) == 8
     assert "step_000002 greedy" in run(capsys, "compare", str(folder))
     assert "wrote" in run(capsys, "report", str(folder), "--against", str(folder))
     assert "<svg" in (folder / "report.html").read_text()

@@ -28,7 +28,8 @@ from tests.docs import ROOT, Block, blocks, inline
 from tests.fuzzing import OURS
 from tests.helpers import recipe
 
-LANGUAGES = {"bash", "csv", "output", "python", "sh", "text", "toml"}  # bash: a script, which test_wheel.py runs
+# bash: a script, which test_wheel.py runs
+LANGUAGES = {"bash", "csv", "output", "python", "sh", "text", "toml", "yaml"}
 NOT_OURS = {  # commands that are somebody else's, and why they are not looked at
     "pip": "an installation takes a network and minutes",
     "vllm": "vLLM is no dependency",

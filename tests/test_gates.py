@@ -96,11 +96,12 @@ def test_a_failed_gate_ends_the_command_with_1_and_a_reason_for_people_and_for_c
     assert "failed: accuracy < -1% (greedy): accuracy went from 90.0% to 88.0% on 100 tasks" in result.output
     assert "passed: cost_tokens > +50% (greedy)" in result.output
 
-    suite = ElementTree.parse(tmp_path / "gates.xml").getroot()
+    (suite,) = ElementTree.parse(tmp_path / "gates.xml").getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.get("name") for case in suite if case.find("failure") is not None] == ["accuracy < -1%"]
     page = (tmp_path / "gates.md").read_text(encoding="utf-8")
     assert "- **failed**: `accuracy < -1%`: accuracy went from" in page
+    assert page.startswith("**1 of 2 gates failed**")
     assert "| 100 | cost_tokens | 100 | 110 | +10 |  |" in page
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import marft
 from marft.config import RunSettings
+from marft.evaluation.session import Keeping
 from marft.runs.folder import RunFolder
 from tests.helpers import recipe
 from tests.test_python import BOARD, Watching, as_in_a_notebook
@@ -21,13 +22,20 @@ def folder_of(output: Path, **changes: Any) -> RunFolder:
     return RunFolder.create(marft.load_recipe(recipe(output=output), **changes))
 
 
+kept: list[Keeping | None] = []  # where each evaluation was to be kept
+
+
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What evaluating is asked for; it finds something once for each name."""
     asked: list[tuple[Any, ...]] = []
+    kept.clear()
 
-    def evaluate(run: RunSettings, folder: RunFolder | None, names: Sequence[str], *rest: Any) -> list[Any]:
+    def evaluate(
+        run: RunSettings, folder: RunFolder | None, names: Sequence[str], *rest: Any, **more: Any
+    ) -> list[Any]:  # fmt: skip
         asked.append((run, names, *rest[:3]))
+        kept.append(more["keeping"])
         return [SimpleNamespace(name=name, as_json=lambda name=name: {"checkpoint": name}) for name in names]
 
     monkeypatch.setattr("marft.evaluation.session.evaluate_checkpoints", evaluate)
@@ -58,9 +66,9 @@ def test_what_is_found_of_a_run_is_saved_in_its_folder(tmp_path: Path, evaluated
     marft.evaluate(folder.path)
     marft.load_run(folder.path).evaluate(checkpoints=["best"])
     assert [names for _, names, *_ in evaluated] == [["base", "last"], ["best"]]
-    saved = {path.stem: path.read_text() for path in folder.evaluations.iterdir()}
-    assert saved.keys() == {"base", "last", "best"}
-    assert "best" in saved["best"]
+    assert all(keeping is not None for keeping in kept)
+    marft.evaluate(folder.path, again=True)
+    assert kept == [Keeping(folder.evaluations), Keeping(folder.evaluations), Keeping(folder.evaluations, again=True)]
 
 
 def test_what_is_given_again_takes_the_place_of_what_was_given(

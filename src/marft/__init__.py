@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from marft.config.plugins import Plugin
     from marft.config.run import RunSettings
     from marft.errors import RunError
+    from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation
     from marft.game.agents import Agents
     from marft.game.environment import tool
     from marft.observing import Observer
-    from marft.python.commands import evaluate, load_recipe, load_run, train
+    from marft.python.commands import compare, evaluate, load_recipe, load_run, train
     from marft.python.gateway import Gateway
     from marft.python.run import Run
     from marft.python.traces import score, sft
@@ -29,9 +30,10 @@ wait_briefly(os.environ)  # before torch is imported
 
 __version__ = "0.1.0"
 __all__ = [
-    "Action", "Agents", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway", "JointAction",
-    "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError", "RunSettings",
-    "SchedulePart", "Scores", "Step", "Task", "evaluate", "load_recipe", "load_run", "score", "sft", "tool", "train",
+    "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway",
+    "JointAction", "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError",
+    "RunSettings", "SchedulePart", "Scores", "Step", "Task", "compare", "evaluate", "load_recipe", "load_run", "score",
+    "sft", "tool", "train",
 ]  # fmt: skip
 
 _PLACES = {
@@ -39,11 +41,12 @@ _PLACES = {
     "marft.config.plugins": ("Plugin",),
     "marft.config.run": ("RunSettings",),
     "marft.errors": ("RunError",),
+    "marft.evaluation.comparison": ("Comparison",),
     "marft.evaluation.evaluate": ("Evaluation",),
     "marft.game.agents": ("Agents",),
     "marft.game.environment": ("tool",),
     "marft.observing": ("Observer",),
-    "marft.python.commands": ("evaluate", "load_recipe", "load_run", "train"),
+    "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
     "marft.python.gateway": ("Gateway",),
     "marft.python.run": ("Run",),
     "marft.python.traces": ("score", "sft"),

@@ -12,14 +12,14 @@ from rich.progress import Progress
 from rich.text import Text
 
 from marft import atomic
-from marft.cli.console import INTERRUPTED, Terminal, evaluation_table, in_bold, wide_console
+from marft.cli.console import INTERRUPTED, Terminal, in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.listings import preset
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
-from marft.evaluation.evaluate import Advance, Evaluation, modes_in
+from marft.evaluation.evaluate import Advance
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.texts import one_line, visible
@@ -83,39 +83,6 @@ def _looked_at(run: RunSettings) -> list[str]:
             f"models.{name}: {model.context} tokens for prompt and action together; a turn ends with {ends}"
         )
     return sentences
-
-
-def evaluate(
-    path: Path, overrides: Sequence[str], checkpoints: Sequence[str], mode: str, tasks: int, shuffle_messages: bool
-) -> None:
-    """``marft eval``."""
-    run, folder = _run_of(path, overrides)
-    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
-    if folder is None:
-        checkpoints = ["base"]
-    quieten()
-    from marft.evaluation.session import evaluate_checkpoints
-    from marft.evaluation.trajectories.table import trajectory_table
-
-    with bar("evaluating") as advance:
-        results = evaluate_checkpoints(
-            run,
-            folder,
-            checkpoints,
-            modes,
-            tasks or run.evaluation.tasks,
-            shuffle_messages,
-            advance,
-            lambda text: console.print(text, soft_wrap=True),
-        )
-    rows = [result.as_json() for result in results]
-    console.print(evaluation_table(rows), "", trajectory_table(rows))
-    if folder is not None:
-        from marft.evaluation.report import write_report
-
-        _save(folder, results)
-        write_report(folder)
-        console.print(f"saved in {folder.evaluations}; see {folder.report}")
 
 
 def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint: str, task: int) -> None:
@@ -192,25 +159,24 @@ def compare(
 
 
 def _changed(paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path | None, markdown: Path | None) -> bool:
-    from marft.evaluation import changes as changed
-    from marft.evaluation.gates import judged
+    from marft.evaluation.changes import changes_table
+    from marft.evaluation.comparison import compared, saved_in
 
     if len(paths) != 2:
         raise ValueError("gates, cohorts and their files are of two runs: marft compare BEFORE AFTER")
-    pairs = changed.pairs_of(*map(RunFolder.open, paths))
-    found = {mode: changed.changes(*pair, by) for mode, pair in pairs.items()}
-    verdicts = {mode: judged(gates, *pair) for mode, pair in pairs.items()}
-    for mode, some in found.items():
-        console.print(changed.changes_table(some, mode), "")
-    for mode, of_mode in verdicts.items():
-        for verdict in of_mode:
-            said = f"{'failed' if verdict.failed else 'passed'}: {verdict.gate.text} ({mode}): {verdict.reason}"
+    before, after = (saved_in(RunFolder.open(path)) for path in paths)
+    found = compared(before, after, (str(paths[0]), str(paths[1])), gates, by)
+    for label, some in found.changes.items():
+        console.print(changes_table(some, label), "")
+    for label, of_label in found.verdicts.items():
+        for verdict in of_label:
+            said = f"{'failed' if verdict.failed else 'passed'}: {verdict.gate.text} ({label}): {verdict.reason}"
             console.print(Text(one_line(said), style="red" if verdict.failed else ""), soft_wrap=True)
     if junit:
-        atomic.write_file(junit, changed.as_junit(verdicts))
+        atomic.write_file(junit, found.as_junit())
     if markdown:
-        atomic.write_file(markdown, changed.as_markdown(found, verdicts))
-    return not any(verdict.failed for some in verdicts.values() for verdict in some)
+        atomic.write_file(markdown, found.as_markdown())
+    return found.passed
 
 
 def report(path: Path, against: Sequence[Path]) -> None:
@@ -241,11 +207,6 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
         beside(folder.path)
         return folder.settings_in_place(overrides), folder
     return load_recipe(path, overrides), None
-
-
-def _save(folder: RunFolder, results: Sequence[Evaluation]) -> None:
-    for result in results:
-        folder.write_evaluation(result.as_json(), result.name)
 
 
 @contextmanager

@@ -161,13 +161,18 @@ def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -
     return "  ".join(words)
 
 
-def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Evaluations, one a row: accuracy where anything has one, and reward; what failed only where something did."""
+def evaluation_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
+    """Evaluations, one a row: accuracy where anything has one, and reward; what failed only where something did.
+
+    Args:
+        targets: each has a ``target``, which is shown.
+    """
     table = Table(box=None, pad_edge=False)
     known = any(row["accuracy"] is not None for row in rows)
     unknown = known and any(row["unknown"] for row in rows)
     failed = any(row["failed"] for row in rows)
     columns = [
+        *([("target", "left")] if targets else []),
         ("checkpoint", "left"), ("mode", "left"), ("messages", "left"), ("tasks", "right"),
         *([("accuracy", "right"), ("95 % interval", "left")] if known else []),
         *([("success unknown", "right")] if unknown else []),
@@ -179,7 +184,8 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(heading, justify="right" if right else "left", no_wrap=whole, overflow="fold")
     for row in rows:
         messages = "shuffled" if row["shuffled_messages"] else "own"
-        cells = [row["checkpoint"], row["mode"], messages, str(row["tasks"])]
+        named = [row["target"]] if targets else []
+        cells = [*named, row["checkpoint"], row["mode"], messages, str(row["tasks"])]
         if known:
             cells += [percent(row["accuracy"]), between(row["interval"], percent)]
         if unknown:
@@ -188,4 +194,22 @@ def evaluation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if failed:
             cells.append(str(row["failed"]))
         table.add_row(*(Text(one_line(str(cell))) for cell in cells))
+    return table
+
+
+def passes_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
+    """Of evaluations with several attempts at a task, pass@k and avg@k with their intervals, one a row.
+
+    Args:
+        targets: each has a ``target``, which is shown.
+    """
+    table = Table(box=None, pad_edge=False)
+    for heading in [*(["target"] if targets else []), "checkpoint", "mode", "over attempts", "share", "95 % interval"]:
+        table.add_column(heading, justify="right" if heading == "share" else "left", overflow="fold")
+    for row in rows:
+        named = [row["target"]] if targets else []
+        mode = row["mode"] + (" shuffled" if row["shuffled_messages"] else "")
+        for name, (share, interval) in row["passes"].items():
+            cells = [*named, row["checkpoint"], mode, name, percent(share), between(interval, percent)]
+            table.add_row(*(Text(one_line(str(cell))) for cell in cells))
     return table

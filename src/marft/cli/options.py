@@ -32,6 +32,30 @@ def overrides_of(context: typer.Context, first: Path) -> Sequence[str]:
     return context.args
 
 
+def targets_of(context: typer.Context, given: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Of a command that takes several targets, these and the words that change settings, however they are mixed.
+
+    Raises:
+        ValueError: an option is spelled wrong, or there is no target before the settings.
+    """
+    words = [str(word) for word in given]
+    for word in words:
+        options = [DEBUG, *(n for parameter in context.command.params for n in parameter.opts if n[:2] == "--")]
+        meant = _meant(word.partition("=")[0], options) if word.startswith("--") else ""
+        if meant:
+            raise ValueError(f"no option is called {word.partition('=')[0]!r}; did you mean {meant!r}?")
+    if words[0].startswith("--"):
+        raise ValueError(f"the recipe or run comes first, and {words[0]} behind it: marft {context.info_name} demo …")
+    paths, changes, left = list[Path](), list[str](), iter(words)
+    for word in left:
+        if word.startswith("--"):
+            value = next(left, None) if "=" not in word else None
+            changes += [word] if value is None else [word, value]
+        else:
+            paths.append(Path(word))
+    return paths, changes
+
+
 def _meant(word: str, options: Sequence[str]) -> str:
     """The option that is spelled most alike, where ``word`` is no setting and no setting is spelled more alike."""
     settings = [f"--{key}" for key in RunSettings.model_fields]

@@ -1,16 +1,14 @@
-"""``marft export``, ``push`` and ``serve``, and ``eval`` of an export."""
+"""``marft export``, ``push`` and ``serve``."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from marft.cli.commands import bar, console, quieten
-from marft.cli.console import evaluation_table
+from marft.cli.commands import console, quieten
 from marft.cli.errors import beside
 from marft.runs.folder import RunFolder
 from marft.serving.offering import Also, Place, announced
@@ -30,28 +28,6 @@ def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, for
     )
     trust = trust_flag(tomllib.loads((written / RECIPE).read_text(encoding="utf-8")))
     console.print(f"wrote {written}. See {written / 'README.md'}, or:  marft serve {written}{trust}", soft_wrap=True)
-
-
-def evaluate(
-    path: Path, overrides: Sequence[str], mode: str, tasks: int, shuffle_messages: bool, trust_code: bool
-) -> None:
-    """``marft eval`` of an export: of the weights in it, and of no others."""
-    quieten()
-    from marft.evaluation.evaluate import modes_in
-    from marft.evaluation.session import evaluate_checkpoints
-    from marft.export.loading import check_bases, settings_of
-    from marft.export.manifest import load_export
-
-    export = load_export(path)
-    run = settings_of(export, overrides, trust_code)
-    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
-    with bar("evaluating") as advance:
-        results = evaluate_checkpoints(
-            run, None, ["base"], modes, tasks or run.evaluation.tasks, shuffle_messages, advance,
-            loaded=lambda models: check_bases(export, models.digests()),
-        )  # fmt: skip
-    named = [replace(result, checkpoint=export.manifest.checkpoint.name) for result in results]
-    console.print(evaluation_table([result.as_json() for result in named]))
 
 
 def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:

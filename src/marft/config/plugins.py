@@ -79,6 +79,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "step_cost": "marft.rewards.terms:StepCost",
         "tool_errors": "marft.rewards.terms:ToolErrors",
         "trajectory": "marft.rewards.terms:Trajectory",
+        "trajectory_score": "marft.rewards.terms:TrajectoryScore",
     },
     "tools": {
         "function": "marft.tools.functions:Functions",

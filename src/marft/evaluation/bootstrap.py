@@ -60,36 +60,43 @@ def interval_of(
 ) -> Sequence[tuple[float, float] | None]:
     """Intervals of ``Σ a₂ / Σ n₂ − Σ a₁ / Σ n₁`` over the same resampled tasks, one a metric.
 
-    The expanded percentile interval (Hesterberg 2015, §4.1): quantiles of the resampled differences at
-    ``Φ(∓√(N/(N−1)) t)``, as the plain ones are too narrow for few tasks.
+    Student's interval with the bootstrap's standard error (Efron and Tibshirani 1993, §12.5): what was found, ``∓`` the
+    deviation of the resampled differences times ``√(N/(N−1)) t``, as those spread too little for few tasks (Hesterberg
+    2015, §4.1). Of metrics that a few tasks decide, such as costs, it covers the truth more often at 50 tasks than
+    quantiles of the differences do, expanded, corrected (BCa) or studentized.
 
     Args:
         parts: amounts and what they are out of, before and after, [N, M, 4] for M metrics.
         counts: [R, N].
     """
-    _, metrics, _ = parts.shape
-    sums = np.einsum("rn,nmk->mrk", counts, parts, optimize=True)
+    tasks, metrics, _ = parts.shape
     with np.errstate(divide="ignore", invalid="ignore"):
-        differences = sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1]  # [M, R]
-    low = expanded(len(parts), level)
+        sums = np.einsum("rn,nmk->mrk", counts, parts, optimize=True)
+        differences, centres = difference(sums), difference(parts.sum(0))  # [M, R], [M]
     found: list[tuple[float, float] | None] = []
     for metric in range(metrics):
-        whole = differences[metric][np.isfinite(differences[metric])]
+        whole, centre = differences[metric][np.isfinite(differences[metric])], float(centres[metric])
         if len(whole) < len(counts) / 2 or np.ptp(whole) < 1e-12:
             found.append(None)
         else:
-            found.append((float(np.quantile(whole, low)), float(np.quantile(whole, 1 - low))))
+            reach = widened(tasks, level) * float(whole.std())
+            found.append((centre - reach, centre + reach))
     return found
 
 
-def expanded(tasks: int, level: float) -> float:
-    """The lower quantile of the expanded percentile interval.
+def difference(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What was gained, of the sums of amounts and of what they are out of, before and after, [..., 4] → [...]."""
+    gained: npt.NDArray[np.float64] = sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1]
+    return gained
 
-    >>> round(expanded(10**6, 0.95), 4), round(expanded(50, 0.95), 4)
-    (0.025, 0.0212)
+
+def widened(tasks: int, level: float) -> float:
+    """How many deviations of resampled differences an interval reaches to each side.
+
+    >>> round(widened(10**6, 0.95), 3), round(widened(50, 0.95), 3)
+    (1.96, 2.03)
     """
-    wide = math.sqrt(tasks / (tasks - 1)) * student_t((1 + level) / 2, tasks - 1)
-    return NormalDist().cdf(-wide)
+    return math.sqrt(tasks / (tasks - 1)) * student_t((1 + level) / 2, tasks - 1)
 
 
 def student_t(p: float, freedom: int) -> float:

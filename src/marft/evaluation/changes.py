@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -12,7 +14,6 @@ from rich.text import Text
 from marft.evaluation.bootstrap import Difference, paired
 from marft.evaluation.cohorts import cohorts_of
 from marft.evaluation.gates import Verdict, by_metric, shown
-from marft.runs.folder import RunFolder
 from marft.texts import one_line
 
 HEADINGS = ("tasks", "metric", "before", "after", "change", "95 % interval")
@@ -24,22 +25,6 @@ class Change(NamedTuple):
     cohort: str
     metric: str
     difference: Difference
-
-
-def pairs_of(before: RunFolder, after: RunFolder) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """By mode, what each run's last evaluated checkpoint did; its base, where no other was evaluated.
-
-    Raises:
-        ValueError: there is no mode in which both were evaluated, with what each task measured.
-    """
-    one, two = map(_last, (before, after))
-    modes = sorted(one.keys() & two.keys())
-    if not modes:
-        raise ValueError(
-            f"{before.path} and {after.path} were not evaluated in the same mode; run:  marft eval {before.path}  and"
-            f"  marft eval {after.path}"
-        )
-    return {mode: (one[mode], two[mode]) for mode in modes}
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any], by: str = "") -> list[Change]:
@@ -74,37 +59,59 @@ def changes_table(found: Sequence[Change], title: str) -> Table:
 
 
 def as_markdown(found: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    """A page, by mode: the gates, and then what changed."""
-    lines = []
-    pipe = str.maketrans({"|": "\\|"})
-    for mode, some in found.items():
-        lines += [f"## {mode}", ""]
-        lines += [f"- {'**failed**' if v.failed else 'passed'}: `{v.gate.text}`: {v.reason}" for v in verdicts[mode]]
-        lines += ["", f"| {' | '.join(HEADINGS)} |", f"| {' | '.join('---' for _ in HEADINGS)} |"]
-        lines += [f"| {' | '.join(one_line(cell).translate(pipe) for cell in row)} |" for row in _rows(some)]
+    """A page, by what was played: the gates, and then what changed, folded away by cohorts."""
+    failed = sum(verdict.failed for some in verdicts.values() for verdict in some)
+    gates = sum(map(len, verdicts.values()))
+    lines = [f"**{failed} of {gates} gates failed**" if failed else f"all {gates} gates passed", ""] if gates else []
+    for label, some in found.items():
+        lines += [f"## {one_line(label)}", ""]
+        lines += [
+            f"- {'**failed**' if v.failed else 'passed'}: {_code(v.gate.text)}: {_plain(v.reason)}"
+            for v in verdicts[label]
+        ]
+        for title, rows in _folded(some):
+            table = [f"| {' | '.join(HEADINGS)} |", f"| {' | '.join('---' for _ in HEADINGS)} |"]
+            table += [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in _rows(rows)]
+            wrapped = ["<details>", f"<summary>{_plain(title)}</summary>", "", *table, "", "</details>"]
+            lines += ["", *(wrapped if title else table)]
         lines.append("")
     return "\n".join(lines)
 
 
 def as_junit(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    """A test case for each gate, as CI services read them."""
-    every = [(mode, verdict) for mode, some in verdicts.items() for verdict in some]
-    failures = str(sum(verdict.failed for _, verdict in every))
-    suite = ElementTree.Element("testsuite", name="marft compare", tests=str(len(every)), failures=failures)
-    for mode, verdict in every:
-        case = ElementTree.SubElement(suite, "testcase", classname=mode, name=verdict.gate.text)
-        if verdict.failed:
-            ElementTree.SubElement(case, "failure", message=one_line(verdict.reason))
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+    """A suite for each of what was played, with a test case for each gate, as CI services read them (the schema of
+    Jenkins' xUnit plug-in, ``junit-10.xsd``)."""
+    root = ElementTree.Element("testsuites", name="marft compare")
+    for label, some in verdicts.items():
+        failures = str(sum(verdict.failed for verdict in some))
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=one_line(label), tests=str(len(some)), failures=failures, errors="0"
+        )
+        for verdict in some:
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"marft.{one_line(label)}", name=one_line(verdict.gate.text)
+            )
+            reason = one_line(verdict.reason)
+            if verdict.failed:
+                ElementTree.SubElement(case, "failure", message=reason, type="gate").text = reason
+            else:
+                ElementTree.SubElement(case, "system-out").text = reason
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _last(folder: RunFolder) -> dict[str, Mapping[str, Any]]:
-    """By mode; checkpoints go by their steps, and ``base`` before all."""
-    own: list[Mapping[str, Any]] = [
-        e for e in folder.read_evaluations() if not e["shuffled_messages"] and e.get("measured")
-    ]
-    ordered = sorted(own, key=lambda e: (e["checkpoint"] != "base", str(e["checkpoint"])))
-    return {evaluation["mode"]: evaluation for evaluation in ordered}
+def _folded(found: Sequence[Change]) -> Iterator[tuple[str, list[Change]]]:
+    """What changed over all tasks, and then by cohort under its name."""
+    for cohort, some in groupby(found, lambda change: change.cohort):
+        yield "" if cohort == "all" else cohort, list(some)
+
+
+def _plain(text: str) -> str:
+    """Text of others as GitHub shows it as it is: no markup, no HTML, no cell that ends."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~@])", r"\\\1", one_line(text)).replace("\\_", "_")
+
+
+def _code(text: str) -> str:
+    return "`" + one_line(text).replace("`", "'") + "`"
 
 
 def _rows(found: Sequence[Change]) -> Iterator[tuple[str, ...]]:

@@ -163,7 +163,7 @@ def _paired(
     both = [task for task in first if task in second]
     if not both:
         return None
-    if measure == "accuracy":
+    if measure == "accuracy" and all(isinstance(side[task], bool) for task in both for side in (first, second)):
         return paired_difference([first[task] for task in both], [second[task] for task in both])
     gained = [second[task] - first[task] for task in both]
     return sum(gained) / len(gained), mean_interval(gained)

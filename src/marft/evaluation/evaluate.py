@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Protocol, cast, get_args
 
+from marft.envs.tasks import digest_of
 from marft.evaluation.cohorts import fields_of
-from marft.evaluation.intervals import mean_interval, wilson
+from marft.evaluation.intervals import mean_interval
 from marft.evaluation.metrics import episode_metrics, remote_metrics
+from marft.evaluation.shares import clustered, passes
 from marft.evaluation.showing import EXAMPLES, example
+from marft.evaluation.trajectories.attempts import solved_of
 from marft.evaluation.trajectories.measures import measured, over
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.environment import Split
@@ -19,11 +22,13 @@ from marft.game.team import Team
 from marft.playing import Rollouts
 from marft.types import Episode, Task
 
+Interval = tuple[float, float]
 Mode = Literal["greedy", "sampled"]
 OF_AGENTS = (
     "action_length", "truncation_rate", "tool_rate", "tool_calls", "tool_errors", "tool_tokens",
     "remote_prompt_tokens", "remote_completion_tokens", "remote_cost", "remote_retries",
 )  # fmt: skip
+DIGEST = 16  # hexadecimal digits by which a task is known
 
 
 def modes_in(names: Sequence[str], asked: str) -> tuple[Mode, ...]:
@@ -52,9 +57,12 @@ class Evaluation:
     """How a team did. Success is what the environment says of it: a task of which it says nothing counts as ``unknown``
     and in no accuracy, and where it never says anything there is none. ``outcomes``, ``rewards`` and ``measured`` hold
     each scored task's success, where that is known, its team reward, and its metrics by name, for paired comparisons;
-    ``fields`` what of their data tells cohorts of tasks apart.
+    of several attempts, the share that solved it, the mean, and sums. ``fields`` is what of their data tells cohorts of
+    tasks apart, ``prompts`` a digest of each task, ``passes`` are pass@k and avg@k, each with its interval, ``key`` is
+    a digest of all that decided what was played, and ``scenarios`` the set that was played, by name and digest.
 
-    ``interval`` is Wilson's; ``reward_interval`` is by the normal approximation. Both are of 95 %.
+    ``interval`` is Wilson's, of tasks, not attempts (:func:`marft.evaluation.shares.clustered`); ``reward_interval`` is
+    by the normal approximation. All are of 95 %.
     """
 
     checkpoint: str
@@ -69,16 +77,21 @@ class Evaluation:
     reward: float | None
     reward_interval: tuple[float, float] | None
     agents: Mapping[str, Mapping[str, float]] = field(repr=False)
-    outcomes: Mapping[str, bool] = field(repr=False)
+    outcomes: Mapping[str, bool | float] = field(repr=False)
     rewards: Mapping[str, float] = field(repr=False)
     measured: Mapping[str, Mapping[str, Ratio]] = field(default_factory=dict, repr=False)
     fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     examples: Sequence[Mapping[str, object]] = field(default_factory=tuple, repr=False)
+    attempts: int = 1
+    passes: Mapping[str, tuple[float, Interval]] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    key: str = field(default="", repr=False)
+    scenarios: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The file's name: ``<checkpoint>-<mode>``."""
-        return f"{self.checkpoint}-{self.mode}" + ("-shuffled" if self.shuffled_messages else "")
+        return name_of(self.checkpoint, self.mode, self.shuffled_messages, self.scenarios.get("name", ""))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -87,6 +100,11 @@ class Evaluation:
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+def name_of(checkpoint: str, mode: Mode, shuffled: bool, scenarios: str = "") -> str:
+    """What an evaluation's files are called: ``<checkpoint>-<mode>``, ``-shuffled``, ``-on-<scenarios>``."""
+    return f"{checkpoint}-{mode}" + ("-shuffled" if shuffled else "") + (f"-on-{scenarios}" if scenarios else "")
 
 
 def evaluate(
@@ -106,41 +124,97 @@ def evaluate(
         messages_from: episodes of other tasks (see :func:`shuffle`), whose messages agents see instead of their own
             team's: what that costs is what the messages were worth.
     """
-    stream = f"{split}/{mode}"
-    donors: Sequence[Episode | None] = messages_from or [None] * len(tasks)
-    attempts = [Attempt(task, stream, messages=_messages(donor)) for task, donor in zip(tasks, donors, strict=True)]
-    team = rollouts.team if mode == "sampled" else greedy(rollouts.team)
-    episodes = rollouts.play(attempts, team, on_done)
+    attempts = attempts_at(tasks, 1, mode, split, messages_from)
+    episodes = rollouts.play(attempts, team_in(mode, rollouts.team), on_done)
+    return summed(rollouts, checkpoint, mode, episodes, split=split, shuffled=messages_from is not None), episodes
+
+
+def attempts_at(
+    tasks: Sequence[Task], number: int, mode: Mode, split: Split = "test",
+    messages_from: Sequence[Episode] | None = None,
+) -> list[Attempt]:  # fmt: skip
+    """``number`` attempts at each task, task by task.
+
+    Args:
+        messages_from: an episode for each attempt, whose messages agents see instead of their own team's.
+    """
+    stream, samples = f"{split}/{mode}", [(task, sample) for task in tasks for sample in range(number)]
+    donors: Sequence[Episode | None] = messages_from or [None] * len(samples)
+    return [
+        Attempt(task, stream, sample, messages=_messages(donor))
+        for (task, sample), donor in zip(samples, donors, strict=True)
+    ]
+
+
+def team_in(mode: Mode, team: Team) -> Team:
+    """Who plays in a mode."""
+    return team if mode == "sampled" else greedy(team)
+
+
+def summed(
+    rollouts: Rollouts, checkpoint: str, mode: Mode, episodes: Sequence[Episode], *, split: Split = "test",
+    shuffled: bool = False, attempts: int = 1,
+) -> Evaluation:  # fmt: skip
+    """What episodes come to.
+
+    Args:
+        attempts: at each task.
+    """
     scored = [episode for episode in episodes if episode.scored]
-    outcomes = {episode.task.id: episode.success for episode in scored if episode.success is not None}
-    rewards = {episode.task.id: episode.total_reward for episode in scored}
-    roles = [agent.role for agent in team.agents]
+    roles = [agent.role for agent in rollouts.team.agents]
     metrics = episode_metrics(episodes, roles, rollouts.version) | remote_metrics(episodes, roles)
     agents = {
         role: {name: metrics[key] for name in OF_AGENTS if (key := f"agents/{role}/{name}") in metrics}
         for role in roles
     }
-    wins = sum(outcomes.values())
-    evaluation = Evaluation(
+    tasks = {episode.task.id: episode.task for episode in scored}
+    counts, rewards = solved_of(scored), _by_task(scored)
+    solved = clustered([Ratio(float(c), float(n)) for n, c in counts.values()], attempts)
+    passed = passes(counts, attempts)
+    return Evaluation(
         checkpoint=checkpoint,
         mode=mode,
         split=split,
-        shuffled_messages=messages_from is not None,
-        tasks=len(scored),
+        shuffled_messages=shuffled,
+        tasks=len(tasks),
         failed=len(episodes) - len(scored),
-        unknown=len(scored) - len(outcomes),
-        accuracy=wins / len(outcomes) if outcomes else None,
-        interval=wilson(wins, len(outcomes)) if outcomes else None,
+        unknown=len(tasks) - len(counts),
+        accuracy=solved[0] if solved else None,
+        interval=solved[1] if solved else None,
         reward=metrics["reward"] if scored else None,
         reward_interval=mean_interval([*rewards.values()]),
         agents=agents,
-        outcomes=outcomes,
+        outcomes={task: bool(c) if attempts == 1 else c / n for task, (n, c) in counts.items()},
         rewards=rewards,
-        fields=fields_of([episode.task for episode in scored]),
-        measured={episode.task.id: measured(episode, roles) for episode in scored},
+        fields=fields_of([*tasks.values()]),
+        measured={task: {**of, **passed.get(task, {})} for task, of in _measured(scored, roles).items()},
         examples=tuple(example(episode) for episode in scored[:EXAMPLES]),
+        attempts=attempts,
+        passes={
+            name: share
+            for name in dict.fromkeys(name for of in passed.values() for name in of)
+            if (share := clustered([of[name] for of in passed.values() if name in of], attempts))
+        },
+        prompts={name: digest_of([task])[:DIGEST] for name, task in tasks.items()},
     )
-    return evaluation, episodes
+
+
+def _by_task(scored: Sequence[Episode]) -> dict[str, float]:
+    """The mean reward of each task's attempts."""
+    rewards: dict[str, list[float]] = {}
+    for episode in scored:
+        rewards.setdefault(episode.task.id, []).append(episode.total_reward)
+    return {task: sum(each) / len(each) for task, each in rewards.items()}
+
+
+def _measured(scored: Sequence[Episode], roles: Sequence[str]) -> dict[str, dict[str, Ratio]]:
+    """Every metric of each task, added up over its attempts."""
+    found: dict[str, dict[str, Ratio]] = {}
+    for episode in scored:
+        of_task = found.setdefault(episode.task.id, {})
+        for name, ratio in measured(episode, roles).items():
+            of_task[name] = Ratio.total([of_task[name], ratio]) if name in of_task else ratio
+    return found
 
 
 def shuffle(episodes: Sequence[Episode], seed: int) -> list[Episode]:

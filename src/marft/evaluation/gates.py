@@ -1,33 +1,44 @@
-"""Gates: what may not become worse between two evaluations of the same tasks."""
+"""Gates: what may not become worse between two evaluations of the same tasks, and what may not be bad after."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marft.evaluation.bootstrap import Difference, paired
+from marft.evaluation.cohorts import cohorts_of
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find, known
 
-GATE = re.compile(r"\s*(?P<metric>\S+)\s*(?P<sign>[<>])\s*(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*")
+GATE = re.compile(
+    r"\s*(?P<metric>[^\s\[<>]+)\s*(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*(?P<after>\bafter\b)?\s*"
+    r"(?P<sign>[<>])\s*(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
+)
+EVERY = "*"
 
 Form = Callable[[float], str]
+Measured = Mapping[str, Mapping[str, Ratio]]  # by metric, then by task
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """``accuracy < -1%`` fails where accuracy fell by over a point.
+    """``accuracy < -1%`` fails where accuracy fell by over a point; ``accuracy after < 80%`` where it is below that
+    after; ``accuracy[level=hard] < -2%`` where it fell by over two points on those tasks, ``[level=*]`` on those of any
+    level.
 
     >>> Gate.read("agents.coder.tool_error_rate > +2%")
     Gate(text='agents.coder.tool_error_rate > +2%', metric='agents/coder/tool_error_rate', below=False, limit=0.02, \
-relative=False)
+relative=False, after=False, field='', value='')
 
     Args:
         metric: as ``metrics.jsonl`` names it.
         below: fails where what was gained is less than the limit; else where it is more.
         relative: the limit is a share of what the metric was before: percent of what has a unit.
+        after: the limit is of what the metric is after, not of what was gained.
+        field: of tasks; of those whose value is this one, or each of its values for ``*``. "" is of all tasks.
     """
 
     text: str
@@ -35,6 +46,9 @@ relative=False)
     below: bool
     limit: float
     relative: bool
+    after: bool = False
+    field: str = ""
+    value: str = ""
 
     @classmethod
     def read(cls, text: str, names: Collection[str] = ()) -> Gate:
@@ -48,15 +62,44 @@ relative=False)
         """
         found = GATE.fullmatch(text)
         if found is None:
-            raise ValueError(f"gate {text!r}: write a metric, < or >, and a change, such as 'accuracy < -1%'")
+            raise ValueError(
+                f"gate {text!r}: write a metric, < or >, and a change, such as 'accuracy < -1%'; or what it may not be "
+                "after: 'accuracy after < 80%'; of some tasks: 'accuracy[level=3] < -2%'"
+            )
         written = found["metric"]
         name = next((name for name in names if name.replace("/", ".") == written), written.replace(".", "/"))
         metric = find(name)
         if metric is None:
             raise ValueError(f"gate {text!r}: there is no metric {written!r}; docs/metrics.md lists them")
-        percent = bool(found["percent"])
+        percent, after = bool(found["percent"]), bool(found["after"])
+        if percent and after and metric.unit:
+            raise ValueError(f"gate {text!r}: {written} is in {metric.unit}, and no share; leave out the %")
         limit = float(found["limit"]) / (100 if percent else 1)
-        return cls(text.strip(), name, found["sign"] == "<", limit, percent and bool(metric.unit))
+        relative = percent and bool(metric.unit)
+        field, value = (found["field"] or "").strip(), (found["value"] or "").strip()
+        return cls(text.strip(), name, found["sign"] == "<", limit, relative, after, field, value)
+
+    def cohorts(self, fields: Mapping[str, Mapping[str, str]]) -> Mapping[str, set[str] | None]:
+        """The tasks that it looks at, by what they are called; None is all.
+
+        Raises:
+            ValueError: tasks have no such field, or none has that value.
+        """
+        if not self.field:
+            return {"": None}
+        cohorts = cohorts_of(fields, self.field)
+        if self.value != EVERY and self.value not in cohorts:
+            raise ValueError(
+                f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(cohorts)}, or "
+                f"{EVERY} for each of them"
+            )
+        return {f"{self.field} = {v}": tasks for v, tasks in cohorts.items() if self.value in (v, EVERY)}
+
+    def fails(self, found: Difference) -> bool:
+        """Whether it does, also where a number is none."""
+        value = found.after if self.after else found.gain
+        limit = self.limit * abs(found.before) if self.relative else self.limit
+        return not math.isfinite(value) or (value < limit if self.below else value > limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +113,18 @@ class Verdict:
 
 def judged(gates: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Verdict]:
     """Each gate over two evaluations, as they were saved. A gate whose metric either of them lacks fails: nobody can
-    say that it holds.
+    say that it holds. One of each value of a field is a verdict for each.
 
     Raises:
-        ValueError: a gate cannot be read.
+        ValueError: a gate cannot be read, or no task is of its cohort.
     """
     one, two = by_metric(before), by_metric(after)
-    return [_judge(gate, one, two) for gate in (Gate.read(text, one.keys() | two.keys()) for text in gates)]
+    read = [Gate.read(text, one.keys() | two.keys()) for text in gates]
+    return [
+        _judge(gate, one, two, cohort, tasks)
+        for gate in read
+        for cohort, tasks in gate.cohorts(after.get("fields", {})).items()
+    ]
 
 
 def by_metric(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
@@ -95,19 +143,21 @@ def shown(name: str) -> tuple[Form, Form]:
     return "{:.1%}".format, lambda number: f"{100 * number:+.1f} points"
 
 
-def _judge(gate: Gate, before: Mapping[str, Mapping[str, Ratio]], after: Mapping[str, Mapping[str, Ratio]]) -> Verdict:
-    found = paired(before.get(gate.metric, {}), after.get(gate.metric, {}))
+def _judge(gate: Gate, before: Measured, after: Measured, cohort: str, tasks: set[str] | None) -> Verdict:
+    sides = (
+        {task: ratio for task, ratio in side.get(gate.metric, {}).items() if tasks is None or task in tasks}
+        for side in (before, after)
+    )
+    found, where = paired(*sides), f" where {cohort}" if cohort else ""
     if found is None:
-        return Verdict(gate, True, f"{gate.metric} was not measured on the same tasks before and after")
-    limit = gate.limit * abs(found.before) if gate.relative else gate.limit
-    failed = found.gain < limit if gate.below else found.gain > limit
-    return Verdict(gate, failed, _reason(gate, found))
+        return Verdict(gate, True, f"{gate.metric} was not measured on the same tasks before and after{where}")
+    return Verdict(gate, gate.fails(found), _reason(gate, found, where))
 
 
-def _reason(gate: Gate, found: Difference) -> str:
+def _reason(gate: Gate, found: Difference, where: str) -> str:
     value, change = shown(gate.metric)
     interval = f", 95 % {change(found.interval[0])} to {change(found.interval[1])}" if found.interval else ""
     return (
-        f"{gate.metric} went from {value(found.before)} to {value(found.after)} on {found.tasks} tasks "
+        f"{gate.metric} went from {value(found.before)} to {value(found.after)} on {found.tasks} tasks{where} "
         f"({change(found.gain)}{interval})"
     )

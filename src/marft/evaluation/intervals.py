@@ -16,9 +16,12 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     >>> tuple(round(bound, 3) for bound in wilson(200, 500))
     (0.358, 0.444)
     """
-    if trials == 0:
-        return 0.0, 1.0
-    p, z2 = successes / trials, Z95**2
+    return wilson_of(successes / trials, trials) if trials else (0.0, 1.0)
+
+
+def wilson_of(p: float, trials: float) -> tuple[float, float]:
+    """Wilson's interval of a proportion of so many trials, which need not be whole."""
+    z2 = Z95**2
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 / (1 + z2 / trials) * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
     return max(0.0, centre - half), min(1.0, centre + half)

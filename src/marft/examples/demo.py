@@ -12,7 +12,7 @@ import argparse
 import time
 from pathlib import Path
 
-from marft.cli import commands
+from marft.cli import commands, evaluating
 from marft.cli.console import in_bold
 
 RECIPE = Path("demo")  # bundled
@@ -54,7 +54,7 @@ def train(folder: Path, changes: list[str]) -> None:
 def evaluate(folder: Path, checkpoints: list[str], tasks: int, shuffled: bool) -> None:
     probe = " --shuffle-messages" if shuffled else ""
     say(f"marft eval {folder} --checkpoint {','.join(checkpoints)} --tasks {tasks}{probe}")
-    commands.evaluate(folder, [], checkpoints, mode="", tasks=tasks, shuffle_messages=shuffled)
+    evaluating.evaluate([folder], [], evaluating.Asked(checkpoints, tasks=tasks, shuffled=shuffled))
 
 
 def say(command: str) -> None:

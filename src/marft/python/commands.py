@@ -24,6 +24,7 @@ from marft.python.run import Run
 from marft.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from marft.evaluation.comparison import Comparison
     from marft.evaluation.evaluate import Evaluation, Mode
 
 Recipe = str | Path | Mapping[str, Any] | RunSettings
@@ -134,12 +135,13 @@ def learned(
 
 def evaluate(
     recipe: Recipe | Run, changes: Changes = (), /, *, checkpoints: str | Sequence[str] = ("base", "last"),
-    modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False,
+    modes: Mode | Sequence[Mode] = (), tasks: int = 0, shuffle_messages: bool = False, attempts: int = 0,
+    scenarios: str | Path | None = None, again: bool = False,
     program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> list[Evaluation]:  # fmt: skip
     """Evaluate checkpoints of a run, and its untuned base, on held-out tasks. Of a recipe it is the base alone.
 
-    What comes out is saved in the run's folder too.
+    What is played of a run is kept in its folder: the same is not played twice, and what was stopped goes on.
 
     Args:
         recipe: a run, or its folder; or a recipe as in :func:`load_recipe`.
@@ -147,27 +149,70 @@ def evaluate(
         modes: ``greedy``, ``sampled``, or both; as the recipe says where none is given.
         tasks: how many; 0: as the recipe says.
         shuffle_messages: also with every agent seeing messages of another task.
+        attempts: at each task, 0: as the recipe says; with several, pass@k.
+        scenarios: exactly those of this file, in the place of modes, tasks and attempts.
+        again: play anew what is kept from before.
         program: the team is this function, as in :func:`train`.
 
     Raises:
-        ValueError: a checkpoint is not there or damaged, there is no such mode, or the recipe cannot be used.
+        ValueError: a checkpoint is not there or damaged, there is no such mode, the recipe cannot be used, or its tasks
+            are not those of the scenarios.
         RunError: nothing can be written.
     """
     names, wanted = names_in(checkpoints, "checkpoints", "last"), names_in(modes, "modes", "greedy")
     check_count(tasks, "tasks")
+    check_count(attempts, "attempts")
+    if scenarios is not None:
+        check_place(scenarios, "scenarios: a file")
+        if modes or tasks or attempts:
+            raise ValueError("scenarios say what is played; leave out modes, tasks and attempts")
     settings, folder = run_of(recipe, changes, given, _with(program, more))
     with in_words():
         from marft.evaluation.evaluate import modes_in
-        from marft.evaluation.session import evaluate_checkpoints
+        from marft.evaluation.scenarios import read_scenarios
+        from marft.evaluation.session import Keeping, evaluate_checkpoints
 
-        found = evaluate_checkpoints(
+        return evaluate_checkpoints(
             settings, folder, names if folder else ["base"], modes_in(wanted, "modes") or settings.evaluation.modes,
             tasks or settings.evaluation.tasks, bool(shuffle_messages), lambda _=None: None,
+            attempts=attempts or settings.evaluation.attempts,
+            keeping=Keeping(folder.evaluations, bool(again)) if folder else None,
+            scenarios=read_scenarios(Path(scenarios)) if scenarios is not None else None,
         )  # fmt: skip
-        if folder:
-            for result in found:
-                folder.write_evaluation(result.as_json(), result.name)
-    return found
+
+
+def compare(
+    before: Run | str | Path | Sequence[Evaluation], after: Run | str | Path | Sequence[Evaluation], /, *,
+    fail_if: str | Sequence[str] = (), by: str = "",
+) -> Comparison:  # fmt: skip
+    """Hold one evaluated team against another, on the tasks that both were evaluated on.
+
+    Args:
+        before: a run that was evaluated, its folder, or what :func:`evaluate` gave.
+        after: the same; of each, the last checkpoint that was evaluated.
+        fail_if: gates: ``"accuracy < -1%"``, ``"accuracy after < 80%"``, ``"accuracy[level=3] < -2%"``.
+        by: a field of the tasks, by whose values changes are shown too.
+
+    Raises:
+        ValueError: they were evaluated on nothing that both have, or on other tasks of the same names; or a gate or a
+            field is none.
+    """
+    from marft.evaluation.comparison import compared
+
+    gates = [fail_if] if isinstance(fail_if, str) else list(fail_if)
+    sides = [_saved(before, "before"), _saved(after, "after")]
+    return compared(sides[0][1], sides[1][1], (sides[0][0], sides[1][0]), gates, by)
+
+
+def _saved(side: Run | str | Path | Sequence[Evaluation], name: str) -> tuple[str, list[Mapping[str, Any]]]:
+    """What a side is called, and its evaluations."""
+    from marft.evaluation.comparison import saved_in
+
+    if isinstance(side, Run | str | Path):
+        place = side.path if isinstance(side, Run) else side
+        check_place(place, name)
+        return str(place), [*saved_in(RunFolder.open(place))]
+    return name, [evaluation.as_json() for evaluation in side]
 
 
 def _with(program: Callable[..., Any] | None, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,15 +125,34 @@ class Trajectory(Term):
 
 
 class Progress(Term):
-    """How much more a step pays than the best one before it."""
+    """What a step adds to the best progress before it, where the environment declares any (``Declared.progress``); else
+    how much more it pays than the best step before it."""
 
     def score(self, episode: Episode) -> list[TermReward]:
-        """What each step adds to the best so far."""
+        """What each step adds to the best so far: nothing, where others are declared and it is not."""
+        declared = [transition.declared.progress for transition in episode.transitions]
+        paid = [transition.reward for transition in episode.transitions]
         best, earned = 0.0, []
-        for transition in episode.transitions:
-            earned.append(TermReward(max(0.0, transition.reward - best)))
-            best = max(best, transition.reward)
+        for reached in paid if all(share is None for share in declared) else declared:
+            earned.append(TermReward(max(0.0, (best if reached is None else reached) - best)))
+            best = max(best, best if reached is None else reached)
         return earned
+
+
+class TrajectoryScore(Term):
+    """The mean of the progress that is declared after each step, paid with the last one. An episode of which none is
+    declared fails."""
+
+    def score(self, episode: Episode) -> list[TermReward]:
+        """Nothing but at the end: ``(1/T) Σ_t p_t``.
+
+        Raises:
+            ValueError: the environment declares none.
+        """
+        declared = [t.declared.progress for t in episode.transitions if t.declared.progress is not None]
+        if not declared:
+            raise ValueError("the environment does not declare how near its goal a step is (Step.info['progress'])")
+        return at_the_end(episode, sum(declared) / len(declared))
 
 
 class StepCost(Term):

@@ -351,13 +351,17 @@ class RunFolder:
         atomic.write_file(path, json.dumps(evaluation, indent=2) + "\n")
         return path
 
-    def read_evaluations(self) -> list[dict[str, object]]:
-        """All evaluations, by name.
+    def read_evaluations(self, scenarios: bool = False) -> list[dict[str, object]]:
+        """All evaluations on held-out tasks, by name.
+
+        Args:
+            scenarios: those on sets of scenarios too.
 
         Raises:
             ValueError: one cannot be read.
         """
-        return [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
+        found = [read_evaluation(path) for path in sorted(self.evaluations.glob("*.json"))]
+        return [evaluation for evaluation in found if scenarios or not evaluation.get("scenarios")]
 
 
 def step_of(path: Path) -> int:

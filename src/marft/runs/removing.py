@@ -15,16 +15,17 @@ IN_CHECKPOINTS = re.compile(
     r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors"
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
 )
+EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
 IN_RUNS = re.compile(
     r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
     r"|episodes/step_\d{6,}\.parquet"
-    r"|evaluations/[^/]+-(greedy|sampled)(-shuffled)?\.json"
+    rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     r"|replays/step_\d{6,}\.(html|json)"
     r"|graphs/step_\d{6,}-[^/]+\.svg"
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|evaluations|replays|graphs|tensorboard|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
+    rf"(episodes|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|tensorboard|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
 )
 
 

@@ -53,7 +53,12 @@ class _Evaluated(_Whole):
     interval: tuple[float, float] | None = None
     reward: float | None = None
     reward_interval: tuple[float, float] | None = None
-    outcomes: dict[str, bool] = {}
+    outcomes: dict[str, bool | float] = {}
+    attempts: int = 1
+    scenarios: dict[str, str] = {}
+    prompts: dict[str, str] = {}
+    measured: dict[str, dict[str, tuple[float, float]]] = {}
+    fields: dict[str, dict[str, str]] = {}
     rewards: dict[str, float] = {}
     examples: list[dict[str, Any]] = []
 

@@ -13,32 +13,60 @@ from marft.cli.app import OVERRIDES, app
 @app.command("eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="The folder of a run; an export; or a recipe: then only the base.")],
+    targets: Annotated[
+        list[Path], typer.Argument(help="Runs, checkpoints, exports; or recipes: of them only the base.")
+    ],
     checkpoint: Annotated[
-        str, typer.Option(help="base, last, best or step_000050; several with commas.")
+        str, typer.Option(help="Of runs: base, last, best or step_000050; several with commas.")
     ] = "base,last",
     mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
     tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
+    attempts: Annotated[
+        int, typer.Option(min=0, help="At each task: with several, pass@k; 0: as the recipe says.")
+    ] = 0,
+    scenarios: Annotated[
+        Path | None, typer.Option(help="Exactly those of this file, which marft scenarios has made.")
+    ] = None,
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Play anew what is kept from before.")] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
-    On held-out tasks, with 95 % intervals. Settings can be changed as in train.
+    On held-out tasks, with 95 % intervals. What was played stays, and is not played again; what was stopped goes on.
+    Settings can be changed as in train.
     """
-    from marft.cli import commands, options
+    from marft.cli import evaluating, options
 
-    if (run / "team.json").is_file():
-        from marft.cli import shipping
-
-        shipping.evaluate(run, options.overrides_of(context, run), mode, tasks, shuffle_messages, trust_code)
-        return
+    paths, overrides = options.targets_of(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
-    commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages)
+    asked = evaluating.Asked(names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code)
+    evaluating.evaluate(paths, overrides, asked)
+
+
+@app.command(context_settings=OVERRIDES)
+def scenarios(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A recipe, or the folder of a run.")],
+    output: Annotated[Path, typer.Option(help="The file; evaluations bear its name.")] = Path("scenarios.json"),
+    tasks: Annotated[int, typer.Option(min=0, help="How many; 0: as the recipe evaluates.")] = 0,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    by: Annotated[str, typer.Option(help="A field of the tasks: as many of each of its values as there can be.")] = "",
+    mode: Annotated[str, typer.Option(help="greedy, sampled, or both with a comma.")] = "",
+    attempts: Annotated[int, typer.Option(min=0, help="At each task; 0: as the recipe evaluates.")] = 0,
+) -> None:
+    """Freeze a set of scenarios to evaluate on.
+
+    Tasks with their digests, seed, modes and attempts, in a file that one keeps with one's code.
+    """
+    from marft.cli import evaluating, options
+
+    overrides = options.overrides_of(context, recipe)
+    evaluating.scenarios(recipe, overrides, output, tasks, split, by, mode, attempts)
 
 
 @app.command(context_settings=OVERRIDES)

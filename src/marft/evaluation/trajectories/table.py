@@ -24,7 +24,7 @@ def trajectory_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
     for evaluation in evaluations:
         shuffled = " shuffled" if evaluation["shuffled_messages"] else ""
         table.add_column(Text(f"{evaluation['checkpoint']} {evaluation['mode']}{shuffled}"), justify="right")
-    for name in sorted({name for column in columns for name in column}, key=_place):
+    for name in sorted({name for column in columns for name in column if known(name).name in MEASURES}, key=_place):
         metric, who = known(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
         if metric.name not in ELSEWHERE and (any(values) or not metric.unless_zero):

@@ -1,0 +1,165 @@
+"""``marft eval`` of runs, checkpoints, exports and recipes, and ``marft scenarios``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from marft.cli.commands import bar, console, quieten
+from marft.cli.console import evaluation_table, passes_table
+from marft.cli.errors import beside
+from marft.config.load import load_recipe
+from marft.config.run import RunSettings
+from marft.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from marft.evaluation.evaluate import Evaluation
+    from marft.evaluation.scenarios import Scenarios
+    from marft.models.pool import Models
+
+EVALUATED = "evaluated"  # the folder, among runs, of evaluations of what is no run
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is played of every target; what is empty or 0 is as its recipe says."""
+
+    checkpoints: Sequence[str] = ("base", "last")
+    mode: str = ""
+    tasks: int = 0
+    attempts: int = 0
+    shuffled: bool = False
+    again: bool = False
+    scenarios: Path | None = None
+    trust_code: bool = False
+
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: a set of scenarios says already what is asked for beside it.
+        """
+        beside_it = {"--mode": self.mode, "--tasks": self.tasks, "--attempts": self.attempts}
+        said = next((option for option, value in beside_it.items() if value), "")
+        if self.scenarios and said:
+            raise ValueError(f"{said}: {self.scenarios} says what is played; leave out either")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that can be evaluated: a run, or else a recipe, whose base alone there is.
+
+    Args:
+        kept: the folder in which its evaluations are kept.
+        called: what its base is called; "" where that is an untuned one.
+        loaded: sees the models before anything is played.
+    """
+
+    run: RunSettings
+    folder: RunFolder | None
+    checkpoints: Sequence[str]
+    kept: RunFolder
+    called: str = ""
+    loaded: Callable[[Models], None] = lambda _: None
+
+
+def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked) -> None:
+    """``marft eval``: every target, then one table."""
+    asked.check()
+    targets = [target_of(path, overrides, asked) for path in paths]
+    quieten()
+    from marft.evaluation.scenarios import read_scenarios
+    from marft.evaluation.trajectories.table import trajectory_table
+
+    scenarios = read_scenarios(asked.scenarios) if asked.scenarios else None
+    rows: list[dict[str, Any]] = []
+    for path, target in zip(paths, targets, strict=True):
+        if len(targets) > 1:
+            beside(target.kept.path)
+        rows += [{**result.as_json(), "target": str(path)} for result in _evaluated(target, asked, scenarios)]
+    console.print(evaluation_table(rows, targets=len(targets) > 1), "")
+    if any(row["passes"] for row in rows):
+        console.print(passes_table(rows, targets=len(targets) > 1), "")
+    console.print(trajectory_table(rows))
+    for target in targets:
+        saved = f"saved in {target.kept.evaluations}"
+        console.print(saved + (f"; see {target.kept.report}" if target.folder else ""), soft_wrap=True)
+
+
+def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
+    """A run, one checkpoint of it, an export, or a recipe.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if (path / "team.json").is_file():
+        from marft.export.loading import check_bases, settings_of
+        from marft.export.manifest import load_export
+
+        export = load_export(path)
+        run = settings_of(export, overrides, asked.trust_code)
+        return Target(
+            run, None, ["base"], _kept(run, path.resolve().name), export.manifest.checkpoint.name,
+            lambda models: check_bases(export, models.digests()),
+        )  # fmt: skip
+    checkpoints = asked.checkpoints
+    if path.parent.name == "checkpoints" and (path / "state.json").is_file():
+        path, checkpoints = path.parent.parent, [path.name]
+    if path.is_dir():
+        folder = RunFolder.open(path)
+        beside(folder.path)
+        return Target(folder.settings_in_place(overrides), folder, checkpoints, folder)
+    run = load_recipe(path, overrides)
+    return Target(run, None, ["base"], _kept(run, run.name))
+
+
+def scenarios(
+    recipe: Path, overrides: Sequence[str], output: Path, tasks: int, split: str, by: str, mode: str, attempts: int
+) -> None:
+    """``marft scenarios``."""
+    from marft.evaluation.evaluate import modes_in
+    from marft.evaluation.scenarios import freeze
+
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"--split: {split!r} is none of train, validation, test")
+    run = target_of(recipe, overrides, Asked()).run
+    modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
+    found = freeze(
+        run, output.stem, cast("Any", split), tasks or run.evaluation.tasks, by, modes,
+        attempts or run.evaluation.attempts,
+    )  # fmt: skip
+    if output.suffix != ".json":
+        raise ValueError(f"--output: scenarios are kept as JSON; call the file {output.with_suffix('.json')}")
+    found.write(output)
+    console.print(
+        f"wrote {output}: {len(found.digests)} tasks of the {split} split, {', '.join(found.modes)}, attempts at each: "
+        f"{found.attempts}. Keep it with your code, and:  marft eval {recipe} --scenarios {output}",
+        soft_wrap=True,
+    )
+
+
+def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None) -> list[Evaluation]:
+    from marft.evaluation.evaluate import modes_in
+    from marft.evaluation.report import write_report
+    from marft.evaluation.session import Keeping, evaluate_checkpoints
+
+    run = target.run
+    modes = modes_in(asked.mode.split(","), "--mode") if asked.mode else run.evaluation.modes
+    if target.folder is None:
+        target.kept.path.mkdir(parents=True, exist_ok=True)
+        target.kept.write_config(run)  # so that it can be compared as a run is
+    with bar("evaluating") as advance:
+        results = evaluate_checkpoints(
+            run, target.folder, target.checkpoints, modes, asked.tasks or run.evaluation.tasks, asked.shuffled, advance,
+            lambda text: console.print(text, soft_wrap=True), target.loaded,
+            attempts=asked.attempts or run.evaluation.attempts, scenarios=scenarios,
+            keeping=Keeping(target.kept.evaluations, asked.again),
+        )  # fmt: skip
+    if target.folder is not None:
+        write_report(target.folder)
+    return [replace(result, checkpoint=target.called) if target.called else result for result in results]
+
+
+def _kept(run: RunSettings, name: str) -> RunFolder:
+    return RunFolder(Path(run.output) / EVALUATED / name)

@@ -1,0 +1,144 @@
+"""Two evaluated teams held against each other: gates, and what changed of every metric; for people, CI and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from marft.evaluation.changes import Change, as_junit, as_markdown, changes
+from marft.evaluation.gates import Verdict, judged
+from marft.runs.folder import RunFolder
+
+NAMED = 5  # tasks that an error names
+Saved = Mapping[str, Any]  # an evaluation
+
+
+class Under(NamedTuple):
+    """What was played: a mode, and the digest of a set of scenarios; "" for held-out tasks."""
+
+    mode: str
+    scenarios: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What gates said, and what changed, by what was played: ``greedy``, ``sampled on smoke``.
+
+    ``passed`` is whether every gate held, ``reasons`` are those of the ones that did not.
+    """
+
+    verdicts: Mapping[str, Sequence[Verdict]]
+    changes: Mapping[str, Sequence[Change]]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no gate failed."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why gates failed, one each."""
+        return [
+            f"{verdict.gate.text} ({label}): {verdict.reason}"
+            for label, some in self.verdicts.items()
+            for verdict in some
+            if verdict.failed
+        ]
+
+    def as_markdown(self) -> str:
+        """A page for people: gates, and what changed."""
+        return as_markdown(self.changes, self.verdicts)
+
+    def as_junit(self) -> str:
+        """Gates as test cases, in XML."""
+        return as_junit(self.verdicts)
+
+
+def compared(
+    before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str], gates: Sequence[str] = (), by: str = ""
+) -> Comparison:
+    """Two sets of evaluations, as they were saved: in each mode, and on each set of scenarios, that both have, the last
+    checkpoint of each; its base, where no other was evaluated.
+
+    Args:
+        names: what they are called, for messages.
+        gates: what may not be.
+        by: a field of tasks, by which what changed is shown too.
+
+    Raises:
+        ValueError: there is nothing that both were evaluated on, a task of theirs is not the same, or a gate or a field
+            is none.
+    """
+    pairs = _pairs(before, after, names)
+    return Comparison(
+        {label: judged(gates, *pair) for label, pair in pairs.items()},
+        {label: changes(*pair, by) for label, pair in pairs.items()},
+    )
+
+
+def saved_in(folder: RunFolder) -> list[dict[str, object]]:
+    """All evaluations of a run, on scenarios too.
+
+    Raises:
+        ValueError: one cannot be read.
+    """
+    return folder.read_evaluations(scenarios=True)
+
+
+def _pairs(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str]) -> dict[str, tuple[Saved, Saved]]:
+    one, two = _last(before), _last(after)
+    both = sorted(one.keys() & two.keys())
+    if not both:
+        raise ValueError(_nothing_in_common(one, two, names))
+    pairs = {_label(one[under]): (one[under], two[under]) for under in both}
+    for pair in pairs.values():
+        _check_tasks(*pair, names)
+    return pairs
+
+
+def _last(evaluations: Sequence[Saved]) -> dict[Under, Saved]:
+    """By what was played; checkpoints go by their steps, and ``base`` before all."""
+    own = [e for e in evaluations if not e["shuffled_messages"] and e.get("measured")]
+    ordered = sorted(own, key=lambda e: (e["checkpoint"] != "base", str(e["checkpoint"])))
+    return {Under(e["mode"], e.get("scenarios", {}).get("digest", "")): e for e in ordered}
+
+
+def _nothing_in_common(one: Mapping[Under, Saved], two: Mapping[Under, Saved], names: tuple[str, str]) -> str:
+    sets = [sorted({_on(e) for e in side.values() if e.get("scenarios")}) for side in (one, two)]
+    if any(sets):
+        said = [f"{name} on {', '.join(on) or 'no set of scenarios'}" for name, on in zip(names, sets, strict=True)]
+        return (
+            f"not evaluated on the same scenarios: {' and '.join(said)}; evaluate both on the same file, as it is:  "
+            f"marft eval {names[0]} {names[1]} --scenarios FILE"
+        )
+    return (
+        f"{names[0]} and {names[1]} were not evaluated in the same mode, or no task of theirs could be scored; run:  "
+        f"marft eval {names[0]}  and  marft eval {names[1]}"
+    )
+
+
+def _check_tasks(before: Saved, after: Saved, names: tuple[str, str]) -> None:
+    """See that what has the same id is the same task.
+
+    Raises:
+        ValueError: it is not.
+    """
+    one, two = before.get("prompts", {}), after.get("prompts", {})
+    other = [task for task in one if task in two and one[task] != two[task]]
+    if other:
+        more = f" and {len(other) - NAMED} more" if len(other) > NAMED else ""
+        raise ValueError(
+            f"{names[0]} and {names[1]} were evaluated on different tasks of the same names: "
+            f"{', '.join(other[:NAMED])}{more}. Evaluate both on the same environment"
+        )
+
+
+def _label(evaluation: Saved) -> str:
+    on = evaluation.get("scenarios", {}).get("name", "")
+    return str(evaluation["mode"]) + (f" on {on}" if on else "")
+
+
+def _on(evaluation: Saved) -> str:
+    scenarios = evaluation["scenarios"]
+    return f"{scenarios['name']!r} ({scenarios['digest'][:8]})"

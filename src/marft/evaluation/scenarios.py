@@ -1,0 +1,178 @@
+"""A frozen set of scenarios: which tasks are played, how often, in which modes, under which seed; a JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from marft import atomic
+from marft.config.load import first_problem
+from marft.config.run import RunSettings
+from marft.envs.tasks import digest_of, tasks_of
+from marft.evaluation.cohorts import cohorts_of, fields_of
+from marft.evaluation.evaluate import DIGEST, Mode
+from marft.types import Task
+
+FORMAT = "scenarios of MARFT, 1"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
+NAMED = 5  # tasks that an error names
+Split = Literal["train", "validation", "test"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Scenario(_Strict):
+    id: str = Field(min_length=1)
+    digest: str
+
+
+class _Written(_Strict):
+    """What a file of scenarios holds, type by type."""
+
+    format: Literal["scenarios of MARFT, 1"]
+    environment: str
+    digest: str
+    split: Split
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    modes: list[Literal["greedy", "sampled"]] = Field(min_length=1)
+    attempts: Annotated[int, Field(ge=1, le=10_000)]
+    tasks: list[_Scenario] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenarios:
+    """A set of scenarios.
+
+    Args:
+        name: the file's, which evaluations on it bear.
+        environment: what it is called.
+        digests: of the tasks, by their ids, in the order in which they are played: of id, prompt, and what of the data
+            is plain.
+    """
+
+    name: str
+    environment: str
+    split: Split
+    seed: int
+    modes: tuple[Mode, ...]
+    attempts: int
+    digests: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Of all that is in it, but for its name: two evaluations with the same one are of the same scenarios."""
+        return hashlib.sha256(json.dumps(self._table()).encode()).hexdigest()
+
+    def _table(self) -> dict[str, object]:
+        return {
+            "format": FORMAT, "environment": self.environment, "split": self.split, "seed": self.seed,
+            "modes": [*self.modes], "attempts": self.attempts,
+            "tasks": [{"id": task, "digest": digest} for task, digest in self.digests.items()],
+        }  # fmt: skip
+
+    def write(self, path: Path) -> None:
+        """Write the file: the same bytes for the same set, a task a line."""
+        head = {**self._table(), "digest": self.digest}
+        tasks = ",\n".join(f"    {json.dumps(task)}" for task in head.pop("tasks"))  # type: ignore[attr-defined]
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
+        atomic.write_file(path, f'{{\n{lines},\n  "tasks": [\n{tasks}\n  ]\n}}\n')
+
+    def tasks(self, run: RunSettings) -> list[Task]:
+        """The tasks, as the environment of a run has them.
+
+        Raises:
+            ValueError: it has others under their ids, or none; the message says which.
+        """
+        there = {task.id: task for task in tasks_of(run.environment, self.split)}
+        missing = [task for task in self.digests if task not in there]
+        other = [t for t, digest in self.digests.items() if t in there and digest_of([there[t]])[:DIGEST] != digest]
+        if missing or other:
+            said = [f"{_named(missing)} {_are(missing)} gone"] if missing else []
+            said += [f"{_named(other)} {_are(other)} another task now (prompt or data)"] if other else []
+            raise ValueError(
+                f"scenarios {self.name!r} are not those of environment {run.environment.name!r}, {self.split} split: "
+                f"{'; '.join(said)}. Bring the environment back to what it was, or freeze a new set: marft scenarios"
+            )
+        return [there[task] for task in self.digests]
+
+
+def freeze(
+    run: RunSettings, name: str, split: Split, number: int, by: str, modes: Sequence[Mode], attempts: int
+) -> Scenarios:
+    """A set of the first tasks of a split.
+
+    Args:
+        number: of tasks.
+        by: a field of theirs: of each of its values as many as there can be; "" takes them in their order.
+
+    Raises:
+        ValueError: there are no such tasks, they have no such field, or the name is none of a set.
+    """
+    check_name(name)
+    tasks = [*tasks_of(run.environment, split)]
+    chosen = {task.id for task in (_balanced(tasks, by) if by else tasks)[:number]}
+    digests = {task.id: digest_of([task])[:DIGEST] for task in tasks if task.id in chosen}
+    return Scenarios(name, run.environment.name, split, run.seed, tuple(modes), attempts, digests)
+
+
+def read_scenarios(path: Path) -> Scenarios:
+    """Read a file of scenarios.
+
+    Raises:
+        ValueError: it is none, or was changed by hand.
+    """
+    check_name(path.stem)
+    try:
+        written = _Written.model_validate(atomic.read_json(path))
+    except ValidationError as error:
+        raise ValueError(f"{path} is no set of scenarios: {first_problem(error)}") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the scenarios of {path}: {error}") from error
+    digests = {task.id: task.digest for task in written.tasks}
+    if len(digests) < len(written.tasks):
+        raise ValueError(f"{path} names a task twice")
+    modes = tuple(dict.fromkeys(written.modes))
+    found = Scenarios(
+        path.stem, written.environment, written.split, written.seed, modes, written.attempts, digests
+    )  # fmt: skip
+    if found.digest != written.digest:
+        raise ValueError(f"{path} was changed since it was written; freeze a new set with:  marft scenarios")
+    return found
+
+
+def check_name(name: str) -> None:
+    """
+    Raises:
+        ValueError: evaluations cannot bear it.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"scenarios cannot be called {name!r}: evaluations bear the file's name, so it is of letters, digits, '_', "
+            "'-' and '.'"
+        )
+
+
+def _balanced(tasks: Sequence[Task], by: str) -> list[Task]:
+    """Tasks in turns of the values of a field."""
+    cohorts = cohorts_of(fields_of(tasks), by).values()
+    groups = [[task for task in tasks if task.id in cohort] for cohort in cohorts]
+    return [task for turn in zip_longest(*groups) for task in turn if task is not None]
+
+
+def _named(tasks: Sequence[str]) -> str:
+    more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
+    return ", ".join(tasks[:NAMED]) + more
+
+
+def _are(tasks: Sequence[str]) -> str:
+    return "is" if len(tasks) == 1 else "are"

@@ -1,0 +1,90 @@
+"""Orders of several lines, each a product that nobody works out without a tool: what the recipe ``playbook`` trains on.
+
+A step shows one line. A right answer goes on to the next one, a wrong one shows the same again; an order is over when
+all lines are right, or after twice as many steps as it has lines. What metrics need to know is declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+from marft.config.parts import EnvironmentPart
+from marft.config.settings import Count
+from marft.envs.splits import split_of
+from marft.game.answers import stated_answer
+from marft.game.environment import Split
+from marft.seeds import derive_seed
+from marft.types import JointAction, Observation, Step, Task
+
+LINE = "Solve the following multiplication: {} * {}. Give only the result as your final answer."
+Lines = tuple[tuple[int, int], ...]
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply."""
+    return a * b
+
+
+class Orders(EnvironmentPart):
+    """Orders whose lines are products of three-digit numbers; ``digits`` of a task is how long its largest one is."""
+
+    lines: Count = 2  # of an order
+    train_tasks: Count = 2000
+    held_out_tasks: Count = 500  # in validation and test each
+
+    def tasks(self, split: Split) -> list[Task]:
+        """Orders of a split; no line of one is in another split."""
+        lines = _lines(split)
+        number = self.train_tasks if split == "train" else self.held_out_tasks
+        orders = (tuple(islice(lines, self.lines)) for _ in range(number))
+        return [self._task(f"{split}/{index}", order) for index, order in enumerate(orders)]
+
+    def _task(self, name: str, order: Lines) -> Task:
+        digits = max(len(str(a * b)) for a, b in order)
+        prompt = "; ".join(f"{a} * {b}" for a, b in order)
+        return Task(
+            name, f"Work out this order: {prompt}.", {"lines": order, "digits": digits, "fewest_steps": self.lines}
+        )
+
+    def start(self, task: Task, seed: int) -> OrderSession:  # noqa: ARG002  nothing here is random
+        return OrderSession(task.data["lines"])
+
+
+class OrderSession:
+    """One attempt at an order."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines, self.done, self.steps = lines, 0, 0
+
+    async def reset(self) -> Observation:
+        return self._shown()
+
+    async def step(self, actions: JointAction) -> Step:
+        """Take the team's answer to the line that is shown."""
+        a, b = self.lines[self.done]
+        said = stated_answer(actions.answer.text) if actions.answer else ""
+        right = said.replace(",", "").strip() == str(a * b)
+        self.steps += 1
+        self.done += right
+        solved = self.done == len(self.lines)
+        return Step(
+            Observation("") if solved else self._shown(), float(right) / len(self.lines),
+            terminated=solved or self.steps == 2 * len(self.lines), success=solved,
+            info={"progress": self.done / len(self.lines), "right_tools": ["multiply"]},
+        )  # fmt: skip
+
+    async def close(self) -> None: ...
+
+    def _shown(self) -> Observation:
+        return Observation(LINE.format(*self.lines[self.done]))
+
+
+def _lines(split: Split) -> Iterator[tuple[int, int]]:
+    """Lines of a split, by their text, without end."""
+    random = Random(derive_seed(0, "orders", split))
+    while True:
+        a, b = random.randint(100, 999), random.randint(100, 999)
+        if split_of(LINE.format(a, b)) == split:
+            yield a, b

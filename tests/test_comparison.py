@@ -1,0 +1,173 @@
+"""Comparisons: which evaluations are held against each other, gates of cohorts and limits, for CI and from Python."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xmlschema
+
+import marft
+from marft.cli.errors import friendly
+from marft.cli.main import app
+from marft.evaluation.comparison import Comparison, compared
+from marft.evaluation.gates import judged
+from marft.runs.folder import RunFolder
+from tests.helpers import settings
+from tests.test_gates import AFTER, BEFORE, MISSED, SOLVED, evaluation
+
+LEVELS = {"level": {str(n): ("hard" if n < 20 else "easy") for n in range(100)}}
+ON = {"name": "smoke", "digest": "d" * 64}
+SCHEMA = Path(__file__).parent / "junit-10.xsd"  # of Jenkins' xUnit plug-in
+
+
+def saved(
+    result: dict[str, Any], mode: str = "greedy", checkpoint: str = "step_000001", **about: Any
+) -> dict[str, Any]:
+    return {"checkpoint": checkpoint, "mode": mode, "shuffled_messages": False, "tasks": 100, **result, **about}
+
+
+def over(before: list[dict[str, Any]], after: list[dict[str, Any]], *gates: str, by: str = "") -> Comparison:
+    return compared(before, after, ("runs/a", "runs/b"), gates, by)
+
+
+@pytest.mark.parametrize(
+    ("gate", "failed", "reason"),
+    [
+        ("accuracy after < 90%", True, "to 88.0%"), ("accuracy after < 85%", False, "to 88.0%"),
+        ("accuracy after < 0.9", True, ""), ("cost_tokens after > 105", True, ""), ("cost_tokens after > 200", False, ""),
+        ("accuracy[level=hard] < -2%", False, "on 20 tasks where level = hard"),
+        ("accuracy[level=easy] < -2%", True, "on 80 tasks where level = easy"),
+        ("accuracy [ level = easy ] after < 80%", False, "where level = easy"),
+    ],
+)  # fmt: skip
+def test_gates_are_of_changes_of_what_is_after_and_of_cohorts(gate: str, failed: bool, reason: str) -> None:
+    (verdict,) = judged([gate], BEFORE, {**AFTER, "fields": LEVELS})
+    assert verdict.failed is failed
+    assert reason in verdict.reason
+
+
+def test_a_gate_of_every_cohort_is_a_verdict_for_each() -> None:
+    verdicts = judged(["accuracy[level=*] < -2%"], BEFORE, {**AFTER, "fields": LEVELS})
+    assert [verdict.failed for verdict in verdicts] == [True, False]  # easy, hard
+    with pytest.raises(ValueError, match=r"no task has level = 'odd'; values: easy, hard, or \* for each"):
+        judged(["accuracy[level=odd] < 0"], BEFORE, {**AFTER, "fields": LEVELS})
+    with pytest.raises(ValueError, match="no field 'kind'"):
+        judged(["accuracy[kind=odd] < 0"], BEFORE, {**AFTER, "fields": LEVELS})
+    with pytest.raises(ValueError, match="cost_tokens is in tokens, and no share; leave out the %"):
+        judged(["cost_tokens after > 5%"], BEFORE, AFTER)
+
+
+@pytest.mark.parametrize("gate", ["reward < -1", "reward > 1", "reward after < 0", "reward after > 0"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_is_none_fails_every_gate(gate: str, number: float) -> None:
+    one, two = evaluation(reward=[(1.0, 1.0)] * 3), evaluation(reward=[(1.0, 1.0), (number, 1.0), (1.0, 1.0)])
+    assert [verdict.failed for verdict in judged([gate], one, two)] == [True]
+
+
+def test_one_task_none_and_the_same_run_are_compared_too() -> None:
+    one = [saved(evaluation(accuracy=[SOLVED]))]
+    assert over(one, [saved(evaluation(accuracy=[MISSED]))], "accuracy < -1%").reasons == [
+        "accuracy < -1% (greedy): accuracy went from 100.0% to 0.0% on 1 tasks (-100.0 points)"
+    ]
+    assert over([saved(BEFORE)], [saved(BEFORE)], "accuracy < -1%", "accuracy > +1%").passed
+    with pytest.raises(ValueError, match="not evaluated in the same mode, or no task"):
+        over([saved(evaluation())], [saved(evaluation())])
+    with pytest.raises(ValueError, match="marft eval runs/a  and  marft eval runs/b"):
+        over([saved(BEFORE)], [saved(AFTER, "sampled")])
+
+
+def test_what_is_on_scenarios_is_held_against_the_same_scenarios_alone() -> None:
+    held_out, smoke = saved(BEFORE), saved(BEFORE, scenarios=ON)
+    worse = saved(AFTER, scenarios=ON)
+    found = over([held_out, smoke], [held_out, worse], "accuracy < -1%")
+    assert {label: [v.failed for v in some] for label, some in found.verdicts.items()} == {
+        "greedy": [False], "greedy on smoke": [True],
+    }  # fmt: skip
+    other = saved(AFTER, scenarios={"name": "smoke", "digest": "e" * 64})
+    with pytest.raises(ValueError, match=r"runs/a on 'smoke' \(dddddddd\) and runs/b on 'smoke' \(eeeeeeee\)"):
+        over([smoke], [other])
+    with pytest.raises(ValueError, match="runs/b on no set of scenarios"):
+        over([smoke], [held_out])
+
+
+def test_other_tasks_of_the_same_names_are_not_compared() -> None:
+    one, two = (saved(BEFORE, prompts={"0": "a", "1": digest}) for digest in "bc")
+    assert over([one], [one]).passed
+    with pytest.raises(ValueError, match=r"different tasks of the same names: 1. Evaluate both"):
+        over([one], [two])
+
+
+def test_the_last_checkpoint_counts_and_the_base_where_there_is_no_other() -> None:
+    runs = [saved(BEFORE, checkpoint=name) for name in ("step_000002", "step_000010", "base")]
+    runs[1] |= AFTER
+    assert over([saved(BEFORE, checkpoint="base")], runs, "accuracy < -1%").reasons
+    assert over(runs[:1], runs[::2], "accuracy < -1%").passed
+
+
+@pytest.mark.parametrize("gates", [[], ["accuracy < -1%"], ["accuracy < -1%", "accuracy[level=*] after < 1%"]])
+def test_junit_is_what_the_schema_of_ci_services_says(gates: list[str], tmp_path: Path) -> None:
+    after = saved({**AFTER, "fields": LEVELS})
+    found = over([saved(BEFORE), saved(BEFORE, "sampled")], [after, saved(AFTER, "sampled", fields=LEVELS)], *gates)
+    (tmp_path / "gates.xml").write_text(found.as_junit(), encoding="utf-8")
+    xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "gates.xml")
+
+
+def test_texts_of_others_neither_break_the_page_nor_are_obeyed_in_it(tmp_path: Path) -> None:
+    odd = "</summary><script>x</script> | `b` [l](javascript:x) @all\x1b[31m\n# h"
+    fields = {"kind": {str(n): odd if n % 2 else "plain" for n in range(100)}}
+    found = over([saved(BEFORE)], [saved({**AFTER, "fields": fields})], "accuracy[kind=*] < -50%", by="kind")
+    page = found.as_markdown()
+    assert "<script>" not in page
+    assert "[l](javascript" not in page
+    assert not [line for line in page.splitlines() if line.startswith("# ")]
+    rows = [line for line in page.splitlines() if line.startswith("| 50")]
+    assert rows
+    assert all(line.replace("\\|", "").count("|") == 7 for line in rows)
+    (tmp_path / "gates.xml").write_text(found.as_junit(), encoding="utf-8")
+    xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "gates.xml")
+
+
+def runs(tmp_path: Path) -> list[str]:
+    for name, result in (("before", BEFORE), ("after", AFTER)):
+        folder = RunFolder.create(settings("tiny", tmp_path, name=name))
+        folder.write_evaluation(saved(result), "step_000001-greedy")
+    return [str(tmp_path / name) for name in ("before", "after")]
+
+
+def test_from_python_a_comparison_says_whether_it_passed_and_why_not(tmp_path: Path) -> None:
+    before, after = runs(tmp_path)
+    found = marft.compare(before, marft.load_run(after), fail_if="accuracy < -1%")
+    assert isinstance(found, marft.Comparison)
+    assert not found.passed
+    assert found.reasons[0].startswith("accuracy < -1% (greedy): accuracy went from 90.0% to 88.0%")
+    assert marft.compare(before, after, fail_if=["accuracy < -5%"]).passed
+    assert {change.metric for change in found.changes["greedy"]} == {"accuracy", "cost_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--fail-if", "accuracy < -5%"], 0), (["--fail-if", "accuracy < -1%"], 1), (["--fail-if", "nonsense"], 2),
+        (["--fail-if", "accuracy < 0", "--by", "nothing"], 2), (["--nonsense"], 2),
+    ],
+)  # fmt: skip
+def test_a_gate_that_fails_ends_otherwise_than_a_command_that_is_wrong(
+    words: list[str], status: int, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended, friendly():
+        app(["compare", *runs(tmp_path), *words], prog_name="marft")
+    assert (ended.value.code or 0) == status
+
+
+def test_a_damaged_evaluation_is_named_and_no_gate_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", *runs(tmp_path), "--fail-if", "accuracy < -99%"]
+    (tmp_path / "after" / "evaluations" / "step_000001-greedy.json").write_text("{")
+    with pytest.raises(SystemExit) as ended, friendly():
+        app(words, prog_name="marft")
+    assert ended.value.code == 2
+    assert "step_000001-greedy.json is damaged" in capsys.readouterr().err
+    assert asdict(over([saved(BEFORE)], [saved(BEFORE)]))["verdicts"] == {"greedy": []}
