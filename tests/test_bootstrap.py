@@ -74,6 +74,37 @@ def test_what_does_not_differ_has_no_interval() -> None:
     assert paired(same, same) == Difference(0.5, 0.5, None, 2)
     assert paired(same, {"c": Ratio(1.0)}) is None
     assert paired({"a": Ratio(0, 0)}, {"a": Ratio(1, 1)}) is None
+    assert paired({"a": Ratio(1, 1)}, {"a": Ratio(0, 0)}) is None
+
+
+def test_two_tasks_that_differ_have_an_interval_as_wide_as_is_asked_and_of_the_seeds_own_draws() -> None:
+    before = {name: Ratio(0.0) for name in "abcdefgh"}
+    after = {name: Ratio(float(number)) for number, name in enumerate(before)}
+    few = paired({"a": Ratio(0.0), "b": Ratio(0.0)}, {"a": Ratio(1.0), "b": Ratio(0.0)})
+    assert few is not None
+    assert few.interval is not None
+    asked = [(0.95, 0), (0.5, 0), (0.95, 1)]
+    found = [paired(before, after, level=level, seed=seed) for level, seed in asked]
+    wide, narrow, other = [one.interval for one in found if one and one.interval]
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+    assert wide != other
+
+
+def test_an_interval_is_of_the_expanded_quantiles_of_every_resampled_difference() -> None:
+    draw = np.random.default_rng(0)
+    parts = draw.integers(1, 9, (6, 1, 4)).astype(float)
+    counts = resamples(6, 3, 500)
+    sums = [sum(count * part for count, part in zip(row, parts[:, 0], strict=True)) for row in counts]
+    differences = [after / of - before / out_of for before, out_of, after, of in sums]
+    low = expanded(6, 0.9)
+    assert interval_of(parts, counts, 0.9) == [pytest.approx(tuple(np.quantile(differences, [low, 1 - low])))]
+
+
+def test_where_fewer_than_half_of_the_draws_say_anything_there_is_no_interval() -> None:
+    parts = np.array([[[1, 1, 0, 0]], [[0, 0, 0, 1]], [[0, 0, 1, 1]]], float)
+    counts = np.array([[1, 1, 1], [1, 2, 0], [3, 0, 0], [0, 3, 0], [0, 0, 3]], float)
+    assert interval_of(parts, counts) == [None]
+    assert interval_of(parts, counts[:4]) != [None]
 
 
 @settings(max_examples=25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from marft.cli.main import app
-from marft.evaluation.changes import changes
+from marft.evaluation.changes import as_markdown, changes, pairs_of
 from marft.evaluation.cohorts import cohorts_of, fields_of
 from marft.evaluation.gates import Gate, judged
 from marft.runs.folder import RunFolder
@@ -76,6 +77,60 @@ def test_cohorts_are_of_fields_that_tasks_share() -> None:
     assert cohorts_of(fields, "kind") == {"a": {"0", "1"}}
     with pytest.raises(ValueError, match=r"no field 'id'.*they share: kind, level"):
         cohorts_of(fields, "id")
+
+
+def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_data_may_be_anything() -> None:
+    data: list[Any] = [{"kind": name, "long": name * 101} for name in ("b", "b", "a", "a")]
+    fields = fields_of([*(Task(str(n), "?", given) for n, given in enumerate(data)), Task("words", "?", "no table")])  # type: ignore[arg-type]
+    assert set(fields) == {"kind"}
+    assert list(cohorts_of(fields, "kind").items()) == [("a", {"2", "3"}), ("b", {"0", "1"})]
+    assert set(fields_of([Task(str(n), "?", {"long": "x" * 100}) for n in range(2)])) == {"long"}
+
+
+class Evaluated:
+    """A run's folder that holds these evaluations."""
+
+    def __init__(self, *evaluations: tuple[str, str, bool, dict[str, Any]]) -> None:
+        self.path = Path("runs/evaluated")
+        self.evaluations = [
+            {"checkpoint": checkpoint, "mode": mode, "shuffled_messages": shuffled, **measured}
+            for checkpoint, mode, shuffled, measured in evaluations
+        ]
+
+    def read_evaluations(self) -> list[dict[str, Any]]:
+        return self.evaluations
+
+
+def test_runs_are_held_together_by_the_last_checkpoint_of_each_mode_that_both_were_evaluated_in() -> None:
+    one: Any = Evaluated(
+        ("step_000009", "greedy", False, BEFORE), ("step_000050", "greedy", False, BEFORE),
+        ("step_000010", "greedy", False, BEFORE), ("base", "greedy", False, BEFORE),
+        ("step_000060", "greedy", True, BEFORE), ("step_000070", "greedy", False, {"measured": {}}),
+        ("step_000080", "greedy", False, {}), ("last", "sampled", False, BEFORE),
+    )  # fmt: skip
+    two: Any = Evaluated(("base", "greedy", False, AFTER))
+    assert {mode: (a["checkpoint"], b["checkpoint"]) for mode, (a, b) in pairs_of(one, two).items()} == {
+        "greedy": ("step_000050", "base")
+    }
+    assert pairs_of(one, two)["greedy"][1]["measured"] is AFTER["measured"]
+    with pytest.raises(ValueError, match="were not evaluated in the same mode; run:  marft eval"):
+        pairs_of(two, Evaluated(("last", "sampled", False, AFTER)))  # type: ignore[arg-type]
+
+
+def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> None:
+    gate, kinds = "accuracy < -1%", {"kind": {str(n): "a|b" if n % 2 else "c" for n in range(100)}}
+    only = {"measured": {t: {**of, "reward": [1.0, 1.0]} for t, of in BEFORE["measured"].items()}}
+    found = {"greedy": changes(only, {**AFTER, "fields": kinds}, "kind"), "sampled": changes(BEFORE, BEFORE)}
+    assert {change.metric for change in found["greedy"]} == {"accuracy", "cost_tokens"}
+    page = as_markdown(found, {"greedy": judged([gate], BEFORE, AFTER), "sampled": judged([gate], BEFORE, BEFORE)})
+    greedy, sampled = page.split("## sampled")
+    assert ("**failed**" in greedy, "**failed**" in sampled, "passed: `accuracy" in sampled) == (True, False, True)
+    (whole,) = [line for line in greedy.splitlines() if line.startswith("| 100 | accuracy")]
+    assert re.fullmatch(
+        r"\| 100 \| accuracy \| 90.0% \| 88.0% \| -2.0 points \| -\d\.\d points to [+-]\d\.\d points \|", whole
+    ), whole
+    assert "| 50, kind = a\\|b | accuracy |" in greedy
+    assert "| 50, kind = c | accuracy |" in greedy
 
 
 def runs(tmp_path: Path) -> list[str]:

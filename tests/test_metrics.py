@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from marft.cli.console import AGENT, TEAM, line
 from marft.evaluation.curves import FIRST
+from marft.evaluation.metrics import episode_metrics, remote_metrics
+from marft.marks import Mark
 from marft.metrics import CATALOGUE, everything, find, known, named, page
 from marft.runs.folder import RunFolder
+from marft.segments import Restart
 from marft.training import train
+from marft.types import Action, Episode, Observation, Task, ToolCall, Transition, Versions
+from marft.usage import Usage
+from tests.episodes import make_action
 from tests.helpers import recipe, settings
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +75,54 @@ def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path) -> None:
     written = {name for row in folder.read_metrics() for name in row} - {"step"}
     assert {name for name in written if find(name) is None} == set()
     assert {"rewards/format", "validation_accuracy", "likelihood/successes"} <= written
+
+
+def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> None:
+    def played(*steps: Transition, actions: tuple[Action, ...] = (), status: Any = "terminated") -> Episode:
+        return Episode(Task("t", "?"), "s", 0, actions, status, steps)
+
+    def paid(team: float, **own: float) -> Transition:
+        return Transition(Observation("o"), team, own, {"right": team, "short/a": own.get("a", 0.0)})
+
+    calls = (ToolCall("x", seconds=1.0, error=True), ToolCall("x", seconds=3.0))
+    used = make_action("a", tokens=(1, 2, 3, 4), marks=(Mark.SAMPLED, Mark.TOOL, Mark.TOOL, Mark.SAMPLED), policy="p")
+    used = replace(used, calls=calls, truncated_tokens=5, versions=Versions(3, 4), restarted="edited: message 2")
+    told = replace(
+        make_action("b", tokens=(1,), marks=(Mark.TEAMMATE,), policy="p"),
+        finish="length",
+        restarts=(Restart(1, np.array([7], np.int32), 1, "rewritten"),),
+    )
+    last = replace(make_action("b", call=1, policy="p"), finish="other", continues=(told.id,))
+    metrics = episode_metrics(
+        [
+            played(paid(1.0, a=0.5), paid(2.0, a=0.25), actions=(used, told, last)), played(paid(0.0), paid(0.0)),
+            played(paid(9.0), status="failed"), played(status="timed_out"), played(status="timed_out"),
+        ],
+        ("a", "b"), lambda policy: {"p": 7}[policy],
+    )  # fmt: skip
+    expected = {
+        "reward": 1.5, "reward_std": 1.5, "success_unknown": 2, "episodes": 5, "episodes_failed": 1,
+        "episodes_timed_out": 2, "episodes_dropped": 3, "environment_steps": 4, "rewards/right": 1.5,
+        "agents/a/rewards/short": 0.375, "agents/a/own_reward": 0.375, "agents/b/own_reward": 0.0, "actions": 3,
+        "action_length": (2 + 0 + 2) / 3, "truncation_rate": 1 / 3, "prompt_tokens": 3, "truncated_tokens": 5,
+        "restarts": 2, "gateway/segments/edited": 1, "agents/a/restarts": 1, "agents/b/restarts": 1, "tool_rate": 1 / 3, "tool_calls": 2,
+        "tool_errors": 1, "tool_tokens": 2, "tool_seconds": 2.0, "agents/a/policy_lag": 4,
+    }  # fmt: skip
+    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
+    assert "agents/b/tool_calls" not in metrics
+    asks_on = episode_metrics([played(paid(0.0), actions=(last,))], (), lambda _: 0)
+    assert asks_on["restarts"] == 0, "an agent that remembers, and never begins anew"
+    assert "restarts" not in episode_metrics([played(paid(0.0), actions=(make_action(),))], (), lambda _: 0)
+
+
+def test_what_remote_actions_took_counts_once_however_many_episodes_they_are_replayed_in() -> None:
+    one, two = (replace(make_action(agent), usage=Usage(*counts)) for agent, counts in (("a", (10, 1)), ("b", (7, 2))))
+    episodes = [
+        Episode(Task("t", "?"), "s", n, (one, two), status, ()) for n, status in enumerate(("failed", "terminated"))
+    ]
+    taken = remote_metrics(episodes, ("a", "b", "c"))
+    assert (taken["agents/a/remote_prompt_tokens"], taken["agents/b/remote_prompt_tokens"]) == (10, 7)
+    assert not [name for name in taken if name.startswith("agents/c/")]
 
 
 def test_every_metric_says_what_it_is_in_words() -> None:

@@ -286,6 +286,8 @@ class TestLessons:
     def test_one_is_left_to_learn_from(self, tmp_path: Path) -> None:
         _, lessons = self.lessons(tmp_path, "--sft.held_out", "0.96")
         assert len({sample.action.key.task for sample in lessons.trained}) == 1
+        _, lessons = self.lessons(tmp_path, "--sft.held_out", "0.01")
+        assert len({sample.action.key.task for sample in lessons.held_out}) == 1, "and one to measure by"
 
     def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own(self, tmp_path: Path) -> None:
         run, lessons = self.lessons(tmp_path, "--sft.epochs", "2", "--sft.batch_tokens", "200", "--sft.held_out", "0")

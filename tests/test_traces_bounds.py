@@ -12,9 +12,11 @@ import pytest
 
 from marft.traces import assembling
 from marft.traces.conversations import MOST_MESSAGES
+from marft.traces.messages import chat, message_of, tools_of
 from marft.traces.reading import read_traces
-from marft.traces.record import MOST_TURNS, Tally
+from marft.traces.record import MOST_TURNS, UNNAMED, Tally
 from marft.traces.spans import spans_of
+from marft.usage import Usage
 from tests.tracing import agent_attributes, current, otlp, read, readable, span, write
 
 USER = {"role": "user", "content": "1 + 1 ="}
@@ -36,6 +38,37 @@ class TestSpans:
         ]  # fmt: skip
         (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
         assert [int(name, 16) for name in episode.turns[2].parents] == [2]
+        told.append(span(5, "chat", CALL, start=3.0, links=[1]))
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [int(name, 16) for name in episode.turns[3].parents] == [3]
+
+    def test_an_agents_turn_depends_on_what_called_it_and_not_on_its_own_or_its_neighbours(
+        self, tmp_path: Path
+    ) -> None:
+        told = [
+            span(1, "x", agent_attributes("boss"), start=0.0), span(2, "chat", CALL, 1, start=1.0),
+            span(3, "x", agent_attributes("worker"), 1, start=2.0), span(4, "chat", CALL, 3, start=3.0),
+            span(5, "chat", CALL, 3, start=4.0), span(6, "x", agent_attributes("tester"), 1, start=5.0),
+            span(7, "chat", CALL, 6, start=6.0), span(8, "chat", CALL, 1, start=7.0),
+        ]  # fmt: skip
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        depends = {int(turn.id, 16): [int(name, 16) for name in turn.parents] for turn in episode.turns}
+        assert depends == {2: [], 4: [2], 5: [2], 7: [2], 8: []}
+
+    def test_agents_are_named_from_the_innermost_on_however_far_out_they_are(self, tmp_path: Path) -> None:
+        steps = [span(number, "step", {}, parent=number - 1, start=0.0) for number in range(2, 50)]
+        within = {**CALL, "metadata": json.dumps({"langgraph_checkpoint_ns": "outer:1|middle:2|inner:3"})}
+        told = [span(1, "x", agent_attributes("boss"), start=0.0), *steps, span(50, "chat", within, parent=49)]
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert episode.turns[0].names == ("inner", "middle", "outer", "boss")
+
+    def test_a_trace_has_so_many_turns_at_most_and_one_count_of_tokens_is_some(self, tmp_path: Path) -> None:
+        wrote = {**CALL, "gen_ai.usage.output_tokens": 3}
+        told = [span(number, "chat", wrote) for number in range(1, MOST_TURNS + 3)]
+        (episode,), tally = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert len(episode.turns) == MOST_TURNS
+        assert tally.count("turn") == 2
+        assert episode.turns[0].usage == Usage(0, 3)
 
     def test_a_turn_depends_on_all_that_it_is_linked_to(self, tmp_path: Path) -> None:
         told = [span(1, "chat", CALL), span(2, "chat", CALL), span(3, "chat", CALL, links=[1, 2])]
@@ -84,6 +117,90 @@ class TestSpans:
         assert [int(episode.id, 16) for episode in assembly.close()] == [3, 4, 5]
         assert tally.count("span") == 1
 
+    def test_the_trace_that_was_longest_quiet_is_closed_with_all_its_spans(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(assembling, "MOST_SPANS", 4)
+        assembly, closed, left = assembling.Assembly(Tally()), [], []
+        for number, trace in enumerate((1, 2, 2, 1, 3, 3, 3), 1):
+            (one,) = readable([{**span(number, "chat", CALL), "trace": trace}])
+            for found in spans_of(one, "here", Tally()):
+                closed += [int(episode.id, 16) for episode in assembly.add(found)]
+                left.append(sum(map(len, assembly._traces.values())))
+        assert (closed, left) == ([2, 1], [1, 2, 3, 4, 3, 4, 3])
+
+    def test_ids_of_calls_may_come_again_and_what_a_model_was_told_goes_before_what_its_tool_said(
+        self, tmp_path: Path
+    ) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.call.id": "c", "gen_ai.tool.call.result": "raw"}
+        chat, told = [USER], [span(9, "add", tool, start=9.0)]
+        for number, answer in enumerate(("1", "2"), 1):
+            told.append(span(number, "chat", current(chat, calling)[0]))
+            chat = [*chat, calling, {"role": "tool", "tool_call_id": "c", "content": answer}]
+        told.append(span(3, "chat", current(chat, SAID)[0]))
+        (episode,), tally = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [call.output for turn in episode.turns for call in turn.calls] == ["1", "2"]
+        assert not tally.count()
+
+    def test_a_trace_is_about_what_its_outermost_span_says_and_else_the_one_that_began(self, tmp_path: Path) -> None:
+        told = [
+            span(1, "step", {"marft.task": "sum/7", "marft.reward": 0.5}, parent=2, start=0.0),
+            span(2, "program", {"marft.task": "sum/1"}, parent=99, start=0.1), span(3, "chat", CALL, 2, start=1.0),
+        ]  # fmt: skip
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert (episode.task, episode.reward) == ("sum/1", 0.5)
+
+    def test_the_answer_is_what_was_said_last_without_calling_a_tool(self, tmp_path: Path) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        calling = {"role": "assistant", "content": "I look once more.", "tool_calls": [call]}
+        said = [{**SAID, "content": "Let me see."}, SAID, calling]
+        told = [span(number, "chat", current([USER], message)[0]) for number, message in enumerate(said, 1)]
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert episode.answer == "2"
+
+    @pytest.mark.parametrize("key", ["gen_ai.tool.call.id", "tool_call.id", "tool.id"])
+    def test_answers_of_tools_are_found_by_every_name_of_their_calls_id(self, key: str, tmp_path: Path) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        calling, _ = current([USER], {"role": "assistant", "content": "", "tool_calls": [call]})
+        told = [span(1, "chat", calling), span(2, "add", {key: "c", "output.value": "7"})]
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert episode.turns[0].calls[0].output == "7"
+
+    def test_an_agent_that_says_what_it_said_is_no_call_of_a_model(self, tmp_path: Path) -> None:
+        told = [span(1, "x", {**CALL, **agent_attributes("planner")}), span(2, "chat", CALL, 1)]
+        (episode,), tally = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [(int(turn.id, 16), turn.agent) for turn in episode.turns] == [(2, "planner")]
+        assert not tally.count()
+
+    def test_a_call_may_be_told_on_its_span_and_its_event_and_one_that_says_nothing_is_counted(
+        self, tmp_path: Path
+    ) -> None:
+        asked = {key: value for key, value in CALL.items() if key != "gen_ai.output.messages"}
+        said = [
+            ("gen_ai.client.inference.operation.details", {"gen_ai.output.messages": CALL["gen_ai.output.messages"]})
+        ]
+        nothing = {**CALL, "gen_ai.output.messages": "[]"}
+        silent = {**CALL, "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": []}])}
+        told = [span(1, "chat", asked, events=said), span(2, "chat", nothing), span(3, "chat", silent)]
+        (episode,), tally = read(write(tmp_path / "t.jsonl", otlp(told)))
+        assert [([m["content"] for m in turn.messages], turn.text) for turn in episode.turns] == [
+            (["1 + 1 ="], "2"), (["1 + 1 ="], ""),
+        ]  # fmt: skip
+        assert (tally.count("turn"), tally.count()) == (1, 1)
+
+    def test_instructions_stand_once_in_the_chat_and_thoughts_go_by_either_name(self, tmp_path: Path) -> None:
+        system = {"role": "system", "content": "Be brief."}
+        attributes, _ = current([system, USER], SAID)
+        attributes["gen_ai.system_instructions"] = json.dumps([{"type": "text", "content": "Be brief."}])
+        parts = [{"type": "thinking", "content": "Hm."}, {"type": "text", "content": "2"}]
+        attributes["gen_ai.output.messages"] = json.dumps([{"role": "assistant", "parts": parts}])
+        (episode,), tally = read(write(tmp_path / "t.jsonl", otlp([span(1, "chat", attributes)])))
+        (turn,) = episode.turns
+        assert (list(turn.messages), turn.thought, turn.text) == ([system, USER], "Hm.", "2")
+        assert not tally.count()
+
 
 class TestConversations:
     def test_turns_beyond_those_of_an_episode_are_counted_also_where_it_has_many_lines(self, tmp_path: Path) -> None:
@@ -107,6 +224,46 @@ class TestConversations:
         assert (episode.id, episode.task, episode.answer, episode.reward) == ("e", "sum/1", "4", 1.0)
         assert [turn.id for turn in episode.turns] == ["1", "1/1", "2/1"]
 
+    def test_what_was_refused_thought_and_called_is_read_as_it_is_meant(self) -> None:
+        thinks = {**SAID, "content": "<think>\nShown.\n</think>\n\n2", "reasoning_content": "Told."}
+        both, refused = message_of(thinks), message_of({**SAID, "content": None, "refusal": "I will not."})
+        assert (both.thought, both.text) == ("Told.", thinks["content"])
+        assert refused.text == "I will not."
+        assert message_of({**SAID, "refusal": "I will not."}).text == "2"
+        calls = [{"function": {"name": "add", "arguments": "{}"}}] * 2
+        assert [call.id for call in message_of({**SAID, "tool_calls": calls}).calls] == ["add/0", "add/1"]
+        user = message_of({**USER, "name": "Ann", "tool_calls": calls})
+        assert (user.calls, user.answers) == ((), "")
+
+    def test_a_chat_that_nobody_named_is_one_agents_and_what_others_called_alone_is_not_told(self) -> None:
+        call = {"id": "c", "function": {"name": "add", "arguments": "{}"}}
+        told = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+        plan, mine, unnamed, asked, answer = map(
+            message_of, ({**calling, "name": "boss"}, {**calling, "name": "a"}, SAID, USER, told)
+        )
+        assert [m["role"] for m in chat([asked, plan, answer, unnamed], "a")] == ["user", "assistant"]
+        assert [m["role"] for m in chat([asked, plan, answer, mine, answer], "a")] == ["user", "assistant", "tool"]
+        assert [m["role"] for m in chat([asked, plan, answer], UNNAMED)] == ["user", "assistant", "tool"]
+
+    def test_what_a_tool_takes_is_known_by_either_name_and_not_where_it_is_nested_too_deep(self) -> None:
+        deep: dict[str, Any] = {}
+        for _ in range(100):
+            deep = {"properties": deep}
+        schema = {"type": "object"}
+        offered = [{"name": "a", "input_schema": schema}, {"name": "b", "parameters": deep}, {"parameters": schema}]
+        assert [(tool.name, tool.parameters) for tool in tools_of(offered)] == [("a", schema), ("b", {})]
+
+    def test_a_reward_of_0_on_a_later_line_counts_and_calls_at_the_end_are_no_answer(self, tmp_path: Path) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        calling = {"role": "assistant", "content": None, "tool_calls": [call]}
+        rows = [{"episode": "e", "messages": [USER, SAID], "reward": 1}]
+        rows.append({"episode": "e", "messages": [USER, calling], "reward": 0})
+        rows.append({"episode": "f", "messages": [USER, SAID]})
+        found, _ = read(write(tmp_path / "t.jsonl", [*rows, {"episode": "f", "messages": [USER, SAID]}]))
+        assert (found[0].reward, found[0].answer) == (0.0, "2")
+        assert [turn.id for turn in found[1].turns] == ["1", "1/1"]
+
     def test_ids_of_calls_may_come_again(self, tmp_path: Path) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
         calling = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -120,6 +277,51 @@ class TestConversations:
         (episode,), tally = read(write(tmp_path / "t.jsonl", rows))
         assert len(episode.turns[0].messages) == MOST_MESSAGES
         assert tally.count("turn") == 1
+
+    def test_roles_are_read_in_any_case_and_an_empty_answer_of_a_tool_is_one(self, tmp_path: Path) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        told = [{**USER, "role": "User"}, {"role": "Assistant", "content": "", "tool_calls": [call]}]
+        rows = [{"messages": [*told, {"role": "tool", "tool_call_id": "c", "content": ""}]}, {"messages": told}]
+        found, tally = read(write(tmp_path / "t.jsonl", rows))
+        assert [episode.turns[0].unanswered for episode in found] == [(), (0,)]
+        assert not tally.count()
+
+
+class TestFiles:
+    def test_the_open_traces_of_every_file_are_read_and_other_lines_between_their_spans_end_none(
+        self, tmp_path: Path
+    ) -> None:
+        first, second = readable([span(1, "chat", CALL), span(2, "chat", CALL)])
+        one = write(tmp_path / "one.jsonl", [first, {"messages": [USER, SAID]}, second])
+        two = write(tmp_path / "two.jsonl", [first])
+        found = list(read_traces([one, two], tally := Tally()))
+        assert [(len(e.turns), e.place) for e in found] == [(1, "one.jsonl:2"), (2, "one.jsonl:1"), (1, "two.jsonl:1")]
+        assert not tally.count()
+
+    def test_what_was_left_out_is_told_the_most_frequent_first_with_some_places(self) -> None:
+        tally = Tally()
+        for number in range(1, 7):
+            tally.skip("turn", "often", f"t:{number}")
+        tally.skip("line", "once", "t:9")
+        assert list(tally.lines()) == ["6 × turn: often  (t:1, t:2, t:3, t:4, t:5, …)", "1 × line: once  (t:9)"]
+        for number in range(300):
+            tally.skip("span", f"reason {number}", "t")
+        tally.skip("turn", "often", "t:10")
+        assert tally.skipped["turn: often"][0] == 7, "a reason that is known stays itself"
+
+    @pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS"])
+    @pytest.mark.parametrize("key", ["response", "result", "content"])
+    def test_answers_and_limits_go_by_every_name_that_instrumentations_have(
+        self, key: str, reason: str, tmp_path: Path
+    ) -> None:
+        call = {"type": "tool_call", "id": "c", "name": "add", "arguments": {}}
+        told = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", key: {"sum": 2}}]}
+        asked = [*json.loads(CALL["gen_ai.input.messages"]), {"role": "assistant", "parts": [call]}, told]
+        said = [{"role": "assistant", "parts": [{"type": "text", "content": "2"}], "finish_reason": reason}]
+        said.append({**said[0], "finish_reason": "stop"})
+        attributes = {"gen_ai.input.messages": json.dumps(asked), "gen_ai.output.messages": json.dumps(said)}
+        (episode,), _ = read(write(tmp_path / "t.jsonl", otlp([span(1, "chat", {**CALL, **attributes})])))
+        assert (episode.turns[0].messages[-1]["content"], episode.turns[0].whole) == ('{"sum": 2}', False)
 
 
 def long_episode(lines: int) -> Iterator[dict[str, Any]]:

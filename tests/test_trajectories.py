@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, groupby
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from marft.declared import Declared
 from marft.evaluation.trajectories.asking import asks_again, content_words
@@ -18,6 +21,7 @@ from marft.evaluation.trajectories.attempts import attempt_metrics, pass_at
 from marft.evaluation.trajectories.handoffs import handoffs, looping
 from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
+from marft.evaluation.trajectories.table import trajectory_table
 from marft.metrics import find, known
 from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
 from tests.episodes import ROLES, episodes, make_action
@@ -76,8 +80,39 @@ def test_every_measure_is_in_the_catalogue() -> None:
     assert all(ratio.out_of > 0 for ratio in measured(everything, ("a", "b")).values())
 
 
+def test_the_table_has_a_column_an_evaluation_and_a_row_for_what_any_of_them_says() -> None:
+    measured = {
+        "t": {
+            "accuracy": [1, 1],
+            "cost_tokens": [30, 1],
+            "tool_error_rate": [0, 4],
+            "agents/a/tool_error_rate": [0, 2],
+        },
+        "u": {"cost_tokens": [10, 1], "handoff_loop_rate": [0, 1], "tool_error_rate": [1, 4]},
+    }
+    about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
+    later = {**about, "checkpoint": "last", "shuffled_messages": True, "measured": {"t": {"cost_tokens": [7, 1]}}}
+    console = Console(width=300, file=io.StringIO())
+    console.print(trajectory_table([about, {**about, "measured": measured}, later]))
+    heading, *rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert re.split(" {2,}", heading.strip()) == [
+        "over trajectories",
+        "base greedy",
+        "base greedy",
+        "last greedy shuffled",
+    ]
+    assert [re.split(" {2,}", row.strip()) for row in rows] == [
+        ["calls failed", "12%"], ["a", "0%"], ["tokens an episode (tokens)", "20", "7"],
+    ]  # fmt: skip
+
+
 def test_completion_is_of_the_episodes_that_say_so() -> None:
-    assert of("accuracy", episode(success=True), episode(success=False), episode()) == 0.5
+    assert of("accuracy", episode(success=True), episode(success=False), episode(success=False), episode()) == 1 / 3
+
+
+def test_the_reward_is_what_all_steps_paid() -> None:
+    paid = tuple(Transition(Observation("o"), reward) for reward in (1.0, 0.5, -0.25))
+    assert of("reward", replace(episode(), transitions=paid), episode()) == 1.25 / 2
 
 
 def attempts(*solved: tuple[str, bool | None]) -> list[Episode]:
@@ -102,6 +137,9 @@ def test_passes_are_of_tasks_with_enough_attempts_whose_success_is_known() -> No
     }  # fmt: skip
     assert attempt_metrics(attempts(("x", True), ("y", None), ("y", None))) == {}
     assert {known(name).name for name in attempt_metrics(played)} == {"pass@*", "avg@*"}
+    assert set(attempt_metrics(attempts(*[("x", True)] * 9))) == {"pass@2", "pass@4", "pass@8", "avg@8"}
+    uneven = attempts(("x", True), ("x", False), ("y", True), ("y", False), ("y", False))
+    assert attempt_metrics(uneven)["avg@2"] == pytest.approx((1 / 2 + 1 / 3) / 2), "a task counts once"
 
 
 def test_progress_is_the_last_and_the_score_the_mean_of_all_steps() -> None:
@@ -119,6 +157,8 @@ def test_efficiency_is_of_steps_needed_over_steps_taken_and_0_where_nothing_is_s
     assert of("step_efficiency", took(1, True)) == 1.0  # the declaration was too high
     assert of("step_efficiency", took(2, False)) == 0.0
     assert of("step_efficiency", took(2, None)) is None
+    later = [Declared(fewest_steps=steps) for steps in (1, 3, None)] + [Declared()]
+    assert of("step_efficiency", episode(declared=later, success=True)) == 3 / 4, "what was said last holds"
 
 
 def test_tool_errors_are_a_share_of_calls_and_not_of_episodes() -> None:
@@ -191,6 +231,8 @@ def test_control_is_handed_over_only_to_whoever_has_seen_what_was_done_in_the_sa
     assert of("handoff_loop_rate", episode(talk("abababa", told=False))) == 0.0
     steps = [action for step in range(7) for action in talk("ab", step=step)]
     assert of("handoff_loop_rate", episode(steps)) == 0.0
+    seen = [timed(action, 0.0, 0.0, tuple(steps[:n])) for n, action in enumerate(steps)]
+    assert of("handoff_loop_rate", episode(seen)) == 0.0, "what a step before it said is no handoff"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +271,28 @@ def test_only_receivers_can_ask_again() -> None:
     assert of("re_ask_rate", episode(to_itself)) is None
 
 
+def test_any_message_that_was_read_is_asked_for_again_but_no_thought_and_no_quote_of_the_step() -> None:
+    first, second, ask = talk("abc")
+    first, second = replace(first, text="The port is 8080."), replace(second, text="Thank you.")
+    asked = replace(ask, text="Which port?")
+    assert of("re_ask_rate", episode([first, second, asked]), role="c") == 1.0
+    thinks = replace(ask, text="Which port? Ah. It is 8080?", thought=len("Which port?"))
+    assert of("re_ask_rate", episode([first, second, thinks]), role="c") == 1.0
+    thinks = replace(ask, text="Which port? Who cares about hosts?", thought=len("Which port?"))
+    assert of("re_ask_rate", episode([first, second, thinks]), role="c") == 0.0
+    hidden = replace(first, text="The port is 8080. I say nothing.", thought=len("The port is 8080."))
+    assert of("re_ask_rate", episode([hidden, second, asked]), role="c") == 0.0
+
+    later = [
+        replace(action, text=text)
+        for action, text in zip(talk("ab", step=1), ["A port.", "Hm. Which port?"], strict=True)
+    ]
+    steps = [Transition(Observation(shown), 0.0) for shown in ("Begin.", "Which port? Say it.")]
+    assert of("re_ask_rate", replace(episode(later), transitions=tuple(steps))) == 0.0
+    assert of("re_ask_rate", replace(episode(later), transitions=tuple(reversed(steps)))) == 1.0
+    assert of("re_ask_rate", replace(episode(later), transitions=tuple(steps[1:]))) == 1.0, "its step never ended"
+
+
 def test_messages_cost_whoever_wrote_them_and_tokens_whoever_read_and_wrote() -> None:
     a, b, c = talk("abc")
     played = episode([a, replace(b, message_tokens=(3,)), replace(c, message_tokens=(4, 5))])
@@ -254,6 +318,9 @@ def test_the_critical_path_leaves_out_what_could_have_waited_for_nobody() -> Non
     assert of("critical_path_seconds", played) == (1 + 3 + 1) + 2
     assert of("cost_seconds", played) == 1 + 3 + 1 + 1 + 2
     assert of("cost_seconds", played, role="c") == 3.0
+    recalled = replace(timed(make_action("c", call=1, index=3), 5.0, 6.0), continues=(beside.id,))
+    assert of("critical_path_seconds", episode([plan, draft, beside, recalled])) == 1 + 3
+    assert of("critical_path_seconds", episode([plan, beside, recalled])) == 1 + 1 + 1
 
 
 @given(episodes(), st.randoms(use_true_random=False))

@@ -155,7 +155,7 @@ def _heard(trace: Trace, tally: Tally) -> Iterator[_Heard]:
             try:
                 exchange = exchange_of(span)
                 asked = [message_of(one) for one in exchange.asked]
-                shown = chat([_unnamed(message) for message in asked], UNNAMED)
+                shown = chat(asked, UNNAMED)  # all that a model is shown as an assistant's is its own
                 yield _Heard(span, exchange, asked, shown, message_of(exchange.said[0]))
                 count += 1
             except UnreadableError as error:
@@ -193,11 +193,6 @@ def _turn(heard: _Heard, trace: Trace, answers: Mapping[str, str]) -> TracedTurn
         whole=heard.exchange.finish not in CUT,
         place=span.place,
     )
-
-
-def _unnamed(message: TracedMessage) -> TracedMessage:
-    """What a model is shown as an assistant's is its own, whatever name stands there."""
-    return replace(message, name="") if message.role == "assistant" else message
 
 
 def _linked(turns: Sequence[TracedTurn], trace: Trace) -> Iterator[TracedTurn]:

@@ -123,7 +123,7 @@ def _joined(whole: TracedEpisode, later: TracedEpisode, number: int, tally: Tall
         whole,
         turns=(*whole.turns, *(replace(turn, id=f"{number}/{turn.id}") for turn in later.turns[:room])),
         task=whole.task or later.task,
-        answer=later.answer,
+        answer=later.answer or whole.answer,  # a line that ends with calls of tools answers nothing
         reward=whole.reward if later.reward is None else later.reward,
     )
 
