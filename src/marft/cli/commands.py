@@ -16,7 +16,7 @@ from marft.cli.console import INTERRUPTED, Terminal, evaluation_table, in_bold, 
 from marft.cli.errors import beside
 from marft.cli.listings import preset
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.config.run import refuse_nothing_to_train
+from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance, Evaluation, modes_in
@@ -38,6 +38,7 @@ def train(
     """
     run, folder = _run_of(recipe, overrides)
     refuse_nothing_to_train(run)
+    refuse_missing_packages(run)
     if dry_run:
         for sentence in _looked_at(run):
             console.print(f"# {sentence}", soft_wrap=True)

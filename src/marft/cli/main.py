@@ -17,12 +17,13 @@ def main() -> None:
     """
     from marft.cli.errors import DEBUG, friendly
     from marft.cli.interrupts import heeded, terminated
+    from marft.cli.leaving import leaving
 
     signal.signal(signal.SIGTERM, terminated)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     words = [word for word in sys.argv[1:] if word != DEBUG]
-    with heeded(), friendly(debug=DEBUG in sys.argv):
+    with leaving(), heeded(), friendly(debug=DEBUG in sys.argv):
         app(words, prog_name="marft")
 
 

@@ -14,7 +14,7 @@ from marft.cli.console import INTERRUPTED, Terminal, wide_console
 from marft.cli.errors import beside
 from marft.config import RunSettings, load_recipe
 from marft.config.load import keys_of
-from marft.config.run import refuse_nothing_to_train
+from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
 from marft.evaluation.compare import between, percent
 from marft.runs.folder import RunFolder
 from marft.traces.asked import changes_of
@@ -65,6 +65,7 @@ def sft(
     """
     run, folder = _warm_start_of(recipe, overrides, traces, roles)
     refuse_nothing_to_train(run)
+    refuse_missing_packages(run)
     if resume:
         RunFolder.open(folder.path)
     else:

@@ -80,6 +80,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "tool_errors": "marft.rewards.terms:ToolErrors",
         "trajectory": "marft.rewards.terms:Trajectory",
     },
+    "sinks": {
+        "mlflow": "marft.sinks.mlflow:MLflow",
+        "tensorboard": "marft.sinks.tensorboard:TensorBoard",
+        "trackio": "marft.sinks.trackio:Trackio",
+        "wandb": "marft.sinks.wandb:WandB",
+    },
     "tools": {
         "function": "marft.tools.functions:Functions",
         "mcp": "marft.tools.mcp:MCP",

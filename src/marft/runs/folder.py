@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pydantic_core import PydanticCustomError
 
@@ -176,6 +178,7 @@ class RunFolder:
         mark = {
             "format": FORMAT,
             "version": __version__,
+            "id": uuid4().hex,
             "begun": datetime.now().astimezone().isoformat("T", "seconds"),
         }
         if start_from is not None:
@@ -192,6 +195,11 @@ class RunFolder:
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""
         return str(self._mark().get("from", ""))
+
+    def identity(self) -> str:
+        """Letters and digits that the run goes by elsewhere; of a run of an earlier version, by when it was begun."""
+        mark = self._mark()
+        return str(mark.get("id") or sha256(f"{self.path.name} {mark.get('begun')}".encode()).hexdigest()[:32])
 
     def start_cut_short(self) -> Path | None:
         """What the run was to begin with in another's place, where it was stopped before it had."""
