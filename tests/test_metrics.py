@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.cli.console import AGENT, TEAM, line
+from marft.cli.steplines import AGENT, TEAM, line
 from marft.evaluation.curves import FIRST
 from marft.metrics import CATALOGUE, everything, find, known, named, page
 from marft.runs.folder import RunFolder

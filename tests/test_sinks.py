@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,16 @@ from marft.sinks.interface import Opening
 from marft.training import train
 from tests.helpers import recipe, settings
 from tests.runs import Listening
-from tests.sink_parts import Bad, Keeps
+from tests.sink_parts import NEVER, Bad, Keeps
+
+
+@pytest.fixture(autouse=True)
+def let_go() -> Iterator[None]:
+    """What hangs for ever hangs until the test is over."""
+    NEVER.clear()
+    yield
+    NEVER.set()
+
 
 OPENING = Opening(Path(), "a", "b", 0, {})
 
@@ -43,26 +53,27 @@ def test_a_sink_hears_every_step_and_note_in_order_and_numbers_alone(
     tmp_path: Path, heard: list[tuple[Any, ...]]
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Keeps"})
-    notes: list[str] = []
-    with MetricSinks(run, RunFolder.create(run), 0, notes.append) as sinks:
+    listening = Listening()
+    with MetricSinks(run, RunFolder.create(run), 0, listening) as sinks:
         sinks.write(1, {"reward": 0.5, "kl": float("nan")})
         sinks.note("odd")
         sinks.write(2, {"reward": 0.6})
     assert heard[0][1].name == "test"
     assert heard[1:] == [("log", 1, {"reward": 0.5}), ("note", 1, "odd"), ("log", 2, {"reward": 0.6}), ("close",)]
-    assert notes == ["odd"]
+    assert listening.notes == ["odd"]
 
 
 @pytest.mark.parametrize("where", ["open", "log", "note", "close"])
 @pytest.mark.parametrize("how", ["raise", "hang", "exit"])
 def test_a_sink_that_goes_wrong_is_said_once_and_loses_nothing_of_the_log(tmp_path: Path, where: str, how: str) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": where, "how": how})
-    folder, notes = RunFolder.create(run), list[str]()
-    with MetricSinks(run, folder, 0, notes.append) as sinks:
+    folder, listening = RunFolder.create(run), Listening()
+    with MetricSinks(run, folder, 0, listening) as sinks:
         sinks.note("hello")
         for step in range(1, 6):
             sinks.write(step, {"reward": float(step)})
     assert [row["reward"] for row in folder.read_metrics()] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    notes = listening.notes
     notes.remove("hello")
     assert 1 <= len(notes) <= 2  # when it was noticed, and what came of it
     assert all("sink 'tests.sink_parts:Bad'" in note and "metrics.jsonl" in note for note in notes)
@@ -73,12 +84,12 @@ def test_a_sink_that_goes_wrong_is_said_once_and_loses_nothing_of_the_log(tmp_pa
 @pytest.mark.parametrize(("where", "lost"), [("open", 6), ("log", 5), ("note", 1)])
 def test_what_a_sink_did_not_take_is_counted(tmp_path: Path, where: str, lost: int) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": where, "close_seconds": 5.0})
-    notes = list[str]()
-    with MetricSinks(run, RunFolder.create(run), 0, notes.append) as sinks:
+    listening = Listening()
+    with MetricSinks(run, RunFolder.create(run), 0, listening) as sinks:
         sinks.note("hello")
         for step in range(1, 6):
             sinks.write(step, {"reward": 0.0})
-    assert f"has not got {lost} of 6 entries" in notes[-1]
+    assert f"has not got {lost} of 6 entries" in listening.notes[-1]
 
 
 def test_what_waits_for_a_sink_is_bounded_and_what_goes_beyond_is_counted() -> None:
@@ -96,7 +107,7 @@ def test_where_a_run_is_to_end_at_once_nobody_waits_for_its_sinks(
 ) -> None:
     run = run_with(tmp_path, {"name": "tests.sink_parts:Bad", "where": "open", "how": "hang", "close_seconds": 3600.0})
     monkeypatch.setattr("marft.sinks.feed.HURRIED", 0.01)
-    with pytest.raises(KeyboardInterrupt), MetricSinks(run, RunFolder.create(run), 0, lambda _: None):
+    with pytest.raises(KeyboardInterrupt), MetricSinks(run, RunFolder.create(run), 0, Listening()):
         raise KeyboardInterrupt  # or this test would take an hour
 
 
@@ -196,13 +207,14 @@ from tests.helpers import settings
 from marft.runs.folder import RunFolder
 from marft.runs.sinks import MetricSinks
 run = settings("tiny", sys.argv[1], "--sinks", sys.argv[2])
-folder, notes = RunFolder.create(run), []
+from tests.runs import Listening
+folder, listening = RunFolder.create(run), Listening()
 for done, steps in ((0, (1, 2)), (2, (3,))):
-    with MetricSinks(run, folder, done, notes.append) as sinks:
+    with MetricSinks(run, folder, done, listening) as sinks:
         for step in steps:
             sinks.write(step, {"reward": step / 10, "agents/actor/kl": 0.5, "pass@2": 1.0})
         sinks.note(f"a sentence after {step}")
-print(folder.identity(), notes)
+print(folder.identity(), listening.notes)
 """
 
 

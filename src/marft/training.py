@@ -84,12 +84,12 @@ def _go_on(
     run = rollouts.run
     goes_back = run.guards.on_collapse == "return"
     checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window if goes_back else 0)
-    with MetricSinks(run, folder, state.step, observer.note) as sinks:
+    with MetricSinks(run, folder, state.step, observer) as sinks:
         careful = Careful(learner, sinks.note)
         returning = Returning(run, checkpoints, models, learner, sinks.note)
         returning.begin(state)
         cautions = Cautions(run.algorithm, sinks.note)
-        watch = Watch(run.guards, folder.read_metrics(), sinks.note)
+        watch = Watch(run.guards, folder.read_metrics(), sinks.note, sinks.guard)
         observer.began(state.step, run.training.steps)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:

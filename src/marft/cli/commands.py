@@ -12,9 +12,10 @@ from rich.progress import Progress
 from rich.text import Text
 
 from marft import atomic
-from marft.cli.console import INTERRUPTED, Terminal, evaluation_table, in_bold, wide_console
+from marft.cli.console import INTERRUPTED, evaluation_table, in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.listings import preset
+from marft.cli.output import How, Output, output
 from marft.config import RunSettings, load_recipe, to_toml
 from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
@@ -24,13 +25,18 @@ from marft.game.environment import Split
 from marft.runs.folder import RunFolder
 from marft.texts import one_line, visible
 
+EVALUATED = (  # of an evaluation, what programs are told
+    "checkpoint", "mode", "split", "shuffled_messages", "tasks", "failed", "unknown", "accuracy", "interval", "reward",
+    "reward_interval",
+)  # fmt: skip
 PROMPT_SHOWN = 80  # characters of a task
 console = wide_console()
 
 
 def train(
-    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool
-) -> None:
+    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool,
+    how: How = "",
+) -> None:  # fmt: skip
     """``marft train``.
 
     Raises:
@@ -55,16 +61,20 @@ def train(
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
-    with Terminal([agent.role for agent in run.agents], run.training.show_samples_every) as terminal:
-        state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
-    write_report(folder)
-    if state.step < run.training.steps:
-        console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
-        raise SystemExit(INTERRUPTED)
-    if state.step == terminal.done:
-        console.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
-        return
-    console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+    roles, steps = [agent.role for agent in run.agents], run.training.steps
+    with output(how) as out:
+        with out.observer(folder.path, roles, run.training.show_samples_every, "training") as seen:
+            state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=seen)
+        write_report(folder)
+        stopped = state.step < steps
+        out.tell("done", step=state.step, steps=steps, stopped=stopped, run=folder.path, report=folder.report)
+        if stopped:
+            out.say(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
+            raise SystemExit(INTERRUPTED)
+        if state.step == seen.done:
+            out.say(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
+            return
+        out.say(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
 
 
 def _looked_at(run: RunSettings) -> list[str]:
@@ -87,8 +97,9 @@ def _looked_at(run: RunSettings) -> list[str]:
 
 
 def evaluate(
-    path: Path, overrides: Sequence[str], checkpoints: Sequence[str], mode: str, tasks: int, shuffle_messages: bool
-) -> None:
+    path: Path, overrides: Sequence[str], checkpoints: Sequence[str], mode: str, tasks: int, shuffle_messages: bool,
+    how: How = "",
+) -> None:  # fmt: skip
     """``marft eval``."""
     run, folder = _run_of(path, overrides)
     modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
@@ -96,27 +107,30 @@ def evaluate(
         checkpoints = ["base"]
     quieten()
     from marft.evaluation.session import evaluate_checkpoints
+
+    with output(how) as out:
+        with bar("evaluating", shown=not how) as advance:
+            results = evaluate_checkpoints(
+                run, folder, checkpoints, modes, tasks or run.evaluation.tasks, shuffle_messages, advance, out.note
+            )
+        show_evaluations(out, results)
+        if folder is not None:
+            from marft.evaluation.report import write_report
+
+            _save(folder, results)
+            write_report(folder)
+            out.say(f"saved in {folder.evaluations}; see {folder.report}")
+        out.tell("done", evaluations=len(results), run=folder and folder.path)
+
+
+def show_evaluations(out: Output, results: Sequence[Evaluation]) -> None:
+    """Tables for people; for programs one object an evaluation, without its tasks."""
     from marft.evaluation.trajectories.table import trajectory_table
 
-    with bar("evaluating") as advance:
-        results = evaluate_checkpoints(
-            run,
-            folder,
-            checkpoints,
-            modes,
-            tasks or run.evaluation.tasks,
-            shuffle_messages,
-            advance,
-            lambda text: console.print(text, soft_wrap=True),
-        )
     rows = [result.as_json() for result in results]
-    console.print(evaluation_table(rows), "", trajectory_table(rows))
-    if folder is not None:
-        from marft.evaluation.report import write_report
-
-        _save(folder, results)
-        write_report(folder)
-        console.print(f"saved in {folder.evaluations}; see {folder.report}")
+    out.say(evaluation_table(rows), "", trajectory_table(rows))
+    for result, row in zip(results, rows, strict=True):
+        out.tell("evaluation", **{key: value for key, value in row.items() if key in EVALUATED}, metrics=result.metrics)
 
 
 def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint: str, task: int) -> None:
@@ -250,9 +264,9 @@ def _save(folder: RunFolder, results: Sequence[Evaluation]) -> None:
 
 
 @contextmanager
-def bar(label: str) -> Iterator[Advance]:
+def bar(label: str, shown: bool = True) -> Iterator[Advance]:
     """Shows how far something is, and goes when it is over."""
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task(label, total=None)
 
         def advance(total: int | None = None) -> None:

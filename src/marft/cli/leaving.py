@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -28,10 +29,13 @@ def leaving() -> Iterator[None]:
         raise
     finally:
         if any(thread.name.startswith(NAMED) for thread in threading.enumerate()):
-            threading.Thread(target=_end, args=(status,), daemon=True).start()
+            ending = threading.Event()
+            threading.Thread(target=_end, args=(ending, status), daemon=True).start()
+            atexit.register(ending.set)  # called before what packages have registered
 
 
-def _end(status: int) -> None:
+def _end(ending: threading.Event, status: int) -> None:
+    ending.wait()
     time.sleep(PATIENCE)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

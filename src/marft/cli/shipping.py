@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from marft.cli.commands import bar, console, quieten
-from marft.cli.console import evaluation_table
+from marft.cli.commands import bar, console, quieten, show_evaluations
 from marft.cli.errors import beside
+from marft.cli.output import How, output
 from marft.runs.folder import RunFolder
 from marft.serving.offering import Also, Place, announced
 
@@ -33,8 +33,9 @@ def export(run: Path, checkpoint: str, output: Path | None, *, merged: bool, for
 
 
 def evaluate(
-    path: Path, overrides: Sequence[str], mode: str, tasks: int, shuffle_messages: bool, trust_code: bool
-) -> None:
+    path: Path, overrides: Sequence[str], mode: str, tasks: int, shuffle_messages: bool, trust_code: bool,
+    how: How = "",
+) -> None:  # fmt: skip
     """``marft eval`` of an export: of the weights in it, and of no others."""
     quieten()
     from marft.evaluation.evaluate import modes_in
@@ -45,13 +46,14 @@ def evaluate(
     export = load_export(path)
     run = settings_of(export, overrides, trust_code)
     modes = modes_in(mode.split(","), "--mode") if mode else run.evaluation.modes
-    with bar("evaluating") as advance:
-        results = evaluate_checkpoints(
-            run, None, ["base"], modes, tasks or run.evaluation.tasks, shuffle_messages, advance,
-            loaded=lambda models: check_bases(export, models.digests()),
-        )  # fmt: skip
-    named = [replace(result, checkpoint=export.manifest.checkpoint.name) for result in results]
-    console.print(evaluation_table([result.as_json() for result in named]))
+    with output(how) as out:
+        with bar("evaluating", shown=not how) as advance:
+            results = evaluate_checkpoints(
+                run, None, ["base"], modes, tasks or run.evaluation.tasks, shuffle_messages, advance,
+                loaded=lambda models: check_bases(export, models.digests()),
+            )  # fmt: skip
+        show_evaluations(out, [replace(result, checkpoint=export.manifest.checkpoint.name) for result in results])
+        out.tell("done", evaluations=len(results), run=None)
 
 
 def push(path: Path, repo_id: str, *, private: bool, token: str) -> None:

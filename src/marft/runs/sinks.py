@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
 from marft.config.run import RunSettings
 from marft.endpoints.keys import masked, options_in
+from marft.observing import Observer
 from marft.runs.changes import flat
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark
@@ -25,14 +26,14 @@ class MetricSinks:
 
     Args:
         done: training steps that the run has done already.
-        note: told what the run has to say, and which sink does not take everything.
+        observer: told what the run has to say, and which sink does not take everything.
 
     Raises:
         OSError: something else is where a sink's folder in the run's own should be.
     """
 
-    def __init__(self, run: RunSettings, folder: RunFolder, done: int, note: Callable[[str], None]) -> None:
-        self._log, self._note, self._step = Log(folder.metrics), note, done
+    def __init__(self, run: RunSettings, folder: RunFolder, done: int, observer: Observer) -> None:
+        self._log, self._observer, self._step = Log(folder.metrics), observer, done
         for part in run.sinks:
             if part.folder:
                 (folder.path / part.folder).mkdir(exist_ok=True)
@@ -47,12 +48,19 @@ class MetricSinks:
         for feed, _ in self._feeds:
             feed.put(lambda sink: sink.log(step, finite))
             if news := feed.news():
-                self._note(news)
+                self._observer.note(news)
 
     def note(self, text: str) -> None:
         """Say something of the run, to whoever watches and to the sinks."""
-        self._note(text)
-        step = self._step
+        self._observer.note(text)
+        self._tell(self._step, text)
+
+    def guard(self, step: int, name: str, sentence: str) -> None:
+        """Say what a guard has found, to whoever watches and to the sinks."""
+        self._observer.guard(step, name, sentence)
+        self._tell(step, f"guard {name}: {sentence}")
+
+    def _tell(self, step: int, text: str) -> None:
         for feed, _ in self._feeds:
             feed.put(lambda sink: sink.note(step, text))
 
@@ -68,7 +76,7 @@ class MetricSinks:
             feed.end()
         for feed, seconds in self._feeds:
             if lost := feed.wait(began + seconds, hurried):
-                self._note(lost)
+                self._observer.note(lost)
 
     def __enter__(self) -> Self:
         return self

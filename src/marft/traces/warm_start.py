@@ -94,7 +94,7 @@ class _Loop:
         """From where it stands to the end → where it stands, and the loss on what was held out."""
         run, checkpoints = self.run, Checkpoints(self.folder, self.run.checkpoints)
         held_out = self._held_out()
-        with MetricSinks(run, self.folder, state.step, self.observer.note) as sinks:
+        with MetricSinks(run, self.folder, state.step, self.observer) as sinks:
             self.observer.began(state.step, len(steps))
             if self.lessons.held_out:
                 sinks.note(f"held out: {held_out.mean():.4f} nats a token after step {state.step}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDES, app
+from marft.cli.app import OVERRIDES, AsJson, Quiet, app
 
 
 @app.command("eval", context_settings=OVERRIDES)
@@ -25,20 +25,23 @@ def evaluate(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
     On held-out tasks, with 95 % intervals. Settings can be changed as in train.
     """
-    from marft.cli import commands, options
+    from marft.cli import commands, options, output
 
+    how = output.how(quiet, as_json)
     if (run / "team.json").is_file():
         from marft.cli import shipping
 
-        shipping.evaluate(run, options.overrides_of(context, run), mode, tasks, shuffle_messages, trust_code)
+        shipping.evaluate(run, options.overrides_of(context, run), mode, tasks, shuffle_messages, trust_code, how)
         return
     names = [name.strip() for name in checkpoint.split(",")]
-    commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages)
+    commands.evaluate(run, options.overrides_of(context, run), names, mode, tasks, shuffle_messages, how)
 
 
 @app.command(context_settings=OVERRIDES)
