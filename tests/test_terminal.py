@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -57,6 +58,7 @@ def shown(watching: Terminal | Quiet, width: int, terminal: bool) -> Callable[[]
     return file.getvalue
 
 
+@examples(max_examples=30)
 @given(
     st.lists(st.from_regex(r"[a-zé][a-z_0-9]{0,30}", fullmatch=True), min_size=1, max_size=4, unique=True),
     st.dictionaries(st.sampled_from(sorted(AGENT)), st.floats(allow_infinity=True, allow_nan=True)),
@@ -240,24 +242,30 @@ def test_commands_tell_programs_what_they_did(
     assert "cost_tokens" in evaluated[0]["metrics"]
 
 
+WATCHED = """
+from marft.cli.terminal import Terminal
+with Terminal(["actor"]) as watching:
+    watching.began(0, 2)
+    for step in (1, 2):
+        watching.step(step, {"reward": step / 2, "agents/actor/kl": 0.1})
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "moves"), [("xterm", True), ("dumb", False)])
-def test_in_a_terminal_it_moves_and_in_a_dumb_one_it_does_not(recipe_file: Path, kind: str, moves: bool) -> None:
+def test_in_a_terminal_it_moves_and_in_a_dumb_one_it_does_not(kind: str, moves: bool) -> None:
     """A real one, 60 columns wide."""
     controller, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": kind, "COLUMNS": "60", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    words = [sys.executable, "-m", "marft", "train", str(recipe_file)]
+    environment = {**os.environ, "TERM": kind, "COLUMNS": "60", "NO_COLOR": "1"}
+    words = [sys.executable, "-c", WATCHED]
     with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
         os.close(terminal)
         written = b""
         while True:
             try:
-                piece = os.read(controller, 65536)
+                written += os.read(controller, 65536)
             except OSError:  # which is how a terminal ends
                 break
-            if not piece:
-                break
-            written += piece
     os.close(controller)
     text = written.decode()
     assert process.returncode == 0, text
