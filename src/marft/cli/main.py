@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 from marft.cli.app import app
@@ -20,6 +21,9 @@ def main() -> None:
     from marft.cli.leaving import leaving
 
     signal.signal(signal.SIGTERM, terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     words = [word for word in sys.argv[1:] if word != DEBUG]

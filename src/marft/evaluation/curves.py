@@ -72,8 +72,8 @@ def _draw(lines: Mapping[str, Points]) -> Markup:
     for number, (label, points) in enumerate(lines.items()):
         colour, style = line_style(number)
         axes.plot(
-            *zip(*points, strict=True), label=cut_name(label), linewidth=1.6, color=colour, linestyle=style,
-            marker="o" if len(points) == 1 else "", markersize=5,
+            *zip(*points, strict=True), label=cut_name(label), linewidth=1.1 if crowded else 1.6, color=colour,
+            linestyle=style, marker="o" if len(points) == 1 else "", markersize=5,
         )  # fmt: skip
     if crowded:
         figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=7, handlelength=2.5)
