@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 
 import numpy as np
 import numpy.typing as npt
@@ -90,14 +91,15 @@ def test_two_tasks_that_differ_have_an_interval_as_wide_as_is_asked_and_of_the_s
     assert wide != other
 
 
-def test_an_interval_is_of_the_expanded_quantiles_of_every_resampled_difference() -> None:
+def test_an_interval_is_students_with_the_deviation_of_every_resampled_difference() -> None:
     draw = np.random.default_rng(0)
     parts = draw.integers(1, 9, (6, 1, 4)).astype(float)
     counts = resamples(6, 3, 500)
     sums = [sum(count * part for count, part in zip(row, parts[:, 0], strict=True)) for row in counts]
     differences = [after / of - before / out_of for before, out_of, after, of in sums]
-    low = expanded(6, 0.9)
-    assert interval_of(parts, counts, 0.9) == [pytest.approx(tuple(np.quantile(differences, [low, 1 - low])))]
+    before, of, after, out_of = parts[:, 0].sum(0)
+    centre, reach = after / out_of - before / of, (6 / 5) ** 0.5 * 2.015 * statistics.pstdev(differences)  # t of 5
+    assert interval_of(parts, counts, 0.9) == [pytest.approx((centre - reach, centre + reach), rel=1e-3)]
 
 
 def test_where_fewer_than_half_of_the_draws_say_anything_there_is_no_interval() -> None:

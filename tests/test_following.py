@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from marft.cli.console import Terminal
+from marft.cli.terminal import Terminal
 from marft.runs import lock
 from marft.runs.folder import RunFolder
 from tests.helpers import settings

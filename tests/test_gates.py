@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from marft.cli.main import app
-from marft.evaluation.changes import as_markdown, changes, pairs_of
+from marft.evaluation.changes import as_markdown, changes
 from marft.evaluation.cohorts import cohorts_of, fields_of
+from marft.evaluation.comparison import compared
 from marft.evaluation.gates import Gate, judged
 from marft.runs.folder import RunFolder
 from marft.types import Task
@@ -87,34 +88,28 @@ def test_a_cohort_goes_by_values_of_100_characters_at_most_in_their_order_and_da
     assert set(fields_of([Task(str(n), "?", {"long": "x" * 100}) for n in range(2)])) == {"long"}
 
 
-class Evaluated:
-    """A run's folder that holds these evaluations."""
-
-    def __init__(self, *evaluations: tuple[str, str, bool, dict[str, Any]]) -> None:
-        self.path = Path("runs/evaluated")
-        self.evaluations = [
-            {"checkpoint": checkpoint, "mode": mode, "shuffled_messages": shuffled, **measured}
-            for checkpoint, mode, shuffled, measured in evaluations
-        ]
-
-    def read_evaluations(self) -> list[dict[str, Any]]:
-        return self.evaluations
+def saved(*evaluations: tuple[str, str, bool, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"checkpoint": checkpoint, "mode": mode, "shuffled_messages": shuffled, **measured}
+        for checkpoint, mode, shuffled, measured in evaluations
+    ]
 
 
 def test_runs_are_held_together_by_the_last_checkpoint_of_each_mode_that_both_were_evaluated_in() -> None:
-    one: Any = Evaluated(
-        ("step_000009", "greedy", False, BEFORE), ("step_000050", "greedy", False, BEFORE),
-        ("step_000010", "greedy", False, BEFORE), ("base", "greedy", False, BEFORE),
-        ("step_000060", "greedy", True, BEFORE), ("step_000070", "greedy", False, {"measured": {}}),
-        ("step_000080", "greedy", False, {}), ("last", "sampled", False, BEFORE),
+    other = evaluation(accuracy=[MISSED] * 100)
+    one = saved(
+        ("step_000009", "greedy", False, other), ("step_000050", "greedy", False, BEFORE),
+        ("step_000010", "greedy", False, other), ("base", "greedy", False, other),
+        ("step_000060", "greedy", True, other), ("step_000070", "greedy", False, {"measured": {}}),
+        ("step_000080", "greedy", False, {}), ("last", "sampled", False, other),
     )  # fmt: skip
-    two: Any = Evaluated(("base", "greedy", False, AFTER))
-    assert {mode: (a["checkpoint"], b["checkpoint"]) for mode, (a, b) in pairs_of(one, two).items()} == {
-        "greedy": ("step_000050", "base")
-    }
-    assert pairs_of(one, two)["greedy"][1]["measured"] is AFTER["measured"]
-    with pytest.raises(ValueError, match="were not evaluated in the same mode; run:  marft eval"):
-        pairs_of(two, Evaluated(("last", "sampled", False, AFTER)))  # type: ignore[arg-type]
+    two = saved(("base", "greedy", False, AFTER))
+    found = compared(one, two, ("one", "two"))
+    assert list(found.changes) == ["greedy"]
+    accuracy = next(change for change in found.changes["greedy"] if change.metric == "accuracy")
+    assert (accuracy.difference.before, accuracy.difference.after) == (0.9, 0.88)
+    with pytest.raises(ValueError, match="were not evaluated in the same mode, or no task of theirs could be scored"):
+        compared(two, saved(("last", "sampled", False, AFTER)), ("two", "one"))
 
 
 def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marft.cli.console import AGENT, TEAM, line
+from marft.cli.steplines import AGENT, TEAM, line
 from marft.evaluation.curves import FIRST
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.marks import Mark

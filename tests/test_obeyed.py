@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from marft.cli.console import Terminal, evaluation_table, guarded, wide_console
+from marft.cli.console import evaluation_table, guarded, wide_console
 from marft.cli.live import Screen
 from marft.cli.main import app
 from marft.cli.outcomes import terms_table
+from marft.cli.terminal import Terminal
 from marft.evaluation.compare import comparison_tables
 from marft.evaluation.graph import draw, timeline
 from marft.evaluation.pages import page

@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marft.cli.commands import report
-from marft.evaluation.curves import first_curves, other_curves
+from marft.evaluation.curves import first_curves, line_style, other_curves
 from marft.evaluation.report import write_report
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
@@ -113,7 +114,7 @@ def test_episodes_that_cannot_be_read_are_named_and_the_rest_is_shown(tmp_path: 
     folder.episodes.mkdir(exist_ok=True)
     (folder.episodes / "step_000001.parquet").write_bytes(b"PAR1 damaged")
     page = page_of(folder, rows(reward=[0.5, 0.7]))
-    assert "step_000001.parquet" in page
+    assert page.count("step_000001.parquet") == 1
     assert "mean team reward" in page
 
 
@@ -139,3 +140,93 @@ def test_what_guards_have_seen_is_said_on_the_page(tmp_path: Path) -> None:
     sound, moved = ([{"step": n, "agents/actor/kl": kl} for n in range(1, 9)] for kl in (0.001, 0.3))
     assert "guards.kl" not in page_of(folder, sound)
     assert "step 5: actor: each of the last 5 steps moved it by 0.3 nats a token or more" in page_of(folder, moved)
+
+
+def evaluated(folder: RunFolder, checkpoint: str, mode: str = "sampled", **changes: Any) -> None:
+    table = {
+        "checkpoint": checkpoint, "mode": mode, "shuffled_messages": False, "tasks": 2, "failed": 0, "unknown": 0,
+        "accuracy": 1.0, "interval": [0.0, 1.0], "reward": 1.0, "reward_interval": [0.0, 1.0], "outcomes": {},
+        "rewards": {}, "examples": [],
+    }  # fmt: skip
+    folder.write_evaluation({**table, **changes}, f"{checkpoint}-{mode}")
+
+
+def test_metrics_over_trajectories_stand_on_the_page_for_team_and_agents(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    assert "Over trajectories" not in page_of(folder, [])  # nothing was evaluated
+    for checkpoint, failed in (("base", 3.0), ("step_000002", 1.0)):
+        measured = {
+            "tool_error_rate": [failed, 4.0],
+            "agents/actor/tool_error_rate": [failed, 4.0],
+            "accuracy": [1.0, 1.0],
+        }
+        evaluated(folder, checkpoint, measured={"task": measured})
+    table = page_of(folder, []).partition("Over trajectories")[2].partition("</table>")[0]
+    assert re.findall(r'<th class="n">(.*?)</th>', table) == ["base sampled", "step_000002 sampled"]
+    rows = re.findall(r"<tr.*?><td>(.*?)</td><td class=\"n\">(.*?)</td><td class=\"n\">(.*?)</td></tr>", table)
+    assert rows == [("calls failed", "75%", "25%"), ("actor", "75%", "25%")]
+
+
+def test_tasks_stand_side_by_side_where_only_greedy_was_evaluated(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    for checkpoint in ("base", "step_000002"):
+        said = [{"agent": "actor", "step": 0, "calls": [], "text": f"{checkpoint} says"}]
+        example = {"observation": "one", "success": True, "reward": 1.0, "actions": said}
+        evaluated(folder, checkpoint, "greedy", examples=[example])
+    assert re.findall(r'class="said">(.*?)</div>', page_of(folder, [])) == ["base says", "step_000002 says"]
+
+
+def test_no_two_lines_look_alike_however_many_there_are() -> None:
+    styles = [line_style(number) for number in range(200)]
+    assert len(set(styles)) == 200
+    for first, second in pairwise(styles):
+        channels = [[int(colour[n : n + 2], 16) for n in (1, 3, 5)] for colour, _ in (first, second)]
+        assert sum(abs(a - b) for a, b in zip(*channels, strict=True)) > 100  # neighbours in the legend least of all
+
+
+def test_forty_runs_have_a_line_each_and_a_legend_below_them(tmp_path: Path) -> None:
+    folders = []
+    for number in range(40):
+        run = settings(
+            "tiny", tmp_path / str(number // 39), name="twin" if number >= 38 else f"run-{number:02}-{'x' * 40}"
+        )
+        folder = RunFolder.create(run)
+        folder.metrics.write_text(
+            "".join(json.dumps({"step": n, "reward": n * number / 9, "accuracy": None}) + "\n" for n in (1, 2))
+        )
+        folders.append(folder)
+    write_report(folders[0], folders[1:])
+    beside = folders[0].report.read_text().partition("Beside other runs")[2].partition("<h2>")[0]
+    assert beside.count("<figure>") == 1  # accuracy is not known
+    colours = re.findall(
+        r'<path d="[^"]*" clip-path[^>]*style="fill: none; stroke(?:-dasharray: [^;]*; stroke-dashoffset: 0; stroke)?: (#[0-9a-f]{6})',
+        beside,
+    )
+    lines = {colour for colour in colours if colour != "#b0b0b0"}
+    assert len(lines) == 40
+    names = re.findall(r"<!-- (run-[^ ]*|.*twin) -->", beside)
+    assert len(set(names)) == 40  # long ones are cut in their middle, and equal ones told apart by where they are
+    (height,) = re.findall(r'<svg[^>]*height="([0-9.]+)pt"', beside)
+    assert float(height) > 300
+
+
+def test_the_team_is_drawn_as_it_acted(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    assert "<h2>The team" not in page_of(folder, [])
+    both = tuple(replace(make_action(role), ended=1.0) for role in ("reasoner", "actor"))
+    write_episodes(folder.episodes / "step_000001.parquet", [episode("a"), episode("b", actions=both)])
+    team = page_of(folder, []).partition("<h2>The team")[2].partition("<h2>")[0]
+    assert "<!-- reasoner -->" in team
+    assert "<!-- b #0 -->" in team
+
+
+def test_a_page_holds_huge_and_odd_things_and_loads_nothing(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    huge = (make_action("actor", text="<script>alert(1)</script>" + "x" * 500_000),)
+    write_episodes(folder.episodes / "step_000001.parquet", [episode("a", actions=huge)])
+    page = page_of(folder, rows(reward=[None, 1e300, -1e300], accuracy=[None, None, None], kl=[1e-320, 0.0, 5.0]))
+    assert len(page) < 600_000
+    assert "<script" not in page
+    assert "300,025 more characters" in page or "more characters" in page
+    outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\((?!#)[^)]*\)', page)
+    assert outside == []

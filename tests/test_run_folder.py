@@ -32,6 +32,7 @@ from marft.runs.removing import remove_run
 from marft.runs.sinks import MetricSinks
 from marft.training import Silent, _rate, train
 from tests.helpers import recipe, settings
+from tests.runs import Listening
 
 
 def begun(output: Path, *files: str) -> RunFolder:
@@ -70,15 +71,16 @@ class TestTheLog:
         assert [(tmp_path / f"metrics.damaged-{n}.jsonl").read_text() for n in (1, 2)] == ["first\n", "second\n"]
 
     def test_tensorboard_shows_each_step_once_and_numbers_alone(self, tmp_path: Path) -> None:
-        folder = begun(tmp_path)
+        folder, listening = begun(tmp_path), Listening()
         for done in (0, 1):  # the second begins after step 1, as if the first had been killed
-            sinks = MetricSinks(folder, done)
+            sinks = MetricSinks(settings("tiny", tmp_path), folder, done, listening)
             for step in (1, 2, 3)[done:]:
                 sinks.write(step, {"reward": float(step + 10 * done), "kl": float("nan")})
             sinks.close()
         board = EventAccumulator(str(folder.path / "tensorboard")).Reload()
         assert [(one.step, one.value) for one in board.Scalars("reward")] == [(1, 1.0), (2, 12.0), (3, 13.0)]
         assert "kl" not in board.Tags()["scalars"]
+        assert not listening.notes
 
 
 class TestRemoving:

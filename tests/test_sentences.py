@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from marft.cli import errors
-from marft.cli.console import Terminal
+from marft.cli.terminal import Terminal
 from marft.config.parts import EnvironmentPart
 from marft.config.plugins import Plugin
 from marft.envs.tasks import tasks_of

@@ -44,6 +44,16 @@ class Observer:
             metrics: what is written to ``metrics.jsonl`` (docs: metrics).
         """
 
+    def guard(self, step: int, name: str, sentence: str) -> None:  # noqa: ARG002
+        """A guard is raised, and was not in the step before. Told before :meth:`step`; without a method of its own it
+        is a note.
+
+        Args:
+            name: of the guard; the step's metrics have ``guards/<name>`` = 1 as long as it stays raised.
+            sentence: what it saw, what that means, and what to change.
+        """
+        self.note(f"step {step}: {sentence}")
+
     def note(self, text: str) -> None:
         """Something that whoever trains should know: a sentence or two."""
 

@@ -84,16 +84,16 @@ def _go_on(
     folder: RunFolder,
     observer: Observer,
 ) -> State:
-    run, careful = rollouts.run, Careful(learner, observer.note)
+    run = rollouts.run
     goes_back = run.guards.on_collapse == "return"
     checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window if goes_back else 0)
-    returning = Returning(run, checkpoints, models, learner, observer.note)
-    returning.begin(state)
-    cautions = Cautions(run.algorithm, observer.note)
-    watch = Watch(run.guards, folder.read_metrics(), observer.note)
-    sinks = MetricSinks(folder, state.step)
-    observer.began(state.step, run.training.steps)
-    try:
+    with MetricSinks(run, folder, state.step, observer) as sinks:
+        careful = Careful(learner, sinks.note)
+        returning = Returning(run, checkpoints, models, learner, sinks.note)
+        returning.begin(state)
+        cautions = Cautions(run.algorithm, sinks.note)
+        watch = Watch(run.guards, folder.read_metrics(), sinks.note, sinks.guard)
+        observer.began(state.step, run.training.steps)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             state, metrics = _step(rollouts, careful, state, tasks, folder, observer)
@@ -117,8 +117,6 @@ def _go_on(
                 rollouts.publish(state.step)
             if due or stop or target:
                 checkpoints.save(state, run, models, learner, sinks.mark())
-    finally:
-        sinks.close()
     return state
 
 

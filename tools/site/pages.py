@@ -29,6 +29,7 @@ SECTIONS = {  # kinds of parts: where a recipe names them
     "organizations": ("team", "Organizations"),
     "channels": ("channel", "Channels"),
     "rewards": ("[rewards]", "Reward terms"),
+    "sinks": ("[sinks]", "Sinks"),
     "tools": ("tools.NAME", "Sources of tools"),
     "credits": ("algorithm.credit", "Credits"),
     "objectives": ("algorithm.objective", "Objectives"),
@@ -56,9 +57,10 @@ def settings() -> str:
         "together is told in [recipes](recipes.md). `marft train recipe.toml --dry-run` prints a recipe with all of",
         "them. (This page is written by `python tools/site/pages.py`, from the code.)",
         "",
-        "A key without a default must be given, but for `name`, `team`, `channel` and `algorithm`. Where a default is",
-        '"its own", the key is a table with defaults of its own, further down. Defaults of `[algorithm]` are what a',
-        "[preset](presets.md) leaves open. A *part* is a table that names a class, built in or yours.",
+        "A key without a default must be given, but for `name`, `team`, `channel`, `algorithm`, `engine` and `sinks`.",
+        'Where a default is "its own", the key is a table with defaults of its own, further down. Defaults of',
+        "`[algorithm]` are what a [preset](presets.md) leaves open. A *part* is a table that names a class, built",
+        "in or yours.",
     ]
     for heading, cls in _tables(RunSettings, ""):
         lines += _section(f"## {_title(heading)}", cls)

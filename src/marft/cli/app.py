@@ -17,6 +17,8 @@ app = typer.Typer(
     epilog="--debug, with any command, prints the traceback of an error.",
 )
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end, warnings and errors alone.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON object a line, and nothing else.")]
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -12,11 +12,12 @@ from rich.progress import Progress
 from rich.text import Text
 
 from marft import atomic
-from marft.cli.console import INTERRUPTED, Terminal, in_bold, wide_console
+from marft.cli.console import INTERRUPTED, in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.listings import preset
+from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe, to_toml
-from marft.config.run import refuse_nothing_to_train
+from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
 from marft.envs.tasks import tasks_of
 from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
@@ -29,8 +30,9 @@ console = wide_console()
 
 
 def train(
-    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool
-) -> None:
+    recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool,
+    how: How = "",
+) -> None:  # fmt: skip
     """``marft train``.
 
     Raises:
@@ -38,6 +40,7 @@ def train(
     """
     run, folder = _run_of(recipe, overrides)
     refuse_nothing_to_train(run)
+    refuse_missing_packages(run)
     if dry_run:
         for sentence in _looked_at(run):
             console.print(f"# {sentence}", soft_wrap=True)
@@ -54,16 +57,20 @@ def train(
     from marft.evaluation.report import write_report
     from marft.training import train as run_training
 
-    with Terminal([agent.role for agent in run.agents], run.training.show_samples_every) as terminal:
-        state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
-    write_report(folder)
-    if state.step < run.training.steps:
-        console.print(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
-        raise SystemExit(INTERRUPTED)
-    if state.step == terminal.done:
-        console.print(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
-        return
-    console.print(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+    roles, steps = [agent.role for agent in run.agents], run.training.steps
+    with output(how) as out:
+        with out.observer(folder.path, roles, run.training.show_samples_every, "training") as seen:
+            state = run_training(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=seen)
+        write_report(folder)
+        stopped = state.step < steps
+        out.tell("done", step=state.step, steps=steps, stopped=stopped, run=folder.path, report=folder.report)
+        if stopped:
+            out.say(f"stopped after step {state.step}. Go on with:  marft train {folder.path} --resume")
+            raise SystemExit(INTERRUPTED)
+        if state.step == seen.done:
+            out.say(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
+            return
+        out.say(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
 
 
 def _looked_at(run: RunSettings) -> list[str]:
@@ -210,9 +217,9 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
 
 
 @contextmanager
-def bar(label: str) -> Iterator[Advance]:
+def bar(label: str, shown: bool = True) -> Iterator[Advance]:
     """Shows how far something is, and goes when it is over."""
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task(label, total=None)
 
         def advance(total: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from marft.cli.commands import bar, console, quieten
 from marft.cli.console import evaluation_table, passes_table
 from marft.cli.errors import beside
+from marft.cli.output import How, Output, output
 from marft.config.load import load_recipe
 from marft.config.run import RunSettings
 from marft.runs.folder import RunFolder
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from marft.models.pool import Models
 
 EVALUATED = "evaluated"  # the folder, among runs, of evaluations of what is no run
+TOLD = (  # of an evaluation, to programs
+    "target", "checkpoint", "mode", "split", "shuffled_messages", "tasks", "attempts", "failed", "unknown", "accuracy",
+    "interval", "passes", "reward", "reward_interval", "metrics",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +69,37 @@ class Target:
     loaded: Callable[[Models], None] = lambda _: None
 
 
-def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked) -> None:
+def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how: How = "") -> None:
     """``marft eval``: every target, then one table."""
     asked.check()
     targets = [target_of(path, overrides, asked) for path in paths]
     quieten()
     from marft.evaluation.scenarios import read_scenarios
-    from marft.evaluation.trajectories.table import trajectory_table
 
     scenarios = read_scenarios(asked.scenarios) if asked.scenarios else None
     rows: list[dict[str, Any]] = []
-    for path, target in zip(paths, targets, strict=True):
-        if len(targets) > 1:
-            beside(target.kept.path)
-        rows += [{**result.as_json(), "target": str(path)} for result in _evaluated(target, asked, scenarios)]
-    console.print(evaluation_table(rows, targets=len(targets) > 1), "")
+    with output(how) as out:
+        for path, target in zip(paths, targets, strict=True):
+            if len(targets) > 1:
+                beside(target.kept.path)
+            for result in _evaluated(target, asked, scenarios, out):
+                rows.append({**result.as_json(), "target": str(path)})
+                told = {**rows[-1], "metrics": result.metrics}
+                out.tell("evaluation", **{key: told[key] for key in TOLD})
+        _show(out, rows, several=len(targets) > 1)
+        for target in targets:
+            out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if target.folder else ""))
+        out.tell("done", evaluations=len(rows), runs=[target.kept.path for target in targets])
+
+
+def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool) -> None:
+    """Tables for people."""
+    from marft.evaluation.trajectories.table import trajectory_table
+
+    out.say(evaluation_table(rows, targets=several), "")
     if any(row["passes"] for row in rows):
-        console.print(passes_table(rows, targets=len(targets) > 1), "")
-    console.print(trajectory_table(rows))
-    for target in targets:
-        saved = f"saved in {target.kept.evaluations}"
-        console.print(saved + (f"; see {target.kept.report}" if target.folder else ""), soft_wrap=True)
+        out.say(passes_table(rows, targets=several), "")
+    out.say(trajectory_table(rows))
 
 
 def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
@@ -139,7 +154,7 @@ def scenarios(
     )
 
 
-def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None) -> list[Evaluation]:
+def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None, out: Output) -> list[Evaluation]:
     from marft.evaluation.evaluate import modes_in
     from marft.evaluation.report import write_report
     from marft.evaluation.session import Keeping, evaluate_checkpoints
@@ -149,10 +164,10 @@ def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None) -> lis
     if target.folder is None:
         target.kept.path.mkdir(parents=True, exist_ok=True)
         target.kept.write_config(run)  # so that it can be compared as a run is
-    with bar("evaluating") as advance:
+    with bar("evaluating", shown=not out.how) as advance:
         results = evaluate_checkpoints(
             run, target.folder, target.checkpoints, modes, asked.tasks or run.evaluation.tasks, asked.shuffled, advance,
-            lambda text: console.print(text, soft_wrap=True), target.loaded,
+            out.note, target.loaded,
             attempts=asked.attempts or run.evaluation.attempts, scenarios=scenarios,
             keeping=Keeping(target.kept.evaluations, asked.again),
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 from marft.cli.app import app
@@ -17,12 +18,16 @@ def main() -> None:
     """
     from marft.cli.errors import DEBUG, friendly
     from marft.cli.interrupts import heeded, terminated
+    from marft.cli.leaving import leaving
 
     signal.signal(signal.SIGTERM, terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     words = [word for word in sys.argv[1:] if word != DEBUG]
-    with heeded(), friendly(debug=DEBUG in sys.argv):
+    with leaving(), heeded(), friendly(debug=DEBUG in sys.argv):
         app(words, prog_name="marft")
 
 

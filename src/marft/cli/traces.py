@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.cli.commands import quieten
-from marft.cli.console import INTERRUPTED, Terminal, wide_console
+from marft.cli.console import INTERRUPTED, wide_console
 from marft.cli.errors import beside
+from marft.cli.output import How, output
 from marft.config import RunSettings, load_recipe
 from marft.config.load import keys_of
-from marft.config.run import refuse_nothing_to_train
+from marft.config.run import refuse_missing_packages, refuse_nothing_to_train
 from marft.evaluation.compare import between, percent
 from marft.runs.folder import RunFolder
 from marft.traces.asked import changes_of
@@ -25,8 +26,9 @@ console = wide_console()
 
 
 def score(
-    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], overwrite: bool
-) -> None:
+    recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], overwrite: bool,
+    how: How = "",
+) -> None:  # fmt: skip
     """``marft score``."""
     run = _recipe_of(recipe, overrides, traces, roles, "score")
     if not run.sft.traces:
@@ -36,27 +38,35 @@ def score(
     quieten()
     from marft.traces.scores import score as score_traces
 
-    tally = Tally()
-    with Progress(
-        TextColumn("scoring"), TextColumn("{task.completed} episodes"), TimeElapsedColumn(), console=console,
-        transient=True,
-    ) as progress:  # fmt: skip
-        bar = progress.add_task("scoring", total=None)
-        scores = score_traces(run, folder, tally, overwrite=overwrite, on_done=lambda _: progress.advance(bar))
-    names = [agent.role for agent in run.agents]
-    console.print(f"{scores.episodes} episodes scored, {scores.dropped} could not be")
-    if scores.accuracy is not None:
-        interval = between(scores.interval, percent)
-        console.print(f"accuracy {percent(scores.accuracy)} ({interval}) of {scores.known}", soft_wrap=True)
-    if scores.episodes:
-        console.print(_table(scores.table(names), names))
-    _left_out(tally)
-    console.print(f"kept in {folder.path}: marft show {folder.path}", soft_wrap=True)
+    tally, names = Tally(), [agent.role for agent in run.agents]
+    with output(how) as out:
+        with Progress(
+            TextColumn("scoring"), TextColumn("{task.completed} episodes"), TimeElapsedColumn(), console=console,
+            transient=True, disable=bool(how),
+        ) as progress:  # fmt: skip
+            bar = progress.add_task("scoring", total=None)
+            scores = score_traces(run, folder, tally, overwrite=overwrite, on_done=lambda _: progress.advance(bar))
+        out.say(f"{scores.episodes} episodes scored, {scores.dropped} could not be")
+        if scores.accuracy is not None:
+            interval = between(scores.interval, percent)
+            out.say(f"accuracy {percent(scores.accuracy)} ({interval}) of {scores.known}")
+        table = scores.table(names) if scores.episodes else []
+        if table:
+            out.say(_table(table, names))
+        for line in tally.lines():
+            out.say(Text(f"left out: {line}", style="yellow"))
+            out.tell("note", step=None, text=f"left out: {line}")
+        out.say(f"kept in {folder.path}: marft show {folder.path}")
+        terms = {name: {"team": team, **dict(zip(names, agents, strict=True))} for name, team, agents in table}
+        out.tell(
+            "done", run=folder.path, episodes=scores.episodes, dropped=scores.dropped, accuracy=scores.accuracy,
+            interval=scores.interval, known=scores.known, means=terms,
+        )  # fmt: skip
 
 
 def sft(
     recipe: Path, overrides: Sequence[str], traces: Sequence[Path], roles: Sequence[str], *, resume: bool,
-    start_from: Path | None, overwrite: bool,
+    start_from: Path | None, overwrite: bool, how: How = "",
 ) -> None:  # fmt: skip
     """``marft sft``.
 
@@ -65,6 +75,7 @@ def sft(
     """
     run, folder = _warm_start_of(recipe, overrides, traces, roles)
     refuse_nothing_to_train(run)
+    refuse_missing_packages(run)
     if resume:
         RunFolder.open(folder.path)
     else:
@@ -74,16 +85,22 @@ def sft(
     from marft.evaluation.report import write_report
     from marft.traces.warm_start import warm_start
 
-    with Terminal([agent.role for agent in run.agents], label="imitating") as terminal:
-        done = warm_start(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=terminal)
-    write_report(folder)
-    if done.state.step < done.steps:
-        console.print(f"stopped after step {done.state.step}. Go on with:  marft sft {folder.path} --resume")
-        raise SystemExit(INTERRUPTED)
-    last = folder.saved_steps()[-1]
-    console.print(f"{done.steps} steps; held out: {done.held_out:.4f} nats a token. See {folder.report}, or:")
-    console.print(f"  marft eval {folder.path}", soft_wrap=True)
-    console.print(f"  marft train {recipe} --from {last}", soft_wrap=True)
+    with output(how) as out:
+        with out.observer(folder.path, [agent.role for agent in run.agents], 0, "imitating") as seen:
+            done = warm_start(run, folder, resume=resume, start_from=start_from, overwrite=overwrite, observer=seen)
+        write_report(folder)
+        step, stopped = done.state.step, done.state.step < done.steps
+        out.tell(
+            "done", step=step, steps=done.steps, stopped=stopped, held_out=done.held_out, run=folder.path,
+            report=folder.report,
+        )  # fmt: skip
+        if stopped:
+            out.say(f"stopped after step {step}. Go on with:  marft sft {folder.path} --resume")
+            raise SystemExit(INTERRUPTED)
+        last = folder.saved_steps()[-1]
+        out.say(f"{done.steps} steps; held out: {done.held_out:.4f} nats a token. See {folder.report}, or:")
+        out.say(f"  marft eval {folder.path}")
+        out.say(f"  marft train {recipe} --from {last}")
 
 
 def _warm_start_of(
@@ -124,8 +141,3 @@ def _table(rows: Sequence[tuple[str, float | None, Sequence[float | None]]], rol
         cells = [f"{value:+.3f}" if value is not None else "" for value in (team, *agents)]
         table.add_row(*(Text(cell) for cell in (name, *cells)))
     return table
-
-
-def _left_out(tally: Tally) -> None:
-    for line in tally.lines():
-        console.print(Text(f"left out: {line}", style="yellow"), soft_wrap=True)

@@ -129,7 +129,7 @@ def _shaped(value: Any, words: str, place: Sequence[str]) -> Any:
     if isinstance(value, BaseModel):  # a plugin, made
         written = value.model_dump(mode="json", exclude_none=True)
         return {tag: words, **{key: inner for key, inner in written.items() if key in type(value).model_fields}}
-    listed = len(place) == 2 and place[0] in ("rewards", "tools")
+    listed = len(place) == 2 and place[0] in ("rewards", "sinks", "tools")
     if ".".join(place) in PARTS or (listed and isinstance(value, type) and issubclass(value, BaseModel)):
         return {tag: words}
     return {"name": "function", "call": words} if listed else words

@@ -7,11 +7,13 @@ A part of a kind derives from the class here. Data under a name that is almost o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import SerializeAsAny
 
 from marft.config.plugins import Plugin, resolver
+from marft.config.settings import Positive
 
 
 class EnvironmentPart(Plugin):
@@ -89,11 +91,29 @@ class SchedulePart(Plugin):
     correction: ClassVar[Literal["", "product", "preceding"]] = ""
 
 
+class SinkPart(Plugin):
+    """Base of sinks. ``open`` makes a :class:`marft.sinks.interface.Sink`, on the thread that it is told on."""
+
+    package: ClassVar[str] = ""  # that it needs
+    extra: ClassVar[str] = ""  # of MARFT's, which brings the package; "": it is installed by its own name
+    folder: ClassVar[str] = ""  # that it writes to, in the run's own
+
+    close_seconds: Positive = 20.0  # that the end of a run waits until everything has arrived, at most
+
+    def missing(self) -> str:
+        """What is to be installed for it; "" where all is there."""
+        spec = find_spec(self.package) if self.package else None
+        if not self.package or (spec is not None and spec.origin is not None):  # else it may be a folder of that name
+            return ""
+        return f"marft[{self.extra}]" if self.extra else self.package
+
+
 EnginePlugin = Annotated[SerializeAsAny[EnginePart], resolver("engines")]
 EnvironmentPlugin = Annotated[SerializeAsAny[EnvironmentPart], resolver("environments")]
 ChannelPlugin = Annotated[SerializeAsAny[Plugin], resolver("channels")]
 OrganizationPlugin = Annotated[SerializeAsAny[OrganizationPart], resolver("organizations")]
 RewardPlugin = Annotated[SerializeAsAny[Plugin], resolver("rewards")]
+SinkPlugin = Annotated[SerializeAsAny[SinkPart], resolver("sinks")]
 ToolPlugin = Annotated[SerializeAsAny[Plugin], resolver("tools")]
 CreditPlugin = Annotated[SerializeAsAny[CreditPart], resolver("credits")]
 ObjectivePlugin = Annotated[SerializeAsAny[ObjectivePart], resolver("objectives")]

@@ -81,6 +81,12 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "trajectory": "marft.rewards.terms:Trajectory",
         "trajectory_score": "marft.rewards.terms:TrajectoryScore",
     },
+    "sinks": {
+        "mlflow": "marft.sinks.mlflow:MLflow",
+        "tensorboard": "marft.sinks.tensorboard:TensorBoard",
+        "trackio": "marft.sinks.trackio:Trackio",
+        "wandb": "marft.sinks.wandb:WandB",
+    },
     "tools": {
         "function": "marft.tools.functions:Functions",
         "mcp": "marft.tools.mcp:MCP",

@@ -20,6 +20,7 @@ from marft.config.parts import (
     EnvironmentPlugin,
     OrganizationPlugin,
     RewardPlugin,
+    SinkPlugin,
     ToolPlugin,
 )
 from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
@@ -103,6 +104,8 @@ class RunSettings(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks
     guards: GuardSettings = GuardSettings()  # what it watches of itself
     tracing: TracingSettings = TracingSettings()  # where its episodes are sent as traces
+    # where metrics go beside metrics.jsonl; []: nowhere
+    sinks: Annotated[tuple[SinkPlugin, ...], Strict(False)]
     sft: SftSettings = SftSettings()  # supervised warm starts from traces
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -111,7 +114,10 @@ class RunSettings(Settings):
     def _fill_in(cls, table: object) -> object:
         if not isinstance(table, dict):
             return table
-        table = {"team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, "engine": {}, **table}
+        table = {
+            "team": {"organization": "chain"}, "channel": {"name": "raw"}, "algorithm": {}, "engine": {},
+            "sinks": [{"name": "tensorboard"}], **table,
+        }  # fmt: skip
         agents = table.get("agents")
         if isinstance(agents, list) and len(agents) == 1 and isinstance(agents[0], dict):
             table["agents"] = [{"answers": True, **agents[0]}]
@@ -167,6 +173,18 @@ def refuse_nothing_to_train(run: RunSettings) -> None:
     """
     if not run.trained_policies:
         raise ValueError("policies: all are frozen, so there is nothing to train; set train = 'lora' or 'full'")
+
+
+def refuse_missing_packages(run: RunSettings) -> None:
+    """
+    Raises:
+        ValueError: a sink needs a package that is not installed. Without it the run can be evaluated all the same.
+    """
+    for sink in run.sinks:
+        if missing := sink.missing():
+            raise ValueError(
+                f"sinks: {sink.name!r} needs a package that is not installed: pip install '{missing}'; or leave it out"
+            )
 
 
 def _alike(run: RunSettings) -> Iterable[str]:

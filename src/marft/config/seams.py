@@ -83,6 +83,12 @@ SEAMS: Mapping[str, Seam] = {
         },
         attributes={"own_timeout": (bool,)},
     ),
+    "sinks": Seam(
+        "a sink",
+        "marft.config.parts.SinkPart",
+        {"open": Method(("run",))},
+        attributes={"package": (str,), "extra": (str,), "folder": (str,)},
+    ),
     "tools": Seam("a source of tools", "marft.config.plugins.Plugin", {"connect": Method()}),
     "objectives": Seam(
         "an objective",

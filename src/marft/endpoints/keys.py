@@ -88,13 +88,14 @@ def masked_recipe(recipe: str) -> str:
     [endpoint.options]
     user_key = "***"
     """
-    return masked(list(_options_in(tomllib.loads(recipe))), recipe)
+    return masked(list(options_in(tomllib.loads(recipe))), recipe)
 
 
-def _options_in(table: object) -> Iterator[str]:
+def options_in(table: object) -> Iterator[str]:
+    """The secrets in the ``options`` of a recipe's tables."""
     if isinstance(table, dict):
         for name, value in table.items():
-            yield from secrets_in(value) if name == "options" else _options_in(value)
+            yield from secrets_in(value) if name == "options" else options_in(value)
     elif isinstance(table, list):
         for value in table:
-            yield from _options_in(value)
+            yield from options_in(value)

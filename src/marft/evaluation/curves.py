@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
+from matplotlib.colors import hsv_to_rgb, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marft.evaluation.pages import plain_labels
+from marft.evaluation.pages import plain_labels, svg
 from marft.metrics import Metric, everything, find, named
+from marft.texts import one_line
 
 FIRST = (
     "accuracy", "reward", "validation_accuracy", "validation_reward", "rewards/*", "own_reward", "policy_loss",
     "critic/loss", "kl", "entropy", "action_length", "episodes_per_second",
 )  # fmt: skip
+BESIDE = ("accuracy", "reward", "validation_accuracy", "validation_reward", "kl", "entropy", "action_length")
 INCHES = (4.4, 2.5)
+CROWDED, COLUMNS, ROW, NAME = 6, 3, 0.17, 24  # lines beside which a legend fits; below: columns, inches a row, letters
+FIRST_COLOURS = tuple(to_hex(f"C{number}") for number in range(10))
+DASHES = ("-", "--", ":", "-.")
 Points = list[tuple[int, float]]
 
 
@@ -56,22 +62,66 @@ def _curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[Metric], changi
 
 @plain_labels()
 def _draw(lines: Mapping[str, Points]) -> Markup:
-    """One picture as SVG. A point without neighbours is a dot: a line would not show it."""
-    figure = Figure(figsize=INCHES, layout="constrained")
+    """One picture as SVG. A point without neighbours is a dot: a line would not show it. The legend stands below where
+    there are too many lines for one beside them."""
+    crowded = len(lines) > CROWDED
+    columns = min(COLUMNS, len(lines))
+    rows = math.ceil(len(lines) / columns) if crowded else 0
+    figure = Figure(figsize=(INCHES[0], INCHES[1] + ROW * rows), layout="constrained")
     axes = figure.add_subplot()
-    for label, points in lines.items():
+    for number, (label, points) in enumerate(lines.items()):
+        colour, style = line_style(number)
         axes.plot(
-            *zip(*points, strict=True), label=label, linewidth=1.6, marker="o" if len(points) == 1 else "", markersize=5
-        )
-    if len(lines) > 1:
+            *zip(*points, strict=True), label=cut_name(label), linewidth=1.1 if crowded else 1.6, color=colour,
+            linestyle=style, marker="o" if len(points) == 1 else "", markersize=5,
+        )  # fmt: skip
+    if crowded:
+        figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=7, handlelength=2.5)
+    elif len(lines) > 1:
         axes.legend(frameon=False, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelsize=9)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])  # our own picture
+    return svg(figure)
+
+
+def line_style(number: int) -> tuple[str, str]:
+    """The colour and the dashes of a line: no two have the same, however many there are. After ten, hues go round by
+    the golden angle, and dashes change every ten lines.
+
+    >>> line_style(0), line_style(12)
+    (('#1f77b4', '-'), ('#2ba668', '--'))
+    """
+    if number < len(FIRST_COLOURS):
+        return FIRST_COLOURS[number], "-"
+    hue = number * 0.618033988749895 % 1.0
+    return to_hex(tuple(hsv_to_rgb((hue, 0.74, 0.65)))), DASHES[number // len(FIRST_COLOURS) % len(DASHES)]
+
+
+def cut_name(label: str) -> str:
+    """A name as a legend has room for it: its beginning and its end.
+
+    >>> cut_name("chain-sum-of-three-numbers-seed-1")
+    'chain-sum-o…umbers-seed-1'
+    """
+    label = one_line(label)
+    return label if len(label) <= NAME else f"{label[: NAME // 2 - 1]}…{label[-NAME // 2 - 1 :]}"
+
+
+def curves_beside(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Curve]:
+    """The curves that a reader looks at first, of the team, with a line for each run.
+
+    Args:
+        runs: the rows of their logs, by what they are called.
+    """
+    curves = []
+    for metric in map(named, BESIDE):
+        lines = {name: points for name, rows in runs.items() if (points := _points(rows, metric.name))}
+        if lines:
+            unit = f", {metric.unit}" if metric.unit else ""
+            curves.append(Curve(metric.label, f"{metric.meaning}{unit}", _draw(lines)))
+    return curves
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Points]:

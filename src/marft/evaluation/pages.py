@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from marft.texts import cut, visible
 
@@ -29,6 +31,14 @@ def plain_labels() -> Iterator[None]:
     """In pictures, a dollar sign is one: names are no formulas, which could also be wrong."""
     with mpl.rc_context({"text.parse_math": False}):
         yield
+
+
+@plain_labels()
+def svg(figure: Figure) -> Markup:
+    """A picture of ours, to stand in a page."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return Markup(buffer.getvalue()[buffer.getvalue().index("<svg") :])
 
 
 def _as_text(value: object) -> object:

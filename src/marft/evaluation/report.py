@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from marft import atomic
 from marft.endpoints.keys import masked_recipe
 from marft.evaluation.compare import cells_of, gains_of, measures_of, not_evaluated
-from marft.evaluation.curves import first_curves, other_curves
-from marft.evaluation.pages import page
+from marft.evaluation.curves import curves_beside, first_curves, other_curves
+from marft.evaluation.graph import draw
+from marft.evaluation.pages import page, svg
 from marft.evaluation.showing import EXAMPLES, example
+from marft.evaluation.trajectories.table import headings, trajectory_rows
 from marft.evaluation.transcripts import dropped
 from marft.guards.watch import sentences
 from marft.runs.episodes import read_episodes
@@ -41,6 +46,10 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         cells_of=cells_of,
         unknown=any(row.unknown for row in rows),
         several=len({row.run for row in rows}) > 1,
+        headings=headings(evaluations),
+        trajectories=trajectory_rows(evaluations),
+        beside=curves_beside(by_name([folder, *against])) if against else [],
+        graph=recorded.graph(),
         curves=first_curves(metrics),
         others=other_curves(metrics),
         samples=_evaluated(evaluations) or recorded.samples(),
@@ -49,6 +58,13 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         recipe=masked_recipe(folder.config.read_text(encoding="utf-8")),
     )
     atomic.write_file(folder.report, written)
+
+
+def by_name(folders: Sequence[RunFolder]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of several logs, by the names of their runs; where two have one name, by where they are."""
+    names = Counter(folder.path.name for folder in folders)
+    called = [str(folder.path) if names[folder.path.name] > 1 else folder.path.name for folder in folders]
+    return {name: folder.read_metrics() for name, folder in zip(called, folders, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +76,9 @@ class Sample:
 
 
 def _evaluated(evaluations: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """The same held-out tasks before and after."""
-    sampled = [e for e in evaluations if e["mode"] == "sampled" and not e["shuffled_messages"] and e["examples"]]
+    """The same held-out tasks before and after, sampled where that was evaluated."""
+    own = [e for e in evaluations if not e["shuffled_messages"] and e.get("examples")]
+    sampled = [e for e in own if e["mode"] == "sampled"] or own
     ordered = sorted(sampled, key=lambda e: (e["checkpoint"] != "base", e["checkpoint"]))
     tasks: dict[str, list[tuple[str, Mapping[str, object]]]] = {}
     for evaluation in [*ordered[:1], *ordered[1:][-1:]]:
@@ -77,20 +94,28 @@ class Recorded:
     def __init__(self, folder: RunFolder) -> None:
         self._files = folder.recorded_steps()
         self.problems: list[str] = []
+        self._newest = [episode for file in self._files[-1:] for episode in self._read(file)]
 
     def reasons(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
         """Why episodes could not be scored, and how many it was each time."""
         steps = {row["step"] for row in rows if row.get("episodes_dropped")}
-        return dropped([episode for file in self._files if step_of(file) in steps for episode in self._read(file)])
+        older = [episode for file in self._files[:-1] if step_of(file) in steps for episode in self._read(file)]
+        newest = self._newest if self._files and step_of(self._files[-1]) in steps else []
+        return dropped([*older, *newest])
 
     def samples(self) -> list[Sample]:
         """Episodes of the newest step, each of another task."""
-        newest = self._files[-1:]
-        tasks = {episode.task.id: episode for file in newest for episode in self._read(file) if episode.scored}
+        tasks = {episode.task.id: episode for episode in self._newest if episode.scored}
         return [
-            Sample(episode.transitions[0].observation.text, [(f"training, {newest[0].stem}", example(episode))])
+            Sample(episode.transitions[0].observation.text, [(f"training, {self._files[-1].stem}", example(episode))])
             for episode in list(tasks.values())[:EXAMPLES]
         ]
+
+    def graph(self) -> Markup | None:
+        """An episode of the newest step as a picture: the first one in which most agents acted."""
+        acted = [episode for episode in self._newest if episode.scored and episode.actions]
+        most = max(acted, key=lambda episode: len({action.agent for action in episode.actions}), default=None)
+        return svg(draw(most)) if most else None
 
     def _read(self, file: Path) -> list[Episode]:
         try:

@@ -45,11 +45,17 @@ class Watch:
 
     Args:
         rows: of the steps before.
-        note: told what a guard finds, when it is raised and was not in the step before.
+        note: told what the run has to say.
+        guard: told the step, the guard's name and what it finds, when it is raised and was not in the step before;
+            None: that is a note.
     """
 
-    def __init__(self, settings: GuardSettings, rows: Iterable[Row], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: GuardSettings, rows: Iterable[Row], note: Callable[[str], None],
+        guard: Callable[[int, str, str], None] | None = None,
+    ) -> None:  # fmt: skip
         self._settings, self._note = settings, note
+        self._guard = guard or (lambda step, _, sentence: note(f"step {step}: {sentence}"))
         self._history = History()
         self._raised: set[str] = set()
         for row in rows:
@@ -66,7 +72,7 @@ class Watch:
         for name, finding in findings.items():
             if name not in self._raised:
                 threshold = f"guards.{name} = {getattr(self._settings, name):g}"
-                self._note(f"step {self._history.step}: {finding.sentence} ({threshold})")
+                self._guard(self._history.step, name, f"{finding.sentence} ({threshold})")
         self._raised = set(findings)
         return Raised(findings)
 

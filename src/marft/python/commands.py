@@ -16,7 +16,7 @@ from marft.config.folders import FOLDER
 from marft.config.given import Given
 from marft.config.load import load_recipe as read_recipe
 from marft.config.load import parse_recipe, to_toml
-from marft.config.run import RunSettings, refuse_nothing_to_train
+from marft.config.run import RunSettings, refuse_missing_packages, refuse_nothing_to_train
 from marft.errors import RunError
 from marft.observing import Observer
 from marft.python.asked import check_count, check_observer, check_place, check_words, is_path, names_in, things_in
@@ -119,6 +119,7 @@ def learned(
     if start_from is not None:
         check_place(start_from, "start_from: a checkpoint")
     refuse_nothing_to_train(run)
+    refuse_missing_packages(run)
     folder = folder or RunFolder(Path(run.output) / run.name)
     if resume:
         RunFolder.open(folder.path)

@@ -13,7 +13,7 @@ FREE = (
     "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.record_episodes_every", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
     "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
-    "sft.traces", "sft.every", "*.endpoint.api_key_variable",
+    "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
 )  # fmt: skip
@@ -27,7 +27,7 @@ def changes(before: RunSettings, now: RunSettings) -> dict[str, tuple[object, ob
     Everything shapes learning but what is known not to (``FREE``): where things lie, how long and how fast a run goes,
     what is kept of it and how it is evaluated.
     """
-    old, new = dict(_flat(_table(before))), dict(_flat(_table(now)))
+    old, new = dict(flat(before)), dict(flat(now))
     return {
         key: (old.get(key, ABSENT), new.get(key, ABSENT))
         for key in dict.fromkeys([*old, *new])
@@ -69,6 +69,11 @@ def notes(before: RunSettings, now: RunSettings) -> Iterator[str]:
             f"training.steps: {before.training.steps} → {now.training.steps}, and the learning rate follows a "
             f"{optimizer.schedule} schedule over all steps: from here on it is that of the new length, a jump"
         )
+
+
+def flat(run: RunSettings) -> Iterator[tuple[str, object]]:
+    """A recipe by dotted keys: agents by their roles, reward terms by their numbers."""
+    return _flat(_table(run))
 
 
 def _is_free(key: str, run: RunSettings) -> bool:

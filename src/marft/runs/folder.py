@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from pydantic_core import PydanticCustomError
 
@@ -177,7 +178,7 @@ class RunFolder:
         mark = {
             "format": FORMAT,
             "version": __version__,
-            "id": secrets.token_hex(8),
+            "id": uuid4().hex,
             "begun": datetime.now().astimezone().isoformat("T", "seconds"),
         }
         if start_from is not None:
@@ -191,14 +192,15 @@ class RunFolder:
         kept = (self.checkpoints, self.episodes, self.evaluations)
         return any(path.exists() for path in kept) or (self.metrics.is_file() and self.metrics.stat().st_size > 0)
 
-    def identity(self) -> str:
-        """What tells this run from every other one, whatever its folder is called and wherever it is moved."""
-        mark = self._mark()
-        return str(mark.get("id") or mark.get("begun") or self.path.resolve().name)
-
     def started_from(self) -> str:
         """The checkpoint whose weights the run began with; "" for none."""
         return str(self._mark().get("from", ""))
+
+    def identity(self) -> str:
+        """Letters and digits that tell this run from every other one, whatever its folder is called and wherever it is
+        moved; of a run of an earlier version, by when it was begun."""
+        mark = self._mark()
+        return str(mark.get("id") or sha256(f"{self.path.name} {mark.get('begun')}".encode()).hexdigest()[:32])
 
     def start_cut_short(self) -> Path | None:
         """What the run was to begin with in another's place, where it was stopped before it had."""

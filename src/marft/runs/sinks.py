@@ -1,41 +1,96 @@
-"""Where metrics go: JSON lines and TensorBoard."""
+"""Where metrics go: to the run's log, which is the truth and is written at once, and to its sinks."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
 
-from torch.utils.tensorboard.writer import SummaryWriter
-
+from marft.config.run import RunSettings
+from marft.endpoints.keys import masked, options_in
+from marft.observing import Observer
+from marft.runs.changes import flat
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark
+from marft.sinks.feed import Feed
+from marft.sinks.interface import Opening, Parameter
+
+OURS = ("sinks", "recipe_folder", "output")  # where things lie on this machine, and where metrics go
 
 
 class MetricSinks:
-    """Appends one object a step.
+    """Appends one object a step to the log, and tells the recipe's sinks of it.
 
     Args:
-        done: training steps that the run has done already; TensorBoard drops what was logged after them.
+        done: training steps that the run has done already.
+        observer: told what the run has to say, and which sink does not take everything.
+
+    Raises:
+        OSError: something else is where a sink's folder in the run's own should be.
     """
 
-    def __init__(self, folder: RunFolder, done: int) -> None:
-        self._log = Log(folder.metrics)
-        board = folder.path / "tensorboard"
-        board.mkdir(exist_ok=True)
-        self._board = SummaryWriter(str(board), purge_step=done + 1)
+    def __init__(self, run: RunSettings, folder: RunFolder, done: int, observer: Observer) -> None:
+        self._log, self._observer, self._step = Log(folder.metrics), observer, done
+        for part in run.sinks:
+            if part.folder:
+                (folder.path / part.folder).mkdir(exist_ok=True)
+        opening = Opening(folder.path.resolve(), run.name, folder.identity(), done, dict(parameters(run)))
+        self._feeds = [(Feed(part, opening), part.close_seconds) for part in run.sinks]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of training step ``step`` (counted from 1)."""
         self._log.append({"step": step, **metrics})
-        for name, value in metrics.items():
-            if math.isfinite(value):
-                self._board.add_scalar(name, value, step)
-        self._board.flush()
+        self._step = step
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        for feed, _ in self._feeds:
+            feed.put(lambda sink: sink.log(step, finite))
+            if news := feed.news():
+                self._observer.note(news)
+
+    def note(self, text: str) -> None:
+        """Say something of the run, to whoever watches and to the sinks."""
+        self._observer.note(text)
+        self._tell(self._step, text)
+
+    def guard(self, step: int, name: str, sentence: str) -> None:
+        """Say what a guard has found, to whoever watches and to the sinks."""
+        self._observer.guard(step, name, sentence)
+        self._tell(step, f"guard {name}: {sentence}")
+
+    def _tell(self, step: int, text: str) -> None:
+        for feed, _ in self._feeds:
+            feed.put(lambda sink: sink.note(step, text))
 
     def mark(self) -> Mark:
         """How far the log goes."""
         return self._log.mark()
 
-    def close(self) -> None:
+    def close(self, hurried: bool = False) -> None:
+        """Close the log, and wait for the sinks, each as long as it may take; not where the run is to end at once."""
         self._log.close()
-        self._board.close()
+        began = time.monotonic()
+        for feed, _ in self._feeds:
+            feed.end()
+        for feed, seconds in self._feeds:
+            if lost := feed.wait(began + seconds, hurried):
+                self._observer.note(lost)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(hurried=kind is not None and not issubclass(kind, Exception))
+
+
+def parameters(run: RunSettings) -> Iterator[tuple[str, Parameter]]:
+    """The recipe by dotted keys, for programs that show it: without secrets, and what is of this machine alone."""
+    secrets = list(options_in(run.model_dump(mode="json", exclude_none=True)))
+    for key, value in flat(run):
+        if key.partition(".")[0] not in OURS:
+            plain = value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False)
+            yield key, masked(secrets, plain) if isinstance(plain, str) else plain

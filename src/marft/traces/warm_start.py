@@ -93,11 +93,11 @@ class _Loop:
     def go_on(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, float]:
         """From where it stands to the end → where it stands, and the loss on what was held out."""
         run, checkpoints = self.run, Checkpoints(self.folder, self.run.checkpoints)
-        sinks, held_out = MetricSinks(self.folder, state.step), self._held_out()
-        self.observer.began(state.step, len(steps))
-        if self.lessons.held_out:
-            self.observer.note(f"held out: {held_out.mean():.4f} nats a token after step {state.step}")
-        try:
+        held_out = self._held_out()
+        with MetricSinks(run, self.folder, state.step, self.observer) as sinks:
+            self.observer.began(state.step, len(steps))
+            if self.lessons.held_out:
+                sinks.note(f"held out: {held_out.mean():.4f} nats a token after step {state.step}")
             stop = self.observer.wants_stop()
             while state.step < len(steps) and not stop:
                 state, metrics = self._step(state, steps)
@@ -113,8 +113,6 @@ class _Loop:
                 stop = self.observer.wants_stop()
                 if due or stop:
                     checkpoints.save(state, run, self.models, self.supervisor, sinks.mark())
-        finally:
-            sinks.close()
         return state, held_out.mean()
 
     def _step(self, state: State, steps: Sequence[tuple[int, list[int]]]) -> tuple[State, dict[str, float]]:

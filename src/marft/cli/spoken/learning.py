@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDES, app
+from marft.cli.app import OVERRIDES, AsJson, Quiet, app
 
 Traces = Annotated[
     list[Path] | None, typer.Option("--from", help="Conversations or spans, JSON lines; repeat the option.")
@@ -32,17 +32,27 @@ def train(
     samples: Annotated[
         int | None, typer.Option(min=0, help="Show one episode of every so many steps; 0: none.")
     ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the team of a recipe.
 
     Any setting can be changed: --algorithm.level token --training.steps 50
     """
-    from marft.cli import commands, options
+    from marft.cli import commands, options, output
 
     changes = options.overrides_of(context, recipe)
     if samples is not None:
         changes = [*changes, "--training.show_samples_every", str(samples)]
-    commands.train(recipe, changes, resume=resume, start_from=start_from, dry_run=dry_run, overwrite=overwrite)
+    commands.train(
+        recipe,
+        changes,
+        resume=resume,
+        start_from=start_from,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        how=output.how(quiet, as_json),
+    )
 
 
 @app.command(context_settings=OVERRIDES)
@@ -56,16 +66,27 @@ def sft(
         Path | None, typer.Option(help="Start with the weights of this checkpoint folder, not the base's.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Warm start a team from traces of other programs.
 
     By imitation, each role of its own turns alone. Settings can be changed: --sft.epochs 2
     """
-    from marft.cli import options
+    from marft.cli import options, output
     from marft.cli import traces as of_traces
 
     changes = options.overrides_of(context, recipe)
-    of_traces.sft(recipe, changes, traces or [], role or [], resume=resume, start_from=start_from, overwrite=overwrite)
+    of_traces.sft(
+        recipe,
+        changes,
+        traces or [],
+        role or [],
+        resume=resume,
+        start_from=start_from,
+        overwrite=overwrite,
+        how=output.how(quiet, as_json),
+    )
 
 
 @app.command(context_settings=OVERRIDES)
@@ -75,12 +96,16 @@ def score(
     traces: Traces = None,
     role: Roles = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a run of that name.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Grade traces of other programs.
 
     By the environment and the reward terms of a recipe: a table by term and agent. No model is loaded.
     """
-    from marft.cli import options
+    from marft.cli import options, output
     from marft.cli import traces as of_traces
 
-    of_traces.score(recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite)
+    of_traces.score(
+        recipe, options.overrides_of(context, recipe), traces or [], role or [], overwrite, output.how(quiet, as_json)
+    )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marft.cli.app import OVERRIDES, app
+from marft.cli.app import OVERRIDES, AsJson, Quiet, app
 
 
 @app.command("eval", context_settings=OVERRIDES)
@@ -34,18 +34,21 @@ def evaluate(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
     ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate checkpoints and their untuned base.
 
     On held-out tasks, with 95 % intervals. What was played stays, and is not played again; what was stopped goes on.
     Settings can be changed as in train.
     """
-    from marft.cli import evaluating, options
+    from marft.cli import evaluating, options, output
 
+    how = output.how(quiet, as_json)
     paths, overrides = options.targets_of(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
     asked = evaluating.Asked(names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code)
-    evaluating.evaluate(paths, overrides, asked)
+    evaluating.evaluate(paths, overrides, asked, how)
 
 
 @app.command(context_settings=OVERRIDES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -16,21 +17,46 @@ from marft.texts import one_line
 ELSEWHERE = ("accuracy", "reward")  # which stand in the table of evaluations
 
 
-def trajectory_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """A column for each evaluation, as it was saved; a row for what any of them has, and does not say nothing."""
-    columns = [values_of(evaluation) for evaluation in evaluations]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("over trajectories", overflow="fold")
-    for evaluation in evaluations:
-        shuffled = " shuffled" if evaluation["shuffled_messages"] else ""
-        table.add_column(Text(f"{evaluation['checkpoint']} {evaluation['mode']}{shuffled}"), justify="right")
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a metric is in each of several evaluations, as it is shown; "" where it has none.
+
+    Args:
+        label: of the metric, with its unit.
+        agent: whose it is; "": the team's.
+    """
+
+    label: str
+    agent: str
+    cells: Sequence[str]
+
+
+def headings(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each of the evaluations is called."""
+    return [f"{e['checkpoint']} {e['mode']}{' shuffled' if e['shuffled_messages'] else ''}" for e in evaluations]
+
+
+def trajectory_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Evaluations as they were saved: what any of them has, and does not say nothing; agents below their team."""
+    columns, rows = [values_of(evaluation) for evaluation in evaluations], []
     for name in sorted({name for column in columns for name in column if known(name).name in MEASURES}, key=_place):
         metric, who = known(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
         if metric.name not in ELSEWHERE and (any(values) or not metric.unless_zero):
             unit = f" ({metric.unit})" if metric.unit else ""
-            shown = ("" if value is None else metric.shown(value) for value in values)
-            table.add_row(Text(f"  {one_line(who)}" if who else f"{metric.label}{unit}"), *map(Text, shown))
+            cells = ["" if value is None else metric.shown(value) for value in values]
+            rows.append(Row(f"{metric.label}{unit}", who, cells))
+    return rows
+
+
+def trajectory_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
+    """A column for each evaluation, and a row for each metric that is shown."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("over trajectories", overflow="fold")
+    for heading in headings(evaluations):
+        table.add_column(Text(heading), justify="right")
+    for row in trajectory_rows(evaluations):
+        table.add_row(Text(f"  {one_line(row.agent)}" if row.agent else row.label), *map(Text, row.cells))
     return table
 
 

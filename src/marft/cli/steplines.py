@@ -1,0 +1,100 @@
+"""The lines of a training step: what matters of its metrics, in columns, no wider than there is room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from marft.guards.history import RETURNED
+from marft.metrics import named
+from marft.texts import one_line
+
+TEAM = (
+    "sft/loss", "sft/held_out_loss",
+    "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
+    "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
+    "workers_lost",
+    "truncated_tokens", "skipped_updates", "undone_steps", "remote_cost", "judge/cost", "episodes_per_second",
+    "seconds",
+)  # fmt: skip
+AGENT = (
+    "sft/loss", "sft/held_out_loss", "action_length", "entropy", "kl", "clip_fraction", "gradient_share",
+    "truncation_rate", "policy_lag",
+)  # fmt: skip
+LEAST = (
+    "policy_loss",
+    "critic/loss",
+    "zero_advantage_fraction",
+    "episodes_per_second",
+    "critic/explained_variance",
+    "reward_std",
+)  # fmt: skip  what goes first where there is no room
+WIDEST = 100  # columns of an agent's line
+ROLE = (12, 16)  # columns of a role, at least and at most
+GUARD = "guards/"
+
+
+def line(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> str:
+    """``reward 0.64  accuracy 0.64 …``: what is there and says something.
+
+    Args:
+        prefix: of the metrics' names: ``agents/<role>/``.
+    """
+    return "  ".join(said(metrics, name, prefix) for name in names if said(metrics, name, prefix))
+
+
+def said(metrics: Mapping[str, float], name: str, prefix: str = "") -> str:
+    """``accuracy 0.64``; "" where it is not there, or says nothing."""
+    metric, value = named(name), metrics.get(f"{prefix}{name}", math.nan)
+    if math.isnan(value) or (value == 0 and metric.unless_zero):
+        return ""
+    shown = metric.shown(value)
+    return {"±": f"±{shown}", "s": f"{shown} s"}.get(metric.label, f"{metric.label} {shown}")
+
+
+def team_line(metrics: Mapping[str, float], width: int) -> str:
+    """The team's line, and the guards that are raised; without what matters least where it would be wider than
+    ``width``."""
+    raised = [f"guard {name.removeprefix(GUARD)}" for name in metrics if _is_raised(name)]
+    names = list(TEAM)
+    for least in ("", *LEAST):
+        names = [name for name in names if name != least]
+        whole = "  ".join(filter(None, [line(metrics, names), *raised]))
+        if len(whole) <= width:
+            break
+    return whole
+
+
+class AgentLines:
+    """One line an agent, its numbers below each other from step to step, in ``WIDEST`` columns at most."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self._roles = {role: _shortened(one_line(role)) for role in roles}
+        self._room = max([ROLE[0], *map(len, self._roles.values())])
+        self._widths: dict[str, int] = {}
+
+    def of(self, role: str, metrics: Mapping[str, float], width: int) -> str:
+        """The line of one agent."""
+        cells = []
+        for name in AGENT:
+            cell = said(metrics, name, f"agents/{role}/")
+            if cell and not named(name).unless_zero:
+                label, _, value = cell.rpartition(" ")
+                self._widths[name] = max(self._widths.get(name, 0), len(value))
+                cell = f"{label} {value:>{self._widths[name]}}"
+            if cell:
+                cells.append(cell)
+        shown = f"  {self._roles.get(role, role):>{self._room}}"
+        for cell in cells:
+            if len(shown) + 2 + len(cell) > min(width, WIDEST):
+                break
+            shown += f"  {cell}"
+        return shown
+
+
+def _shortened(role: str) -> str:
+    return role if len(role) <= ROLE[1] else f"{role[: ROLE[1] - 1]}…"
+
+
+def _is_raised(name: str) -> bool:
+    return name.startswith(GUARD) and name != RETURNED
