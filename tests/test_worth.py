@@ -1,0 +1,378 @@
+"""Whether the team is worth it: where the truth is known, what is measured says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.worth.contributions import contributions, sampled_again
+from marft.evaluation.worth.options import PARTS, Options
+from marft.evaluation.worth.scores import scores_of, scores_of_chosen, value_of
+from marft.evaluation.worth.voting import affordable, best, stated, voted
+from marft.evaluation.worth.words import headline
+from marft.evaluation.worth.written import write_worth
+from marft.types import ActionKey, Episode, Fork, Observation, Task, Transition
+from tests.episodes import episodes as any_episode
+from tests.episodes import make_action
+from tests.numbers import Played, accuracies, chance, heard_in, number_in
+
+
+def reasoner_is_everything(key: ActionKey, prompt: str, weights: str) -> str:
+    """A trained reasoner says the number; the actor repeats what it hears, and knows nothing alone."""
+    if key.agent == "reasoner":
+        return f"msg={number_in(prompt)};" if weights != "base" else "msg=1;"
+    return f"msg={heard_in(prompt)};"
+
+
+def reasoner_is_nothing(key: ActionKey, prompt: str, weights: str) -> str:
+    """The reasoner says anything; the actor finds the number by itself, trained or not."""
+    return f"msg={number_in(prompt)};" if key.agent == "actor" else f"msg={key.task};"
+
+
+def reasoner_guesses(key: ActionKey, prompt: str, weights: str) -> str:
+    """The reasoner is right half of the time, the actor repeats it."""
+    if key.agent == "reasoner":
+        return f"msg={number_in(prompt)};" if chance(key, 0.5) else "msg=1;"
+    return f"msg={heard_in(prompt)};"
+
+
+def actor_guesses(key: ActionKey, prompt: str, weights: str) -> str:
+    """The actor is right half of the time, whatever it hears."""
+    return f"msg={number_in(prompt)};" if key.agent == "actor" and chance(key, 0.5) else "msg=1;"
+
+
+@pytest.fixture
+def team(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    return lambda say, **changes: Played(monkeypatch, tmp_path, say, **changes)
+
+
+class TestKnownTruth:
+    def test_an_agent_whose_message_is_everything(self, team: Any) -> None:
+        found = team(reasoner_is_everything).worth(only=["single", "swap", "leave-out", "ablation"], paraphrase="")
+        got = accuracies(found)
+        assert got["team"] == 1.0
+        assert got["actor alone"] == got["reasoner unheard"] == got["silence"] == got["shuffled"] == 0.0
+        assert got["reasoner untuned"] == 0.0
+        assert got["actor untuned"] == 1.0
+        (unheard,) = (row.values["accuracy"] for row in found.rows if row.name == "reasoner unheard")
+        assert unheard.difference == -1.0
+        assert unheard.difference_interval is not None
+        assert unheard.difference_interval[1] < -0.6
+        assert "so the team is worth it" in headline(found)
+
+    def test_an_agent_whose_message_is_nothing(self, team: Any) -> None:
+        found = team(reasoner_is_nothing).worth(only=["single", "leave-out", "ablation"], paraphrase=lambda text: "?")
+        assert {value for name, value in accuracies(found).items()} == {1.0}
+        assert "reasoner paraphrased" in accuracies(found)
+        for row in found.rows[1:]:
+            interval = row.values["accuracy"].difference_interval
+            assert row.values["accuracy"].difference == 0.0
+            assert interval is not None
+            assert interval[0] < 0 < interval[1]
+        assert "does not tell" in headline(found)
+
+    def test_a_single_agent_that_is_better_at_the_same_tokens(self, team: Any) -> None:
+        """The reasoner's messages mislead; the actor by itself is right, several times for the price of the team."""
+
+        def misled(key: ActionKey, prompt: str, weights: str) -> str:
+            return f"msg={number_in(prompt)};" if key.agent == "actor" and "msg=" not in prompt else "msg=1;"
+
+        found = team(misled).worth(only=["single"])
+        assert accuracies(found)["actor alone"] == 1.0
+        assert "so the team is not worth it" in headline(found)
+        budget = found.rows[0].tokens
+        assert budget is not None
+        assert all(row.tokens is not None and row.tokens <= budget for row in found.rows[1:])
+
+    def test_checkpoints_that_play_together(self, team: Any) -> None:
+        """Rows are the reasoner's checkpoints, columns the actor's: all hangs on the rows."""
+        (matrix,) = team(reasoner_is_everything).worth(only=["swap"]).matrices
+        assert (matrix.policy, matrix.others) == ("reasoner", "actor")
+        assert list(matrix.checkpoints) == ["base", "step_000002", "step_000001"]
+        values = [[row.values["accuracy"].value for row in rows] for rows in matrix.rows]
+        assert values == [[0.0] * 3, [1.0] * 3, [1.0] * 3]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("say", "reasoner", "actor"), [(reasoner_guesses, 0.25, 0.0), (actor_guesses, 0.0, 0.25)])
+    def test_the_variance_of_the_reward_is_whose_chance_it_is(
+        self, team: Any, say: Any, reasoner: float, actor: float
+    ) -> None:
+        found = team(say, environment={"name": "tests.numbers:Numbers", "count": 120}, evaluation={"tasks": 120})
+        shares = {share.agent: share for share in found.worth(only=["counterfactual"], resamples=3).resampled.shares}
+        own = {role: share.own for role, share in shares.items()}
+        for role, truth in (("reasoner", reasoner), ("actor", actor)):
+            assert own[role] is not None
+            assert own[role].value == pytest.approx(truth, abs=0.06)
+            low, high = own[role].interval or (own[role].value, own[role].value)
+            assert low - 1e-9 <= truth <= high + 1e-9
+            low, high = shares[role].contribution.interval or (0.0, 0.0)
+            assert low <= 0 <= high  # an action is as good as its policy, but for chance
+
+
+class TestWhatIsSaid:
+    def test_how_much_it_will_be_before_it_begins(self, team: Any) -> None:
+        played = team(reasoner_is_everything)
+        played.worth(tasks=10, only=["swap", "leave-out"])
+        assert played.told == [
+            "about 140 episodes of 10 held-out tasks (team 10, swap 10, cross-play 90, leave-out 30); single agents': at most"
+        ]
+
+    @pytest.mark.slow
+    def test_where_nobody_says_what_is_a_success_rewards_are_compared(self, team: Any, tmp_path: Path) -> None:
+        environment = {"name": "tests.numbers:Numbers", "tells": False}
+        found = team(reasoner_is_everything, environment=environment).worth(tasks=4)
+        assert found.measure == "reward"
+        assert found.rows[0].values["reward"].value == 1.0
+        assert any("never says what is a success" in text for _, text in found.notes)
+        assert "reward 1.000" in headline(found)
+        write_worth(tmp_path / "worth", found)
+
+    def test_agents_that_share_a_policy_cannot_swap(self, team: Any) -> None:
+        agents = [
+            {"role": "reasoner", "policy": "both"}, {"role": "actor", "policy": "both", "answers": True}
+        ]  # fmt: skip
+        found = team(
+            reasoner_is_nothing, policies={"both": {"model": "base"}}, agents=agents
+        ).worth(tasks=4, only=["swap", "leave-out"])  # fmt: skip
+        said = dict.fromkeys(text for _, text in found.notes)
+        assert "reasoner and actor share the policy both: they cannot swap, and nothing would change" in said
+        assert not found.matrices
+        assert "reasoner and actor untuned" in accuracies(found)
+
+    def test_agents_that_see_nobody_have_no_messages(self, team: Any) -> None:
+        found = team(reasoner_is_nothing, team={"organization": "parallel"}).worth(
+            tasks=4, only=["ablation", "leave-out"]
+        )
+        assert [row.name for row in found.rows] == ["team", "reasoner untuned", "actor untuned"]
+        assert any("nobody reads anything of anybody" in text for _, text in found.notes)
+
+    def test_one_agent_alone_has_nothing_to_be_held_against(self, team: Any) -> None:
+        table = {"policies": {"a": {"model": "base"}}, "agents": [{"role": "a", "policy": "a"}]}
+        played = team(lambda key, prompt, weights: f"msg={number_in(prompt)};", **table)
+        with pytest.raises(ValueError, match=r"the team is one agent \(a\): of swap, ablation there is nothing"):
+            played.worth(only=["swap", "ablation"])
+        assert "the team is one agent already" in [text for _, text in played.worth(tasks=4).notes]
+
+    def test_a_team_that_always_fails_is_no_result(self, team: Any) -> None:
+        def fails(key: ActionKey, prompt: str, weights: str) -> str:
+            raise OSError("gone")
+
+        with pytest.raises((ValueError, OSError), match="gone"):
+            team(fails).worth(tasks=3)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"only": ["swaps"]}, "'swaps' is none of single, swap, .*did you mean 'swap'"),
+            ({"samples": 0}, "samples is a whole number from 1 on"),
+            ({"tasks": -1}, "tasks is a whole number from 0 on"),
+            ({"paraphrase": "actr"}, "'actr' is no policy of the recipe; did you mean 'actor'"),
+            ({"paraphrase": "nowhere:nothing"}, "nowhere"),
+            ({"paraphrase": lambda text: 3}, "it made a int of 'msg="),
+        ],
+    )
+    def test_what_cannot_be_asked_is_refused_in_words(self, team: Any, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            team(reasoner_is_everything).worth(**{"tasks": 3, "only": ["ablation"], **options})
+
+
+class TestGoingOn:
+    def test_what_was_played_is_not_played_again(self, team: Any) -> None:
+        played = team(reasoner_is_everything)
+        first = played.worth(tasks=3)
+        assert played.count > 0
+        second = played.worth(tasks=3)
+        assert played.count == 0
+        assert second.as_json() == first.as_json()
+        played.worth(tasks=3, again=True, only=["ablation"])
+        assert played.count > 0
+
+    @pytest.mark.slow
+    def test_one_that_was_stopped_goes_on_to_the_same_end(self, team: Any, tmp_path: Path) -> None:
+        played = team(reasoner_guesses)
+        played.stops = 40
+        with pytest.raises(KeyboardInterrupt):
+            played.worth(tasks=3)
+        before, played.stops = played.count, 10**9
+        stopped = played.worth(tasks=3)
+        rest = played.count
+        whole = played.worth(tasks=3, again=True)
+        assert before + rest == played.count
+        assert _timeless(stopped.as_json()) == _timeless(whole.as_json())
+
+    def test_other_tasks_weights_or_settings_are_played_anew(self, team: Any) -> None:
+        played = team(reasoner_is_everything)
+        for options in ({}, {"samples": 2}, {"tasks": 5}, {"checkpoint": "best"}):
+            played.worth(**{"tasks": 4, "only": ["leave-out"], **options})
+            assert played.count > 0, options
+        played.run = played.run.model_copy(update={"seed": 7})
+        played.worth(tasks=4, only=["leave-out"])
+        assert played.count > 0
+
+    def test_a_damaged_file_is_played_again(self, team: Any) -> None:
+        played = team(reasoner_is_everything)
+        played.worth(tasks=4, only=["leave-out"])
+        for path in (played.folder.worth / "arms").iterdir():
+            path.write_bytes(b"PAR1")
+        assert accuracies(played.worth(tasks=4, only=["leave-out"]))["team"] == 1.0
+        assert played.count > 0
+
+
+def _timeless(table: dict[str, Any]) -> str:
+    return json.dumps({**table, "rows": [{**row, "seconds": 0} for row in table["rows"]], "matrices": []})
+
+
+@pytest.mark.slow
+def test_pages_show_what_models_say_as_text(team: Any, tmp_path: Path) -> None:
+    def hostile(key: ActionKey, prompt: str, weights: str) -> str:
+        return "msg=1;<script>alert(1)</script>$\\frac{1"
+
+    found = team(hostile).worth(tasks=3, paraphrase=lambda text: text + "<img src=x>")
+    page = write_worth(tmp_path / "worth", found).read_text()
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;" in page
+    for name in ("worth.json", "worth.md", "differences.svg", "contributions.svg", "cross-play-0.svg", "episode-0.svg"):
+        assert (tmp_path / "worth" / name).stat().st_size > 0
+    saved = json.loads((tmp_path / "worth" / "worth.json").read_text())
+    assert [row["name"] for row in saved["rows"]] == [row.name for row in found.rows]
+
+
+class TestChoosing:
+    TASK = Task("t", "?")
+
+    def attempt(self, text: str, reward: float = 0.0, success: bool | None = None, **changes: Any) -> Episode:
+        transitions = (Transition(Observation("?"), reward),)
+        return Episode(self.TASK, "s", 0, (make_action("a", text=text),), "terminated", transitions, success, **changes)
+
+    def test_the_majority_wins_and_a_tie_is_drawn_the_same_each_time(self) -> None:
+        attempts = [self.attempt(text) for text in ("The answer is 4.", "7", "the answer is: **7**", "9")]
+        assert voted(attempts, "a", stated, 0) is attempts[1]
+        tied = [self.attempt(text) for text in ("1", "2", "3")]
+        assert len({id(voted(tied, "a", stated, 5)) for _ in range(5)}) == 1
+        assert {voted(tied, "a", stated, seed).actions[0].text for seed in range(40)} == {"1", "2", "3"}
+
+    def test_who_gives_no_answer_has_no_vote(self) -> None:
+        marked = [self.attempt(text) for text in ("I think so", "I think so", "\\boxed{5}")]
+        assert voted(marked, "a", stated, 0) is marked[2]
+        assert voted([self.attempt(" ")] * 2, "a", stated, 0).actions[0].text == " "
+
+    def test_a_canonical_form_of_ones_own(self) -> None:
+        attempts = [self.attempt(text) for text in ("one half", "0.5", "7")]
+        half = {"one half": "1/2", "0.5": "1/2"}
+        assert voted(attempts, "a", lambda task, text: half.get(text, text), 0) is attempts[0]
+
+    def test_the_best_is_what_solved_it_before_what_earned_most(self) -> None:
+        attempts = [self.attempt("x", 3.0, False), self.attempt("y", 1.0, True), self.attempt("z", 4.0, False)]
+        assert best(attempts) is attempts[1]
+        assert best([replace(each, success=None) for each in attempts]).total_reward == 4.0
+
+    @given(st.lists(st.lists(st.floats(1, 100), min_size=4, max_size=4), min_size=1, max_size=5), st.floats(0, 500))
+    def test_as_many_attempts_as_the_budget_pays_for(self, costs: list[list[float]], budget: float) -> None:
+        count = affordable(costs, budget)
+
+        def price(number: int) -> float:
+            return fmean(sum(each[:number]) for each in costs)
+
+        assert count == 0 or price(count) <= budget * (1 + 1e-9)
+        assert count == 4 or price(count + 1) >= budget * (1 - 1e-9)
+
+    @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=2, max_size=8))
+    def test_the_best_of_more_is_never_worse(self, outcomes: list[list[bool]]) -> None:
+        groups = {
+            str(n): [replace(self.attempt("x", float(o), o), task=Task(str(n), "?")) for o in some]
+            for n, some in enumerate(outcomes)
+        }
+        values = []
+        for count in (1, 2, 3):
+            chosen = {task: best(some[:count]) for task, some in groups.items()}
+            scores = scores_of_chosen(chosen, {task: some[:count] for task, some in groups.items()}, 0, count)
+            values.append(Ratio.total(scores.measures["accuracy"].values()).value)
+            assert Ratio.total(scores.tokens.values()).value == 5 * count  # three of the prompt and two said
+        assert values == sorted(values)  # type: ignore[type-var]
+        assert values[-1] == fmean(map(any, outcomes))
+
+
+class TestScores:
+    def test_attempts_at_a_task_are_one_of_the_interval(self) -> None:
+        """40 attempts at each of two tasks say no more of other tasks than the two do."""
+        clustered = value_of({"t": Ratio(40, 40), "u": Ratio(0, 40)})
+        apart = value_of({str(n): Ratio(n % 2) for n in range(80)})
+        assert clustered is not None
+        assert apart is not None
+        assert clustered.value == apart.value == 0.5
+        widths = [high - low for low, high in filter(None, (clustered.interval, apart.interval))]
+        assert widths[0] > 3 * widths[1]
+
+    @pytest.mark.parametrize("of", [0.2, 0.7])
+    def test_intervals_of_differences_cover_the_truth(self, of: float) -> None:
+        drawn, covered = np.random.default_rng(3), 0
+        for _ in range(60):
+            team = {str(n): Ratio(float(drawn.random() < 0.5)) for n in range(50)}
+            arm = {str(n): Ratio(float(drawn.random() < of)) for n in range(50)}
+            found = value_of(arm, team, shares=True)
+            assert found is not None
+            low, high = found.difference_interval or (0.0, 0.0)
+            covered += low <= of - 0.5 <= high
+        assert covered >= 54
+
+    def test_what_could_not_be_scored_is_counted_and_in_no_mean(self) -> None:
+        good = TestChoosing().attempt("x", 1.0, True)
+        scores = scores_of([good, replace(good, status="failed", transitions=())])
+        assert (scores.failed, scores.measures["reward"]) == (1, {"t": Ratio(1.0, 1)})
+
+
+class TestContributions:
+    @given(any_episode(), st.data())
+    def test_they_are_what_the_formulas_say(self, episode: Episode, data: st.DataObject) -> None:
+        forks, rewards = [], {}
+        for action in episode.actions:
+            rewards[action.id] = data.draw(st.lists(st.floats(-5, 5), min_size=1, max_size=3))
+            for reward in rewards[action.id]:
+                fork = Fork(episode.name, action.id)
+                forks.append(replace(episode, transitions=(Transition(Observation(""), reward),), fork=fork))
+        found = contributions(episode, [*forks, replace(episode, fork=Fork("another", "0/a/0"))])
+        assert [one.action for one in found] == [action.id for action in episode.actions]
+        for one in found:
+            again = [episode.total_reward, *rewards[one.action]]
+            mean = sum(again) / len(again)
+            assert one.contribution == pytest.approx(episode.total_reward - fmean(rewards[one.action]))
+            assert one.variance == pytest.approx(sum((r - mean) ** 2 for r in again) / (len(again) - 1))
+
+    @given(any_episode(chain=True))
+    def test_in_a_chain_own_parts_add_up_to_the_variance_at_its_beginning(self, episode: Episode) -> None:
+        drawn = np.random.default_rng(0)
+        forks = [
+            replace(
+                episode,
+                transitions=(Transition(Observation(""), float(drawn.normal())),),
+                fork=Fork(episode.name, action.id),
+            )
+            for action in episode.actions
+            for _ in range(3)
+        ]
+        found = contributions(episode, forks)
+        assert sum(one.own or 0.0 for one in found) == pytest.approx(found[0].variance)
+
+    @given(any_episode())
+    def test_what_comes_about_again_is_what_saw_it_and_all_later_steps(self, episode: Episode) -> None:
+        for action in episode.actions:
+            again = sampled_again(episode.actions, action)
+            assert action.id in again
+            for other in episode.actions:
+                saw = any(name in again for name in other.sees)
+                assert (other.id in again) == (other.id == action.id or other.step > action.step or saw)
+
+
+def test_parts_are_played_in_their_order_whatever_the_order_asked_in() -> None:
+    assert Options(only=("ablation", "single")).parts == ("single", "ablation")
+    assert Options().parts == PARTS
