@@ -29,8 +29,12 @@ def worth(path: Path, overrides: Sequence[str], options: Options) -> None:
     from marft.evaluation.worth.words import for_terminal, headline, tables
     from marft.evaluation.worth.written import write_worth
 
-    with bar("playing") as advance:
-        found = worth_of(run, folder, options, advance, lambda text: console.print(Text(text), soft_wrap=True))
+    try:
+        with bar("playing") as advance:
+            found = worth_of(run, folder, options, advance, lambda text: console.print(Text(text), soft_wrap=True))
+    except KeyboardInterrupt:
+        console.print("what was played is kept: the same command goes on from there")
+        raise
     page = write_worth(folder.worth, found)
     for rows in tables(found):
         console.print(for_terminal(rows), "")

@@ -108,10 +108,11 @@ def contributed(episode: Episode, found: Sequence[Contribution]) -> Figure:
         lane, width = len(roles) - 1 - roles.index(action.agent), max(action.ended - action.started, LEAST * end)
         colour = GOOD_AND_BAD(scale(worth[action.id])) if action.id in worth else "0.8"
         axes.add_patch(Rectangle((action.started, lane - 0.27), width, 0.54, facecolor=colour, edgecolor="0.4"))
-        said = f"{worth[action.id]:+.2f}" if action.id in worth else ""
-        axes.annotate(
-            said, (action.started + width / 2, lane), ha="center", va="center", fontsize=8, color="black", clip_on=True
-        )
+        if action.id in worth:
+            axes.annotate(
+                f"{worth[action.id]:+.2f}", (action.started + width / 2, lane), ha="center", va="center", fontsize=8,
+                color="black", clip_on=True, bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5},
+            )  # fmt: skip
         ends[action.id] = (action.started, action.started + width, lane)
     _arrows(axes, episode, ends)
     axes.set_xlim(-0.01 * end, 1.02 * end)

@@ -80,6 +80,9 @@ def worth_of(
     _refuse_nothing(run, options)
     planned = expected(run, options, weights, len(crossed), len(tasks))
     note(sentence(planned, len(tasks)))
+    remote = [agent.role for agent in run.agents if run.is_remote(run.policies[agent.policy].model)]
+    if remote:
+        note(f"{', '.join(remote)}: asked at an endpoint, in every episode that is played")
     advance(sum(planned.values()))
 
     def expect(what: str, count: int) -> None:

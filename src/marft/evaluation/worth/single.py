@@ -70,7 +70,7 @@ def held_against(bench: Bench, player: Player, arm: Arm, name: str, role: str) -
     canonical = _canonical(bench.run, player.tasks)
     first = {task: some[:count] for task, some in groups.items()}
     failed = sum(not episode.scored for episode in [*few, *late])
-    ways: dict[str, Callable[[Sequence[Episode]], Episode]] = {f"best of {count}, by the verifier": best}
+    ways: dict[str, Callable[[Sequence[Episode]], Episode]] = {f"best of {count} (verifier)": best}
     if all(len(episode.transitions) == 1 for some in first.values() for episode in some):
         ways[f"majority of {count}"] = lambda some: voted(some, role, canonical, (bench.run.seed, some[0].task.id))
     else:

@@ -16,7 +16,6 @@ from marft.evaluation.worth.swaps import Matrix
 from marft.texts import one_line
 
 Form = Callable[[float | None], str]
-NAMES = {"accuracy": "accuracy", "reward": "reward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def for_terminal(rows: Rows) -> Table:
     table = Table(box=None, pad_edge=False, title=Text(one_line(rows.title)), title_justify="left", title_style="bold")
     for index, heading in enumerate(rows.headings):
         right = index >= rows.left
-        table.add_column(Text(heading), justify="right" if right else "left", no_wrap=right and " " not in heading)
+        table.add_column(Text(heading), justify="right" if right else "left", no_wrap=right)
     for cells in rows.cells:
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     return table
@@ -62,18 +61,18 @@ def as_markdown(found: Worth, pictures: Sequence[str]) -> str:
 
 
 def headline(found: Worth) -> str:
-    """The answer in a sentence: the team beside the best of what it could be replaced by at its own price."""
-    team = found.rows[0].values.get(found.measure)
+    """The answer in a sentence: the team beside the best of what it could be replaced by at no higher price."""
+    team, form = found.rows[0], forms(found.measure)[0]
+    own = team.values.get(found.measure)
+    said = f"{found.checkpoint}: the team has {found.measure} {form(own.value if own else None)} on {found.tasks} tasks"
     alone = [row for row in found.rows if row.part == "single" and "verifier" not in row.name]
     rivals = [(row, value) for row in alone if (value := row.values.get(found.measure))]
-    form, _ = forms(found.measure)
-    said = f"{found.checkpoint}: the team has {NAMES[found.measure]} {form(team.value if team else None)}"
     if not rivals:
-        return f"{said} on {found.tasks} held-out tasks."
+        return f"{said}, with {_whole(team.tokens)} tokens"
     row, rival = max(rivals, key=lambda pair: pair[1].value)
     return (
-        f"{said} on {found.tasks} held-out tasks; at no more tokens, {row.name} has {form(rival.value)}, "
-        f"{verdict(rival)}."
+        f"{said}, with {_whole(team.tokens)} tokens; {row.name} has {form(rival.value)}, with {_whole(row.tokens)}: "
+        f"{verdict(rival)}"
     )
 
 
@@ -81,12 +80,12 @@ def verdict(rival: Value) -> str:
     """How one agent stands to the team, as far as the interval tells.
 
     >>> verdict(Value(0.5, None, -0.25, (-0.375, -0.125))), verdict(Value(0.5, None, 0.0, (-0.125, 0.125)))
-    ('so the team is worth it', 'which does not tell which of them is better')
+    ('the team is better', 'the tasks do not tell which is better')
     """
     low, high = rival.difference_interval or (0.0, 0.0)
     if high < 0:
-        return "so the team is worth it"
-    return "so the team is not worth it" if low > 0 else "which does not tell which of them is better"
+        return "the team is better"
+    return "the team is worse" if low > 0 else "the tasks do not tell which is better"
 
 
 def forms(measure: Measure) -> tuple[Form, Form]:
@@ -96,21 +95,21 @@ def forms(measure: Measure) -> tuple[Form, Form]:
 
 def _arms(found: Worth) -> Rows:
     value, difference = forms(found.measure)
+    inner = _hundredths if found.measure == "accuracy" else number
+    failed = any(row.failed for row in found.rows)
     cells = []
     for row in found.rows:
         shown = row.values.get(found.measure)
         numbers = [""] * 4
         if shown is not None:
             numbers = [
-                value(shown.value), between(shown.interval, value), difference(shown.difference),
+                value(shown.value), between(shown.interval, inner), difference(shown.difference),
                 between(shown.difference_interval, difference),
             ]  # fmt: skip
-        cells.append([row.name, *numbers, str(row.attempts), _whole(row.tokens), _tenths(row.seconds), str(row.failed)])
-    headings = (
-        "", NAMES[found.measure], "95 % interval", "beside the team", "95 % interval", "attempts", "tokens", "seconds",
-        "not scored",
-    )  # fmt: skip
-    return Rows(f"{found.checkpoint}, {found.tasks} held-out tasks", headings, cells)
+        costs = [str(row.attempts), _whole(row.tokens), _tenths(row.seconds)]
+        cells.append([row.name, *numbers, *costs, *([str(row.failed)] if failed else [])])
+    headings = ["", found.measure, "95 %", "difference", "95 %", "tries", "tokens", "seconds", *["failed"] * failed]
+    return Rows(f"{found.checkpoint} on {found.tasks} held-out tasks, and what else was in its place", headings, cells)
 
 
 def _matrix(matrix: Matrix, measure: Measure) -> Rows:
@@ -119,7 +118,7 @@ def _matrix(matrix: Matrix, measure: Measure) -> Rows:
         [f"{matrix.policy} of {name}", *(_cell(row.values.get(measure), value) for row in rows)]
         for name, rows in zip(matrix.checkpoints, matrix.rows, strict=True)
     ]
-    title = f"{matrix.policy} of one checkpoint with {matrix.others} of another: {NAMES[measure]}"
+    title = f"{matrix.policy} of one checkpoint with {matrix.others} of another: {measure}"
     return Rows(title, ["", *(f"{matrix.others} of {name}" for name in matrix.checkpoints)], cells)
 
 
@@ -137,11 +136,12 @@ def _shares(shares: Sequence[Share]) -> Rows:
         ]
         for share in shares
     ]  # fmt: skip
-    headings = (
-        "", "actions", "contribution", "95 % interval", "variance of the reward", "95 % interval", "its own part",
-        "95 % interval",
-    )  # fmt: skip
-    return Rows("Actions sampled again", headings, cells)
+    headings = ["", "actions", "contribution", "95 %", "variance", "95 %", "own part", "95 %"]
+    return Rows("Actions sampled again: what the reward was more, and how much it varied", headings, cells)
+
+
+def _hundredths(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
 
 
 def _whole(value: float | None) -> str:
