@@ -50,6 +50,12 @@ def actor_guesses(key: ActionKey, prompt: str, weights: str) -> str:
     return f"msg={number_in(prompt)};" if key.agent == "actor" and chance(key, 0.5) else "msg=1;"
 
 
+def team_of(*roles: str) -> dict[str, Any]:
+    """Policies and agents, of whom the last answers."""
+    agents = [{"role": role, "policy": role, "answers": role == roles[-1]} for role in roles]
+    return {"policies": {role: {"model": "base"} for role in roles}, "agents": agents}
+
+
 @pytest.fixture
 def team(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return lambda say, **changes: Played(monkeypatch, tmp_path, say, **changes)
@@ -154,6 +160,38 @@ class TestWhatIsSaid:
         )
         assert [row.name for row in found.rows] == ["team", "reasoner untuned", "actor untuned"]
         assert any("nobody reads anything of anybody" in text for _, text in found.notes)
+
+    def test_of_three_policies_all_orders_are_played_and_each_is_crossed(self, team: Any) -> None:
+        found = team(reasoner_is_everything, **team_of("planner", "reasoner", "actor")).worth(tasks=2, only=["swap"])
+        swapped = [row.name for row in found.rows[1:]]
+        assert len(swapped) == 5
+        assert "swapped: planner ⇄ reasoner" in swapped
+        assert "swapped: reasoner for planner, actor for reasoner, planner for actor" in swapped
+        assert [(matrix.policy, matrix.others) for matrix in found.matrices] == [
+            ("planner", "reasoner, actor"), ("reasoner", "planner, actor"), ("actor", "planner, reasoner"),
+        ]  # fmt: skip
+        values = {m.policy: [[row.values["accuracy"].value for row in rows] for rows in m.rows] for m in found.matrices}
+        assert values["reasoner"] == [[0.0] * 3, [1.0] * 3, [1.0] * 3]
+        assert values["planner"] == values["actor"] == [[0.0, 1.0, 1.0]] * 3
+
+    def test_who_is_never_asked_is_said_and_not_played(self, team: Any) -> None:
+        table = team_of("planner", "worker", "idle", "writer")
+        organization = {"organization": "hierarchical", "workers": ["worker", "idle"]}
+        say = lambda key, prompt, weights: f"msg={number_in(prompt)};"  # noqa: E731
+        found = team(say, team=organization, **table).worth(tasks=2, only=["leave-out", "counterfactual"])
+        assert [row.name for row in found.rows] == [
+            "team", "planner unheard", "worker unheard", "planner untuned", "worker untuned", "writer untuned",
+        ]  # fmt: skip
+        assert ("leave-out", "idle was never asked: nothing hangs on it") in found.notes
+        assert found.resampled is not None
+        assert [share.agent for share in found.resampled.shares] == ["planner", "worker", "writer"]
+
+    def test_frozen_agents_are_neither_swapped_nor_untuned(self, team: Any) -> None:
+        table = team_of("reasoner", "actor")
+        table["policies"]["actor"]["train"] = "frozen"
+        found = team(reasoner_is_everything, **table).worth(tasks=2, only=["swap", "leave-out"])
+        assert [row.name for row in found.rows] == ["team", "reasoner unheard", "reasoner untuned"]
+        assert any("actor: not trained" in text for _, text in found.notes)
 
     def test_one_agent_alone_has_nothing_to_be_held_against(self, team: Any) -> None:
         table = {"policies": {"a": {"model": "base"}}, "agents": [{"role": "a", "policy": "a"}]}

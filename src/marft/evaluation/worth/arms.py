@@ -84,21 +84,20 @@ class Player:
 
     Args:
         checkpoints: folders by name; None for the base.
-        kept: the folder; None keeps nothing.
+        kept: the folder.
         again: play what is there too.
     """
 
     def __init__(
         self, rollouts: LocalRollouts | WorkerRollouts, checkpoints: Mapping[str, Path | None], tasks: Sequence[Task],
-        kept: Path | None, advance: Advance, *, again: bool = False,
+        kept: Path, advance: Advance, *, again: bool = False,
     ) -> None:  # fmt: skip
         self.rollouts, self.tasks, self.advance = rollouts, tasks, advance
         self._checkpoints, self._kept, self._again = checkpoints, kept, again
         self._settings = settings_of(rollouts.run) | {"models": rollouts.models.digests()}
         self._loaded: dict[str, str] = {}
         self._version = 0
-        self._here: dict[str, list[Episode]] = {}  # by digest
-        self.reused = 0
+        self._played_now: set[Path] = set()
 
     def play(self, arm: Arm) -> list[Episode]:
         """The arm's episodes, task by task."""
@@ -169,25 +168,19 @@ class Player:
     def _once(
         self, arm: Arm, tasks: Sequence[Task], more: Mapping[str, object], play: Callable[[], list[Episode]]
     ) -> list[Episode]:
-        digest = self._digest(arm, tasks, more)
-        if digest in self._here:
-            return self._told(self._here[digest])
-        path = self._kept / f"{digest}.parquet" if self._kept else None
-        if path is not None and path.is_file() and not self._again:
+        path = self._kept / f"{self._digest(arm, tasks, more)}.parquet"
+        if path in self._played_now or (path.is_file() and not self._again):
             try:
-                found = read_episodes(path)
-                self._here[digest] = found
-                return self._told(found)
+                return self._told(read_episodes(path))
             except ValueError:  # damaged: played again
                 pass
-        self._here[digest] = play()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_episodes(path, self._here[digest])
-        return self._here[digest]
+        found = play()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_episodes(path, found)
+        self._played_now.add(path)
+        return found
 
     def _told(self, episodes: list[Episode]) -> list[Episode]:
-        self.reused += len(episodes)
         for _ in episodes:
             self.advance()
         return episodes

@@ -53,7 +53,8 @@ def held_against(bench: Bench, player: Player, arm: Arm, name: str, role: str) -
     budget = _mean_tokens(bench.episodes)
     few = player.play(replace(arm, samples=bench.arm.samples))
     cost = _mean_tokens(few)
-    wanted = min(bench.options.attempts, int(budget // cost) if cost else 1)
+    paid = int(budget // cost) if cost else 1
+    wanted = min(bench.options.attempts, paid)
     more = wanted - bench.arm.samples
     bench.expect(f"{PART} {name}", max(wanted, bench.arm.samples) * len(player.tasks))
     late = player.play(replace(arm, first=bench.arm.samples, samples=more)) if more > 0 else []
@@ -62,8 +63,8 @@ def held_against(bench: Bench, player: Player, arm: Arm, name: str, role: str) -
     count = affordable(costs, budget) if wanted else 0
     if not count:
         bench.note(PART, f"one attempt of {name} takes more tokens than the team's: it has one all the same")
-    elif count == bench.options.attempts:
-        bench.note(PART, f"{name}: the team's tokens would pay for more than {count} attempts (--attempts)")
+    elif paid > wanted:
+        bench.note(PART, f"{name}: the team's tokens would pay for {paid} attempts, and it has {wanted} (--attempts)")
     rows = [row_of(PART, name, scores_of([*few, *late]), bench.team)]
     if count < 2:
         return rows

@@ -23,7 +23,7 @@ def stated(task: Task, text: str) -> str | None:  # noqa: ARG001  a canonical fo
 
 def answer_text(episode: Episode, role: str) -> str:
     """The last thing that an agent said."""
-    return next((action.text for action in reversed(episode.actions) if action.agent == role), "")
+    return next((action.message for action in reversed(episode.actions) if action.agent == role), "")
 
 
 def best(attempts: Sequence[Episode]) -> Episode:
@@ -67,6 +67,6 @@ def affordable(costs: Sequence[Sequence[float]], budget: float) -> int:
     (1, 0)
     """
     costs = [each for each in costs if each]
-    longest = min(map(len, costs), default=0)
+    longest = max(map(len, costs), default=0)
     fits = (n for n in range(longest, 0, -1) if sum(sum(each[:n]) for each in costs) / len(costs) <= budget)
     return next(fits, 0)
