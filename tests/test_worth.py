@@ -283,6 +283,9 @@ def test_pages_show_what_models_say_as_text(team: Any, tmp_path: Path) -> None:
         assert (tmp_path / "worth" / name).stat().st_size > 0
     saved = json.loads((tmp_path / "worth" / "worth.json").read_text())
     assert [row["name"] for row in saved["rows"]] == [row.name for row in found.rows]
+    (tmp_path / "worth" / "mine.svg").write_text("kept")
+    write_worth(tmp_path / "worth", replace(found, matrices=[], resampled=None))
+    assert {path.name for path in (tmp_path / "worth").glob("*.svg")} == {"differences.svg", "mine.svg"}
 
 
 class TestChoosing:

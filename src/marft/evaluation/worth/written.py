@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from marft import atomic
@@ -12,6 +13,7 @@ from marft.evaluation.worth.session import Worth
 from marft.evaluation.worth.words import as_markdown, headline, tables
 
 SHOWN = 4  # episodes with a picture
+PICTURE = re.compile(r"(contributions|(cross-play|episode)-\d+)\.svg")
 
 
 def write_worth(folder: Path, found: Worth) -> Path:
@@ -40,4 +42,7 @@ def write_worth(folder: Path, found: Worth) -> Path:
     }
     for name, text in files.items():
         atomic.write_file(folder / name, text)
+    for path in folder.glob("*.svg"):  # of more parts, or more of them, that were asked for before
+        if PICTURE.fullmatch(path.name) and path.name not in files:
+            path.unlink()
     return folder / "worth.html"
