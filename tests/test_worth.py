@@ -277,6 +277,7 @@ def test_pages_show_what_models_say_as_text(team: Any, tmp_path: Path) -> None:
     found = team(hostile).worth(tasks=3, paraphrase=lambda text: text + "<img src=x>")
     page = write_worth(tmp_path / "worth", found).read_text()
     assert "<script>alert" not in page
+    assert "data:image" not in page  # which the page itself forbids
     assert "<img src=x" not in page
     assert "&lt;script&gt;" in page
     for name in ("worth.json", "worth.md", "differences.svg", "contributions.svg", "cross-play-0.svg", "episode-0.svg"):

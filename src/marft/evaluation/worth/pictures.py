@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 from markupsafe import Markup
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -55,7 +54,9 @@ def crossed(matrix: Matrix, measure: Measure) -> Figure:
     size = 1.6 + 0.9 * len(matrix.checkpoints)
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(cells, cmap="Blues", vmin=0.0)
+    places = [place - 0.5 for place in range(len(cells) + 1)]
+    axes.pcolormesh(places, places, cells, cmap="Blues", vmin=0.0)
+    axes.invert_yaxis()
     for y, line in enumerate(cells):
         for x, value in enumerate(line):
             axes.text(
@@ -118,9 +119,8 @@ def contributed(episode: Episode, found: Sequence[Contribution]) -> Figure:
     axes.set_xlim(-0.01 * end, 1.02 * end)
     axes.set_ylim(-0.6, len(roles) - 0.4)
     axes.set_yticks(range(len(roles)), [_name(role) for role in reversed(roles)])
-    axes.set_xlabel("seconds since the episode began")
+    axes.set_xlabel("seconds since the episode began; numbers are contributions")
     axes.set_title(f"{_name(episode.task.id)}: reward {episode.total_reward:g}", fontsize=10, loc="left")
-    figure.colorbar(ScalarMappable(scale, GOOD_AND_BAD), ax=axes, label="contribution")
     _bare(axes)
     return figure
 
