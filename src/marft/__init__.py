@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from marft.game.agents import Agents
     from marft.game.environment import tool
     from marft.observing import Observer
-    from marft.python.commands import compare, evaluate, load_recipe, load_run, train
+    from marft.python.commands import compare, evaluate, load_recipe, load_run, train, worth
     from marft.python.gateway import Gateway
     from marft.python.run import Run
     from marft.python.traces import score, sft
@@ -33,7 +33,7 @@ __all__ = [
     "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway",
     "JointAction", "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError",
     "RunSettings", "SchedulePart", "Scores", "Step", "Task", "compare", "evaluate", "load_recipe", "load_run", "score",
-    "sft", "tool", "train",
+    "sft", "tool", "train", "worth",
 ]  # fmt: skip
 
 _PLACES = {
@@ -46,7 +46,7 @@ _PLACES = {
     "marft.game.agents": ("Agents",),
     "marft.game.environment": ("tool",),
     "marft.observing": ("Observer",),
-    "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train"),
+    "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train", "worth"),
     "marft.python.gateway": ("Gateway",),
     "marft.python.run": ("Run",),
     "marft.python.traces": ("score", "sft"),

@@ -27,7 +27,7 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
-OWN = ("checkpoints", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard")
+OWN = ("checkpoints", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard", "worth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +247,10 @@ class RunFolder:
     @property
     def graphs(self) -> Path:
         return self.path / "graphs"
+
+    @property
+    def worth(self) -> Path:
+        return self.path / "worth"
 
     def saved_steps(self) -> list[Path]:
         """Folders of checkpoints, oldest first."""

@@ -22,10 +22,11 @@ IN_RUNS = re.compile(
     rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     r"|replays/step_\d{6,}\.(html|json)"
     r"|graphs/step_\d{6,}-[^/]+\.svg"
+    r"|worth/(worth\.(json|html|md)|[a-z0-9-]+\.svg|arms/[0-9a-f]{32}\.parquet)"
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|tensorboard|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
+    rf"(episodes|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|tensorboard|worth|worth/arms|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
 )
 
 

@@ -109,6 +109,40 @@ def compare(
         raise typer.Exit(1)
 
 
+@app.command(context_settings=OVERRIDES)
+def worth(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    checkpoint: Annotated[str, typer.Option(help="Whose team: base, last, best or step_000050.")] = "last",
+    only: Annotated[
+        str, typer.Option(help="Parts, with commas: single, swap, leave-out, ablation, counterfactual.")
+    ] = "",
+    tasks: Annotated[int, typer.Option(min=0, help="How many held-out tasks; 0: as the recipe says.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Attempts at each task.")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, help="Of a single agent at each task, at most.")] = 16,
+    resamples: Annotated[int, typer.Option(min=1, help="How often each action is sampled again.")] = 3,
+    crossed: Annotated[str, typer.Option(help="Checkpoints that play together, with commas.")] = "base,last,best",
+    single: Annotated[Path | None, typer.Option(help="A run of one agent, to hold against the team too.")] = None,
+    paraphrase: Annotated[
+        str, typer.Option(help='Who says messages in other words: base, a policy, module:function; "": nobody.')
+    ] = "base",
+    again: Annotated[bool, typer.Option("--again", help="Play what was played before, too.")] = False,
+) -> None:
+    """Ask whether the team is worth it.
+
+    Against one agent at the same tokens, against itself with seats, weights or messages changed; and what each
+    contributes.
+    """
+    from marft.cli import options
+    from marft.cli import worth as asked
+    from marft.evaluation.worth.options import Options
+
+    names = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, crossed))
+    parts, checkpoints = names
+    wanted = Options(checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, again)
+    asked.worth(run, options.overrides_of(context, run), wanted)
+
+
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],

@@ -1,0 +1,146 @@
+"""The statistics of ``marft worth``: choosing among attempts, scores with intervals, contributions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.evaluation.trajectories.ratio import Ratio
+from marft.evaluation.worth.contributions import contributions, sampled_again
+from marft.evaluation.worth.scores import scores_of, scores_of_chosen, value_of
+from marft.evaluation.worth.voting import affordable, best, stated, voted
+from marft.types import Episode, Fork, Observation, Task, Transition
+from tests.episodes import episodes as any_episode
+from tests.episodes import make_action
+
+
+class TestChoosing:
+    TASK = Task("t", "?")
+
+    def attempt(self, text: str, reward: float = 0.0, success: bool | None = None, **changes: Any) -> Episode:
+        transitions = (Transition(Observation("?"), reward),)
+        return Episode(self.TASK, "s", 0, (make_action("a", text=text),), "terminated", transitions, success, **changes)
+
+    def test_the_majority_wins_and_a_tie_is_drawn_the_same_each_time(self) -> None:
+        attempts = [self.attempt(text) for text in ("The answer is 4.", "7", "the answer is: **7**", "9")]
+        assert voted(attempts, "a", stated, 0) is attempts[1]
+        tied = [self.attempt(text) for text in ("1", "2", "3")]
+        assert len({id(voted(tied, "a", stated, 5)) for _ in range(5)}) == 1
+        assert {voted(tied, "a", stated, seed).actions[0].text for seed in range(40)} == {"1", "2", "3"}
+
+    def test_who_gives_no_answer_has_no_vote(self) -> None:
+        marked = [self.attempt(text) for text in ("I think so", "I think so", "\\boxed{5}")]
+        assert voted(marked, "a", stated, 0) is marked[2]
+        assert voted([self.attempt(" ")] * 2, "a", stated, 0).actions[0].text == " "
+
+    def test_a_canonical_form_of_ones_own(self) -> None:
+        attempts = [self.attempt(text) for text in ("one half", "0.5", "7")]
+        half = {"one half": "1/2", "0.5": "1/2"}
+        assert voted(attempts, "a", lambda task, text: half.get(text, text), 0) is attempts[0]
+
+    def test_the_best_is_what_solved_it_before_what_earned_most(self) -> None:
+        attempts = [self.attempt("x", 3.0, False), self.attempt("y", 1.0, True), self.attempt("z", 4.0, False)]
+        assert best(attempts) is attempts[1]
+        assert best([replace(each, success=None) for each in attempts]).total_reward == 4.0
+
+    @given(st.lists(st.lists(st.floats(1, 100), min_size=4, max_size=4), min_size=1, max_size=5), st.floats(0, 500))
+    def test_as_many_attempts_as_the_budget_pays_for(self, costs: list[list[float]], budget: float) -> None:
+        count = affordable(costs, budget)
+
+        def price(number: int) -> float:
+            return fmean(sum(each[:number]) for each in costs)
+
+        assert count == 0 or price(count) <= budget * (1 + 1e-9)
+        assert count == 4 or price(count + 1) >= budget * (1 - 1e-9)
+
+    @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=2, max_size=8))
+    def test_the_best_of_more_is_never_worse(self, outcomes: list[list[bool]]) -> None:
+        groups = {
+            str(n): [replace(self.attempt("x", float(o), o), task=Task(str(n), "?")) for o in some]
+            for n, some in enumerate(outcomes)
+        }
+        values = []
+        for count in (1, 2, 3):
+            chosen = {task: best(some[:count]) for task, some in groups.items()}
+            scores = scores_of_chosen(chosen, {task: some[:count] for task, some in groups.items()}, 0, count)
+            values.append(Ratio.total(scores.measures["accuracy"].values()).value)
+            assert Ratio.total(scores.tokens.values()).value == 5 * count  # three of the prompt and two said
+        assert values == sorted(values)  # type: ignore[type-var]
+        assert values[-1] == fmean(map(any, outcomes))
+
+
+class TestScores:
+    def test_attempts_at_a_task_are_one_of_the_interval(self) -> None:
+        """40 attempts at each of two tasks say no more of other tasks than the two do."""
+        clustered = value_of({"t": Ratio(40, 40), "u": Ratio(0, 40)})
+        apart = value_of({str(n): Ratio(n % 2) for n in range(80)})
+        assert clustered is not None
+        assert apart is not None
+        assert clustered.value == apart.value == 0.5
+        widths = [high - low for low, high in filter(None, (clustered.interval, apart.interval))]
+        assert widths[0] > 3 * widths[1]
+
+    @pytest.mark.parametrize("of", [0.2, 0.7])
+    def test_intervals_of_differences_cover_the_truth(self, of: float) -> None:
+        drawn, covered = np.random.default_rng(3), 0
+        for _ in range(60):
+            team = {str(n): Ratio(float(drawn.random() < 0.5)) for n in range(50)}
+            arm = {str(n): Ratio(float(drawn.random() < of)) for n in range(50)}
+            found = value_of(arm, team, shares=True)
+            assert found is not None
+            low, high = found.difference_interval or (0.0, 0.0)
+            covered += low <= of - 0.5 <= high
+        assert covered >= 54
+
+    def test_what_could_not_be_scored_is_counted_and_in_no_mean(self) -> None:
+        good = TestChoosing().attempt("x", 1.0, True)
+        scores = scores_of([good, replace(good, status="failed", transitions=())])
+        assert (scores.failed, scores.measures["reward"]) == (1, {"t": Ratio(1.0, 1)})
+
+
+class TestContributions:
+    @given(any_episode(), st.data())
+    def test_they_are_what_the_formulas_say(self, episode: Episode, data: st.DataObject) -> None:
+        forks, rewards = [], {}
+        for action in episode.actions:
+            rewards[action.id] = data.draw(st.lists(st.floats(-5, 5), min_size=1, max_size=3))
+            for reward in rewards[action.id]:
+                fork = Fork(episode.name, action.id)
+                forks.append(replace(episode, transitions=(Transition(Observation(""), reward),), fork=fork))
+        found = contributions(episode, [*forks, replace(episode, fork=Fork("another", "0/a/0"))])
+        assert [one.action for one in found] == [action.id for action in episode.actions]
+        for one in found:
+            again = [episode.total_reward, *rewards[one.action]]
+            mean = sum(again) / len(again)
+            assert one.contribution == pytest.approx(episode.total_reward - fmean(rewards[one.action]))
+            assert one.variance == pytest.approx(sum((r - mean) ** 2 for r in again) / (len(again) - 1))
+
+    @given(any_episode(chain=True))
+    def test_in_a_chain_own_parts_add_up_to_the_variance_at_its_beginning(self, episode: Episode) -> None:
+        drawn = np.random.default_rng(0)
+        forks = [
+            replace(
+                episode,
+                transitions=(Transition(Observation(""), float(drawn.normal())),),
+                fork=Fork(episode.name, action.id),
+            )
+            for action in episode.actions
+            for _ in range(3)
+        ]
+        found = contributions(episode, forks)
+        assert sum(one.own or 0.0 for one in found) == pytest.approx(found[0].variance)
+
+    @given(any_episode())
+    def test_what_comes_about_again_is_what_saw_it_and_all_later_steps(self, episode: Episode) -> None:
+        for action in episode.actions:
+            again = sampled_again(episode.actions, action)
+            assert action.id in again
+            for other in episode.actions:
+                saw = any(name in again for name in other.sees)
+                assert (other.id in again) == (other.id == action.id or other.step > action.step or saw)
