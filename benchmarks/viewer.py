@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -157,15 +158,16 @@ def measure(folder: Path, cache: Path) -> list[str]:
         ]
         rows = []
         for name, path in addresses(folder.name, said["files"]).items():
-            times, size = [], 0
+            times, busy, size = list[float](), list[float](), 0
             for number in range(TIMES):
-                start = time.perf_counter()
+                start, worked = time.perf_counter(), time.process_time()
                 with urlopen(viewer.address + path(number)) as answer:
                     size = len(answer.read())
                 times.append(1000 * (time.perf_counter() - start))
-            rows.append((name, times[0], statistics.median(times), max(times), size))
-        lines += ["| address | first, ms | median, ms | most, ms | KB |", "| --- | ---: | ---: | ---: | ---: |"]
-        lines += [f"| {n} | {a:.0f} | {m:.0f} | {most:.0f} | {size / 1024:.0f} |" for n, a, m, most, size in rows]
+                busy.append(1000 * (time.process_time() - worked))
+            rows.append((name, times[0], statistics.median(times), max(times), statistics.median(busy), size / 1024))
+        lines += ["| address | first, ms | median, ms | most, ms | CPU, median, ms | KB |", f"| --- |{' ---: |' * 5}"]
+        lines += [f"| {name} | {' | '.join(f'{number:.0f}' for number in numbers)} |" for name, *numbers in rows]
         return lines
     finally:
         viewer.close()
@@ -194,7 +196,8 @@ def main() -> None:
             f"{arguments.steps:,} recorded steps of {arguments.actions:,} actions each, of {PROMPT} prompt tokens, "
             f"{TOKENS} tokens and {WORDS} words on average: {sizes[0]:,.0f} MiB of episodes and {sizes[1]:,.0f} MiB "
             "of credit at token level. Over HTTP on one machine, each address asked for "
-            f"{TIMES} times; searches differ each time. {machine['processor']}, {machine['cores']} cores.",
+            f"{TIMES} times; searches differ each time. {machine['processor']}, {machine['cores']} cores, "
+            f"which others were using too: load {os.getloadavg()[1]:.0f}. CPU: to ask and to answer.",
             "(`python benchmarks/viewer.py`)",
             "",
         ]
