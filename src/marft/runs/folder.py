@@ -27,7 +27,7 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
-OWN = ("checkpoints", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard", "worth")
+OWN = ("checkpoints", "credit", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard", "worth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +231,10 @@ class RunFolder:
     @property
     def episodes(self) -> Path:
         return self.path / "episodes"
+
+    @property
+    def credit(self) -> Path:
+        return self.path / "credit"
 
     @property
     def checkpoints(self) -> Path:

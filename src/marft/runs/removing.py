@@ -18,7 +18,7 @@ IN_CHECKPOINTS = re.compile(
 EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
 IN_RUNS = re.compile(
     r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
-    r"|episodes/step_\d{6,}\.parquet"
+    r"|(episodes|credit)/step_\d{6,}\.parquet"
     rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     r"|replays/step_\d{6,}\.(html|json)"
     r"|graphs/step_\d{6,}-[^/]+\.svg"
@@ -26,7 +26,7 @@ IN_RUNS = re.compile(
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|tensorboard|worth|worth/arms|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
+    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|tensorboard|worth|worth/arms|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
 )
 
 

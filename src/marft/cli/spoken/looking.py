@@ -79,6 +79,9 @@ def play(
     human: Annotated[list[str] | None, typer.Option(help="An agent that you play; repeat the option.")] = None,
     checkpoint: Annotated[str, typer.Option(help="Of a run: base, last, best or step_000050.")] = "last",
     task: Annotated[int, typer.Option(help="Which task of the test split.")] = 0,
+    again: Annotated[
+        str, typer.Option(help="Of a run: a recorded episode up to an action, STEP:EPISODE@ACTION, and on from there.")
+    ] = "",
 ) -> None:
     """Play one episode live, agent by agent.
 
@@ -86,7 +89,7 @@ def play(
     """
     from marft.cli import commands, options
 
-    commands.play(recipe, options.overrides_of(context, recipe), human or [], checkpoint, task)
+    commands.play(recipe, options.overrides_of(context, recipe), human or [], checkpoint, task, again)
 
 
 @app.command()
@@ -236,3 +239,21 @@ def trace(
     from marft.cli.tracing import trace as run_trace
 
     run_trace(run, otlp, json, step, task, header or [], timeout, content)
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs; none: those in runs.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="The address that it listens on.")] = "127.0.0.1",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
+    ] = False,
+) -> None:
+    """Look at runs in a browser, also while they train.
+
+    On this machine alone, reading and changing nothing.
+    """
+    from marft.cli.viewing import view as run_view
+
+    run_view(runs or [], host, port, not no_token)
