@@ -22,7 +22,7 @@ export const SCALES = {
   log_prob: { label: "Log-prob", kind: "sequential", low: "sure (0)", high: "surprising", help: "Log-probability at the sampling temperature; a dark token was unlikely." },
   entropy: { label: "Entropy", kind: "sequential", low: "decided", high: "open", help: "How spread the distribution was that the token was sampled from, in nats." },
   value: { label: "Value", kind: "sequential", low: "low", high: "high", help: "What the critic expected from here on." },
-  difference: { label: "Engine − learner", kind: "diverging", low: "learner likelier", high: "engine likelier", help: "Log-prob as sampled minus that of the learner before the update; far from 0 the two disagree." },
+  difference: { label: "Learner − engine", kind: "diverging", low: "engine likelier", high: "learner likelier", help: "The learner's log-prob before the update minus the one it was sampled with; far from 0 the two disagree." },
 };
 
 /** The range that the colours of some values span: symmetric around 0 where the scale is diverging. */

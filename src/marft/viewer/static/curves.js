@@ -54,7 +54,7 @@ export function curves(state, onstate) {
     const matching = all.filter((family) => wanted(family.key) || wanted(known(family.base).label) || [...family.names].some(wanted));
     if (!runs.length) return replace(groups, empty("No run is chosen", "Tick one or more runs to see their curves."));
     if (!matching.length) return replace(groups, empty(all.length ? "No metric has that name" : "No step is finished yet", all.length ? "Filters are words or regular expressions: kl, reward|accuracy, agents/actor." : "Curves appear with the first step."));
-    return replace(groups, ordered(matching, filter.value).map(([title, families]) => group(title, families)));
+    return replace(groups, ordered(matching, filter.value, known).map(([title, families]) => group(title, families)));
   };
   const group = (title, families) => {
     const grid = h("div", { class: "grid-of-charts" });
@@ -70,8 +70,8 @@ export function curves(state, onstate) {
     const wide = h("button", { type: "button", class: "icon", title: "Wider", "aria-label": `${entry.label} wider`, onclick: () => node.classList.toggle("wide") }, "⤢");
     const legend = h("div", { class: "legend" });
     const node = h("article", { class: "card" },
-      h("header", {}, h("h4", { title: entry.meaning }, entry.label), h("span", { class: "unit" }, [entry.unit, { up: "higher is better", down: "lower is better" }[entry.better]].filter(Boolean).join(" · ")), wide),
-      h("p", { class: "meaning" }, entry.meaning), own.node, legend, h("code", { class: "path" }, family.key));
+      h("header", {}, h("h4", { title: entry.advice || entry.meaning }, family.scope === "policies" ? `${entry.label} of policies` : family.scope ? `${entry.label} by agent` : entry.label), h("span", { class: "unit" }, [entry.unit, { up: "higher is better", down: "lower is better" }[entry.better]].filter(Boolean).join(" · ")), wide),
+      h("p", { class: "meaning" }, entry.meaning, entry.advice ? h("em", {}, ` — ${entry.advice}`) : null), own.node, legend, h("code", { class: "path" }, family.key));
     const show = () => {
       const lines = linesOf(family, runs, held);
       own.show(lines);
@@ -116,12 +116,15 @@ function matcher(text) {
   }
 }
 
-function ordered(families, filter) {
+function ordered(families, filter, known) {
   if (filter) return [["Found", families]];
   const first = FIRST.map((key) => families.find((family) => family.key === key)).filter(Boolean);
-  const rest = (scope) => families.filter((family) => family.scope === scope);
-  const groups = [["Highlights", first.length ? first : families.slice(0, 6)], ["Team", rest("")], ["Agents", rest("agents")], ["Policies", rest("policies")]];
-  return groups.filter(([, members]) => members.length);
+  const groups = new Map([["Highlights", first.length ? first : families.slice(0, 6)]]);
+  for (const family of families) {
+    const title = known(family.base).group || "Others";
+    groups.set(title, [...(groups.get(title) || []), family]);
+  }
+  return [...groups];
 }
 
 function linesOf(family, runs, held) {

@@ -1,7 +1,7 @@
 // An episode on its time axis: a lane an agent, a bar an action, arrows for who saw whom, the critic's values below.
 
 import { append, h, onWidth, replace, s } from "./dom.js";
-import { formatted, seconds } from "./format.js";
+import { formatted, number, seconds } from "./format.js";
 import { linear, scale } from "./ticks.js";
 import { hideTip, showTip } from "./tip.js";
 
@@ -98,7 +98,7 @@ function steps(actions, times, x, height) {
 function axis(times, x, width, height) {
   const ticks = linear(0, times.end || 1, Math.max(2, Math.floor((width - GUTTER) / 90)));
   return s("g", { class: "grid" }, ticks.map((tick) => [s("line", { x1: x(tick), x2: x(tick), y1: TOP - 6, y2: height }),
-    s("text", { x: x(tick), y: TOP - 11, "text-anchor": "middle" }, times.timed ? seconds(tick) : `#${tick}`)]));
+    s("text", { x: x(tick), y: TOP - 11, "text-anchor": "middle" }, times.timed ? `${number(tick)} s` : `#${tick}`)]));
 }
 
 function strip(actions, times, x, top, width) {

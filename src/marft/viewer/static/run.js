@@ -35,8 +35,7 @@ export function runPage(root, route, first) {
   };
   const showState = () => {
     replace(head, header(run));
-    replace(said, run.guards.length ? h("div", { class: "guards", role: "note" }, h("h3", {}, "What the guards said"), h("ul", {}, run.guards.map((guard) =>
-      h("li", {}, h("b", {}, guard.name.replaceAll("_", " ")), h("span", { class: "number" }, `step ${guard.step}`), guard.sentence)))) : []);
+    replace(said, run.guards.length ? warnings(run.guards) : []);
   };
   showState();
   showSteps();
@@ -55,6 +54,14 @@ export function runPage(root, route, first) {
     return run.state === "training";
   });
   return { close: () => (stop(), pictures.close()) };
+}
+
+/** Newest first; many fold away. */
+function warnings(guards) {
+  const line = (guard) => h("li", {}, h("b", {}, guard.name.replaceAll("_", " ")), h("span", { class: "number" }, `step ${guard.step}`), guard.sentence);
+  const [newest, older] = [[...guards].reverse().slice(0, 3), [...guards].reverse().slice(3)];
+  return h("div", { class: "guards", role: "note" }, h("h3", {}, "What the guards said"), h("ul", {}, newest.map(line)),
+    older.length ? h("details", {}, h("summary", {}, `${older.length} earlier`), h("ul", {}, older.map(line))) : null);
 }
 
 function header(run) {

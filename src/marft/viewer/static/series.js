@@ -16,7 +16,7 @@ export class Series {
 
   /** Which metrics a run has. */
   async names(run) {
-    const answer = await get(["runs", run, "metrics"], { points: 1 });
+    const answer = await get(["runs", run, "metrics"], {});
     this.of(run).names = answer.names;
     return answer.names;
   }

@@ -58,7 +58,7 @@ function facts(action) {
     known(action.value) ? fact("value", formatted(action.value, ".2f"), "what the critic expected") : null,
     known(action.log_prob) ? fact("log-prob", formatted(action.log_prob, ".2f"), "mean over its decisions, at the sampling temperature") : null,
     known(action.entropy) ? fact("entropy", formatted(action.entropy, ".2f"), "mean, in nats") : null,
-    known(action.difference) ? fact("engine − learner", formatted(action.difference, "+.1e"), "mean difference of log-probs") : null,
+    known(action.difference) ? fact("learner − engine", formatted(action.difference, "+.1e"), "mean difference of log-probs") : null,
     known(action.agent_reward) ? fact("own reward", formatted(action.agent_reward, "+.2f"), "of this agent alone, in the environment step") : null,
     fact("tokens", count(action.tokens), "that it sampled"), action.ended > action.started ? fact("time", seconds(action.ended - action.started), `from ${seconds(action.started)} on`) : null,
     action.finish === "length" ? tag("cut off", "warn") : null, action.truncated_tokens ? tag(`${count(action.truncated_tokens)} prompt tokens cut`, "warn") : null,
