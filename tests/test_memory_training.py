@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from marft.cli.prompts import Recorded
 from marft.cli.show import transcript
 from marft.config import RunSettings
 from marft.engines.human import HumanSampler
 from marft.engines.local import LocalEngine
+from marft.evaluation.prompts import Recorded
 from marft.game.game import Attempt
 from marft.game.play import play
 from marft.game.rendering import Message

@@ -18,10 +18,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from marft.cli.prompts import Recorded
 from marft.cli.show import transcript
 from marft.config import RunSettings
 from marft.engines.messages import REWRITES
+from marft.evaluation.prompts import Recorded
 from marft.evaluation.replay import ANEW, replay
 from marft.evaluation.replay_page import pictures_of, write_replay
 from marft.game.agents import Agents

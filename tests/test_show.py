@@ -14,7 +14,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from marft.cli.main import app
-from marft.cli.prompts import Recorded
+from marft.evaluation.prompts import Recorded
 from marft.evaluation.transcripts import answer_of, difference, dropped, ordered
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from marft.cli.prompts import Recorded
 from marft.cli.show import history, transcript
+from marft.evaluation.prompts import Recorded
 from marft.evaluation.remembering import newly_seen
 from marft.evaluation.transcripts import attempts_at, read_of
 from marft.runs.episodes import write_episodes

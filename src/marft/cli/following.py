@@ -11,8 +11,8 @@ from rich.text import Text
 
 from marft.cli.console import INTERRUPTED, wide_console
 from marft.cli.errors import beside
-from marft.cli.prompts import Recorded
 from marft.cli.show import know, say_dropped, transcript
+from marft.evaluation.prompts import Recorded
 from marft.evaluation.transcripts import Order, ordered, read_of
 from marft.runs.folder import RunFolder, step_of
 

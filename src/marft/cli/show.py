@@ -14,8 +14,8 @@ from rich.text import Text
 from marft.cli.console import in_bold, wide_console
 from marft.cli.errors import beside
 from marft.cli.outcomes import SUCCESS, outcome_of
-from marft.cli.prompts import Recorded
 from marft.config.settings import did_you_mean
+from marft.evaluation.prompts import Recorded
 from marft.evaluation.remembering import known_tokens, newly_seen
 from marft.evaluation.transcripts import (
     Order,

@@ -9,7 +9,7 @@ observation of a truncated one).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,30 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
         return [_episode(list(group)) for _, group in groupby(rows, lambda r: (r["stream"], r["task"], r["sample"]))]
     except TypeError as error:
         raise ValueError(f"cannot read the episodes of {path}: a value is missing ({error})") from error
+
+
+def read_episode(path: Path, first: int, rows: int) -> Episode:
+    """One episode of a file, of which no more is read than the row groups that it is in.
+
+    Args:
+        first: its first row.
+        rows: how many it has.
+
+    Raises:
+        ValueError: the file is none of ours, or damaged, or has no such rows.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            ends = list(accumulate(sizes))
+            groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + rows]
+            table = file.read_row_groups(groups).slice(first - sum(sizes[: groups[0]]) if groups else 0, rows)
+        found = table.to_pylist()
+        if not 0 < rows == len(found):
+            raise ValueError(f"{path} has no episode of {rows} rows at row {first}")
+        return _episode(found)
+    except (pa.ArrowException, OSError, UnicodeDecodeError, TypeError, KeyError) as error:
+        raise ValueError(f"cannot read an episode of {path}: {str(error).strip()}") from error
 
 
 def _rows(episode: Episode) -> list[dict[str, object]]:

@@ -66,7 +66,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     *lines, _ = content.split(b"\n")
     rows, problems = [], []
     for number, line in enumerate(lines, 1):
-        row = _row(line)
+        row = row_of(line)
         if row is None:
             problems.append(f"line {number} cannot be read")
         else:
@@ -97,7 +97,8 @@ def rewind(path: Path, done: int, mark: Mark) -> list[str]:
         f". It is kept as {aside.name}; all that can be read stays" if aside else "")]  # fmt: skip
 
 
-def _row(line: bytes) -> dict[str, object] | None:
+def row_of(line: bytes) -> dict[str, Any] | None:
+    """The row of a line of the log; None where it is none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

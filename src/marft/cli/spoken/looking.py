@@ -149,3 +149,21 @@ def show(
         run_follow(run, step, agent, task, orders, count)
         return
     run_show(run, step, agent, task, orders, count)
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Runs, or folders of runs; none: those in runs.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="The address that it listens on.")] = "127.0.0.1",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Ask for no token: whoever is on this machine may look.")
+    ] = False,
+) -> None:
+    """Look at runs in a browser, also while they train.
+
+    On this machine alone, reading and changing nothing.
+    """
+    from marft.cli.viewing import view as run_view
+
+    run_view(runs or [], host, port, not no_token)

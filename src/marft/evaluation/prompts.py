@@ -39,10 +39,14 @@ class Recorded:
         Args:
             known: tokens at its beginning that are left out.
         """
-        if action.policy not in self._tokenizers:
-            self._tokenizers[action.policy] = _tokenizer(self._model(action.policy))
-        tokenizer = self._tokenizers[action.policy]
+        tokenizer = self.tokenizer(action.policy)
         return str(tokenizer.decode(action.prompt[known:].tolist(), skip_special_tokens=False)) if tokenizer else None
+
+    def tokenizer(self, policy: str) -> Tokenizer | None:
+        """What a policy is spoken to with; None where it is not at hand."""
+        if policy not in self._tokenizers:
+            self._tokenizers[policy] = _tokenizer(self._model(policy))
+        return self._tokenizers[policy]
 
     def _model(self, policy: str) -> Mapping[str, object]:
         """The model whose tokenizer a policy is spoken to with: for a remote one its reader's."""

@@ -1,0 +1,125 @@
+"""What the learner knew of a step's actions, beside its episodes: one row an action, numbers of decisions in half
+precision, so that a decision takes 2 bytes a column before compression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from marft import atomic
+
+if TYPE_CHECKING:
+    from marft.learning.ledger import ActionCredit
+
+LARGEST = float(np.finfo(np.float16).max)  # what is larger is written as this
+DECISIONS: dict[str, Callable[[ActionCredit], npt.NDArray[Any] | None]] = {
+    "advantage": lambda row: row.advantages,
+    "raw_advantage": lambda row: row.raw,
+    "value": lambda row: row.values,
+    "entropy": lambda row: row.entropy,
+    "difference": lambda row: row.difference,
+}
+SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),  # with task and sample the episode
+        ("task", pa.string()),
+        ("sample", pa.int64()),
+        ("action", pa.string()),  # its id
+        ("agent", pa.string()),
+        ("group", pa.string()),  # key of the group that it was compared in; "" for none
+        ("gradient", pa.float32()),
+        *((name, pa.list_(pa.float16())) for name in DECISIONS),
+    ]
+)
+
+
+def write_credit(path: Path, rows: Sequence[ActionCredit]) -> int:
+    """Write one file, atomically → its size in bytes."""
+    table = pa.table(
+        {
+            "stream": [row.episode.stream for row in rows],
+            "task": [row.episode.task.id for row in rows],
+            "sample": [row.episode.sample for row in rows],
+            "action": [row.action.id for row in rows],
+            "agent": [row.action.agent for row in rows],
+            "group": [row.group for row in rows],
+            "gradient": [row.gradient for row in rows],
+            **{name: _lists([of(row) for row in rows]) for name, of in DECISIONS.items()},
+        },
+        schema=SCHEMA,
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    content = sink.getvalue().to_pybytes()
+    atomic.write_file(path, content)
+    return len(content)
+
+
+def read_credit(path: Path, stream: str, task: str, sample: int) -> dict[str, dict[str, Any]]:
+    """What is known of an episode's actions: by their ids, a list of each column, None where there is none.
+
+    Raises:
+        ValueError: the file is none of ours, or damaged.
+    """
+    keys = _read(path, ["stream", "task", "sample"])
+    mine = pc.and_(
+        pc.and_(pc.equal(keys["stream"], stream), pc.equal(keys["task"], task)), pc.equal(keys["sample"], sample)
+    )
+    rows = np.flatnonzero(np.asarray(pc.fill_null(mine, False)))
+    table = _read(path, ["action", "gradient", *DECISIONS]).take(pa.array(rows))
+    return {row["action"]: row for row in table.to_pylist()}
+
+
+def read_groups(path: Path) -> dict[str, list[tuple[str, str, int]]]:
+    """The episodes of each group, by its key: stream, task and sample of each.
+
+    Raises:
+        ValueError: the file is none of ours, or damaged.
+    """
+    table = _read(path, ["group", "stream", "task", "sample"])
+    groups: dict[str, dict[tuple[str, str, int], None]] = {}
+    for group, *episode in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        if group:
+            groups.setdefault(group, {})[tuple(episode)] = None
+    return {key: list(episodes) for key, episodes in groups.items()}
+
+
+def read_advantages(path: Path) -> dict[str, npt.NDArray[np.float64]]:
+    """The advantages of each agent's trained decisions, as the objective was given them.
+
+    Raises:
+        ValueError: the file is none of ours, or damaged.
+    """
+    table = _read(path, ["agent", "advantage"])
+    found = {}
+    for agent in pc.unique(table["agent"]).to_pylist():
+        mine = table.filter(pc.equal(table["agent"], agent))["advantage"]
+        found[agent] = np.concatenate([chunk.flatten().to_numpy() for chunk in mine.chunks] or [[]]).astype(np.float64)
+    return found
+
+
+def _read(path: Path, columns: Sequence[str]) -> pa.Table:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            schema = file.schema_arrow
+            if any(name not in schema.names or schema.field(name).type != SCHEMA.field(name).type for name in columns):
+                raise ValueError(f"{path} holds no credit of this version of MARFT")
+            return file.read(columns)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the credit of {path}: {str(error).strip()}") from error
+
+
+def _lists(rows: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
+    """Arrays in half precision, one a row."""
+    offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)])
+    flat = np.concatenate([np.zeros(0), *(row for row in rows if row is not None)])
+    halves = np.clip(flat, -LARGEST, LARGEST).astype(np.float16)
+    missing = pa.array([row is None for row in rows], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(halves), mask=missing)

@@ -1,0 +1,1 @@
+"""``marft view``: runs in a local web page, read and never written."""
