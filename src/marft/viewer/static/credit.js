@@ -32,7 +32,7 @@ function audit(credit, run) {
   const attempts = credit.groups.reduce((sum, group) => sum + group.episodes.length, 0);
   return [
     h("div", { class: "tiles" }, tile("Groups", count(credit.groups.length), `${count(attempts)} attempts`),
-      tile("Taught nothing", percent(credit.zero_share), "groups without variance", "Everybody in the group earned the same: a group-relative advantage is 0 for all of them"),
+      tile("Taught nothing", credit.zero_share === null ? "–" : percent(credit.zero_share), "groups without variance", "Everybody in the group earned the same: a group-relative advantage is 0 for all of them"),
       tile("Credit recorded", credit.recorded ? bytes(credit.bytes) : "no", credit.recorded ? "for this step" : "episodes alone")),
     credit.recorded ? h("div", { class: "pair" },
       panel("Share of the gradient, by agent", {}, shares(credit.gradient_share, colours)), panel("Advantages, by agent", {}, histograms(credit.advantages, colours)))

@@ -102,7 +102,7 @@ function conversation(episode, turns) {
 
 function around(episode, run, here) {
   return [
-    panel("The task", {}, h("p", { class: "pre" }, episode.prompt), episode.answer ? h("p", {}, h("span", { class: "label" }, "Right answer "), h("code", {}, episode.answer)) : null),
+    panel("The task", {}, h("p", { class: "pre" }, episode.prompt), episode.answer ? h("p", {}, h("span", { class: "label" }, "The team answered "), h("span", { class: "pre" }, episode.answer)) : null),
     episode.transitions.length ? panel("Rewards by term", {}, terms(episode.transitions), declared(episode.transitions)) : null,
     episode.group && episode.group.episodes.length > 1 ? panel("The group's attempts", {}, attempts(episode.group, run.id, here)) : null,
     episode.actions[0]?.play_again ? panel("Play it again", {}, h("p", { class: "muted" }, "Everything from the first action on is sampled anew; each action below has its own command."), h("code", { class: "command block" }, episode.actions[0].play_again), copier(episode.actions[0].play_again)) : null,
@@ -123,7 +123,7 @@ function colourer(address, turns) {
         scale.add(answer, made);
       }
       if (!kind) return;
-      replace(one.body, views.get(id).node);
+      one.coloured(views.get(id).node);
       scale.paint(kind);
       told();
     } catch (error) {

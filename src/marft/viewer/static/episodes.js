@@ -10,7 +10,7 @@ import { href, remember } from "./route.js";
 import { virtualList } from "./virtual.js";
 
 const ROW = 52;
-const COLUMNS = [["step", "Step"], ["task", "Task"], ["", ""], ["reward", "Reward"], ["", "Outcome"], ["", "Agents"], ["tokens", "Tokens"], ["seconds", "Time"]];
+const COLUMNS = [["step", "Step"], ["task", "Task"], ["", "Answer"], ["reward", "Reward"], ["", "Outcome"], ["", "Agents"], ["tokens", "Tokens"], ["seconds", "Time"]];
 const FILTERS = ["step", "q", "agent", "task", "status", "success", "guard", "reward_min", "reward_max", "sort", "order"];
 
 export const outcome = (episode) => {
@@ -25,11 +25,13 @@ export function episodesPage(root, route, run) {
   const found = h("span", { class: "hint", role: "status" });
   const note = h("div", {});
   const span = rewardSpan();
+  let reading = ""; // how far the server has come with indexing a long run
   const list = virtualList({
     row: ROW, label: "Episodes", link: (episode) => href(["run", run.id, "episodes", String(episode.step), String(episode.index)]),
     ask: async (offset, limit) => {
       const answer = await get(["runs", run.id, "episodes"], { ...query, sort: query.sort || "step", order: query.order || "desc", offset, limit });
       span.see(answer.episodes);
+      reading = answer.indexed < answer.files ? ` in ${answer.indexed} of ${answer.files} steps; the others are being read` : "";
       return { total: answer.total, items: answer.episodes };
     },
     draw: (episode) => (episode ? cells(episode, colours, span) : h("span", { class: "ghost" })),
@@ -39,7 +41,7 @@ export function episodesPage(root, route, run) {
     remember(["run", run.id, "episodes"], query);
     replace(note);
     const total = await list.again();
-    found.textContent = plural(total, "episode");
+    found.textContent = plural(total, "episode") + reading;
     list.node.hidden = !total;
     const filtered = FILTERS.some((name) => query[name] && !["sort", "order"].includes(name));
     if (!total && !note.childElementCount) replace(note, filtered
@@ -67,6 +69,7 @@ export function episodesPage(root, route, run) {
   let known = run.recorded.length;
   const stop = poll(async () => {
     const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
+    if (reading) await search();
     if (now && now.recorded.length !== known) {
       known = now.recorded.length;
       if (list.node.hidden) search();
@@ -112,7 +115,7 @@ function rewardSpan() {
     bar: (reward) => {
       const place = (value) => (100 * (value - low)) / (high - low);
       const [from, to] = [place(Math.min(0, reward ?? 0)), place(Math.max(0, reward ?? 0))];
-      return h("span", { class: "meter", "aria-hidden": "true" }, h("i", { class: reward < 0 ? "minus" : "", style: { left: `${from}%`, width: `${Math.max(1, to - from)}%` } }));
+      return h("span", { class: "meter", "aria-hidden": "true" }, h("i", { class: reward < 0 ? "minus" : "", style: { left: `${from}%`, width: `${reward ? Math.max(1, to - from) : 0}%` } }));
     },
   };
 }

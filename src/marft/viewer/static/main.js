@@ -29,12 +29,14 @@ async function show() {
   const mine = (shown = { place, page: null });
   const [first = "runs", id, part = ""] = route.path;
   frame(first === "run" ? id : null, part);
+  delete root.dataset.shows;
   replace(root, loading());
-  root.scrollTo?.(0, 0);
+  scrollTo(0, 0);
   try {
     const page = await open(first, id, part, route);
-    if (shown === mine) mine.page = page;
-    else page?.close?.();
+    if (shown !== mine) return void page?.close?.();
+    mine.page = page;
+    root.dataset.shows = place;
   } catch (error) {
     if (shown === mine) replace(root, failed(error, () => ((shown = null), show())));
   }

@@ -9,7 +9,7 @@ const LONG = 1800;
 
 /**
  * @param context {address: of the episode in the API, colours, choose(id)}
- * @returns {node, body, prompt(): toggles it}; `body` is where the text stands
+ * @returns {node, body, prompt(): toggles it, said(): shows the text, coloured(tokens): shows tokens in its place}
  */
 export function turn(action, context) {
   const colour = context.colours(action.agent);
@@ -32,15 +32,17 @@ export function turn(action, context) {
     h("header", {}, h("b", { class: "who" }, action.agent), action.policy !== action.agent ? h("span", { class: "muted" }, action.policy) : null, h("span", { class: "code muted" }, action.id),
       h("span", { class: "facts" }, facts(action))),
     sees(action, context), action.restarted ? h("p", { class: "muted" }, `Rendered anew: ${action.restarted}`) : null,
-    body, action.choice ? choices(action.choice) : null, action.calls.map(call),
+    body, action.choice ? choices(action.choice) : null,
     h("footer", {}, ask, action.play_again ? [h("code", { class: "command", title: "Play again from here: everything after this action is sampled anew" }, action.play_again), copier(action.play_again, "Copy play again")] : null),
     prompt);
-  return { node, body, prompt: toggle, said: () => replace(body, words(action)) };
+  return { node, body, prompt: toggle, said: () => replace(body, words(action)), coloured: (tokens) => replace(body, tokens, action.calls.map(call)) };
 }
 
 function words(action) {
   const [thought, rest] = [action.text.slice(0, action.thought), action.text.slice(action.thought)];
-  return [thought && h("details", { class: "thought" }, h("summary", {}, `Thought, ${count(thought.length)} characters that nobody is told`), h("p", {}, thought)), long(rest || "(nothing)")];
+  const before = (action.before || []).map((text, round) => [long(text), action.calls.filter((one) => one.round === round).map(call)]);
+  const late = action.calls.filter((one) => !action.before?.length || one.round >= action.before.length).map(call);
+  return [before, thought && h("details", { class: "thought" }, h("summary", {}, `Thought, ${count(thought.length)} characters that nobody is told`), h("p", {}, thought)), long(rest || "(nothing)"), late];
 }
 
 function long(text) {
