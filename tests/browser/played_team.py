@@ -21,7 +21,9 @@ from tests.episodes import make_action
 from tests.helpers import settings
 
 ROLES = ("planner", "coder", "critic", "actor")
-HOSTILE = """<script>window.hacked = 1</script><img src="x" onerror="window.hacked = 2"><a href="javascript:hacked=3">"""
+HOSTILE = (
+    """<script>window.hacked = 1</script><img src="x" onerror="window.hacked = 2"><a href="javascript:hacked=3">"""
+)
 TEXTS = {
     "planner": "Add 23 and 45 first: 23 + 45 = 68. What is left is 68 - 12.",
     "coder": "print(23 + 45 - 12)\nIt prints 56.",
@@ -63,7 +65,9 @@ def make_run(output: Path, tokenizer: PreTrainedTokenizerBase, name: str = "team
 def log_step(folder: RunFolder, step: int) -> None:
     """One more line of metrics."""
     log = Log(folder.metrics)
-    mine = {f"agents/{role}/{name}": 0.01 * step + 0.1 * n for n, role in enumerate(ROLES) for name in ("kl", "entropy")}
+    mine = {
+        f"agents/{role}/{name}": 0.01 * step + 0.1 * n for n, role in enumerate(ROLES) for name in ("kl", "entropy")
+    }
     log.append({"step": step, "reward": 0.2 * step, "accuracy": 0.25 * step, "seconds": 1.5, **mine})
     log.close()
 
@@ -98,7 +102,9 @@ def _action(
     sees = tuple(f"{turn}/{other}/0" for other in SEES[role])
     prompt = tuple(tokenizer.encode("You see: " + " ".join(TEXTS[other] for other in SEES[role])))
     log_probs = tuple(-0.1 * (n % 7) for n in range(len(ids)))
-    made = make_action(role, step=turn, index=index, sees=sees, prompt=prompt, tokens=ids, log_probs=log_probs, text=text)
+    made = make_action(
+        role, step=turn, index=index, sees=sees, prompt=prompt, tokens=ids, log_probs=log_probs, text=text
+    )
     started, ended = (3.4 * turn + at for at in WHEN[role])
     calls = CALLS if role == "coder" and turn else CALLS[:1] if role == "coder" else ()
     key = made.key._replace(stream=f"train/{step}", task=task, sample=sample)
@@ -109,7 +115,13 @@ def _action(
 def _chosen(action: Action) -> Action:
     options = tuple(Option(np.array(ids, np.int32)) for ids in ([5, 6], [7, 8]))
     log_probs = np.log(np.array([0.75, 0.25], np.float32))
-    return replace(action, choice=Choice(options, 0, log_probs), log_probs=log_probs[:1], tokens=options[0].tokens, marks=np.zeros(2, np.uint8))
+    return replace(
+        action,
+        choice=Choice(options, 0, log_probs),
+        log_probs=log_probs[:1],
+        tokens=options[0].tokens,
+        marks=np.zeros(2, np.uint8),
+    )
 
 
 def _short(n: int) -> Episode:
@@ -129,9 +141,15 @@ def _credits(episodes: Sequence[Episode], seed: int) -> list[ActionCredit]:
             advantages = rng.normal(0.3 * episode.sample - 0.5, 0.5, size)
             rows.append(
                 ActionCredit(
-                    episode=episode, action=action, group=episode.task.id, raw=advantages, advantages=advantages,
-                    values=rng.uniform(0, 1, size), entropy=rng.exponential(0.5, size),
-                    difference=rng.normal(0, 0.01, size), gradient=float(abs(advantages).sum()),
-                )  # fmt: skip
+                    episode=episode,
+                    action=action,
+                    group=episode.task.id,
+                    raw=advantages,
+                    advantages=advantages,
+                    values=rng.uniform(0, 1, size),
+                    entropy=rng.exponential(0.5, size),
+                    difference=rng.normal(0, 0.01, size),
+                    gradient=float(abs(advantages).sum()),
+                )
             )
     return rows

@@ -46,7 +46,9 @@ def test_what_models_write_is_text_everywhere(seen: Seen) -> None:
     for place, shows in PAGES.values():
         seen.open(place, shows)
         assert seen.page.evaluate("window.hacked") is None
-        assert seen.page.locator("main script, main img, main b:text-is('sum'), main a[href^='javascript']").count() == 0
+        assert (
+            seen.page.locator("main script, main img, main b:text-is('sum'), main a[href^='javascript']").count() == 0
+        )
     seen.open("run/team/episodes/2/3", ".turn")
     assert HOSTILE in seen.page.locator(".turn[id='turn-0/critic/0'] .said").inner_text()
     assert seen.page.locator("h1").inner_text().startswith("<b>sum</b>/2")
@@ -160,7 +162,9 @@ def test_an_episode_shows_who_saw_whom_and_what_each_token_was_worth(seen: Seen)
     for kind in ("Advantage", "Log-prob", "Entropy", "Value", "Learner − engine"):
         page.locator(".choice span", has_text=kind).click()
         page.wait_for_selector(".tokens .token")
-        seen.until("[...document.querySelectorAll('.token')].some((one) => !['', 'rgba(0, 0, 0, 0)'].includes(getComputedStyle(one).backgroundColor))")
+        seen.until(
+            "[...document.querySelectorAll('.token')].some((one) => !['', 'rgba(0, 0, 0, 0)'].includes(getComputedStyle(one).backgroundColor))"
+        )
     page.locator(".tokens").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("#tip .number").count() == 5
@@ -229,8 +233,14 @@ def test_everything_is_reached_by_keys_and_is_seen_to_be(seen: Seen) -> None:
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"))
-        ring = page.evaluate("(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== 'none' && s.outlineWidth !== '0px'; })()")
+        reached.add(
+            page.evaluate(
+                "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
+            )
+        )
+        ring = page.evaluate(
+            "(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== 'none' && s.outlineWidth !== '0px'; })()"
+        )
         assert ring or page.evaluate("document.activeElement === document.body")
     assert {"Curves of team", "team", "Smoothing", "Filter metrics by name", "MARFT: all runs"} <= reached
     page.keyboard.press("Escape")
@@ -244,7 +254,9 @@ def test_everything_is_reached_by_keys_and_is_seen_to_be(seen: Seen) -> None:
     page.wait_for_selector(".inside .line")
 
 
-def test_what_is_not_there_is_said_in_words(browser: playwright.Browser, viewer: Viewer, seen: Seen, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said_in_words(
+    browser: playwright.Browser, viewer: Viewer, seen: Seen, tmp_path: Path
+) -> None:
     page = seen.page
     seen.open("run/nobody", ".empty")
     assert "no run “nobody”" in page.locator(".empty").inner_text()
