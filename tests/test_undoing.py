@@ -32,8 +32,8 @@ class TestUndoing:
     def poisoned(monkeypatch: pytest.MonkeyPatch, poison: Callable[[Learner], Any], steps: tuple[int, ...]) -> None:
         learn = Learner.learn
 
-        def wrong(self: Learner, episodes: Any, progress: Any) -> dict[str, float]:
-            metrics = learn(self, episodes, progress)
+        def wrong(self: Learner, episodes: Any, progress: Any, *told: Any) -> dict[str, float]:
+            metrics = learn(self, episodes, progress, *told)
             if progress.step in steps:
                 with torch.no_grad():
                     poison(self)
@@ -158,7 +158,7 @@ class Small:
         self.settings = SimpleNamespace(critic=SimpleNamespace(learning_rate=0.5))
         self.then: dict[str, float] = {}
 
-    def learn(self, episodes: object, progress: Progress) -> dict[str, float]:
+    def learn(self, episodes: object, progress: Progress, *told: object) -> dict[str, float]:
         with torch.no_grad():
             for name, value in self.then.items():
                 parameter = self.critic.parameters()["v"] if name == "v" else self.optimizers[name].parameters["p"]

@@ -236,6 +236,8 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("seconds", "s", "the whole step", ".1f", "s", better="lower"),
         Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, recording", ".2f", "s",
                better="lower"),
+        Metric("credit_bytes", "credit", "size of what was recorded of the step's actions after credit", ".0f", "bytes",
+               better="lower", advice="training.record_credit = false records none"),
         Metric("episodes_per_second", "episodes/s", "of the whole step", ".0f", better="higher"),
         Metric("tokens_per_second/*", "tokens/s", "sampled, or read while learning", ".0f", better="higher"),
         Metric("remote_*", "remote", "what teammates behind endpoints took: prompt_tokens, completion_tokens, retries",

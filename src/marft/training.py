@@ -27,12 +27,14 @@ from marft.learning.cautions import Cautions
 from marft.learning.choice_scoring import tokens_read
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
+from marft.learning.ledger import ActionCredit
 from marft.learning.undoing import Careful
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
 from marft.playing import Rollouts
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
+from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import RunFolder
 from marft.runs.returning import Returning
@@ -150,7 +152,9 @@ def _step(
     sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
     metrics["sampled_actions"] = float(len(sampled_actions))  # forks included, what they replay counted once
     with watch("learning"):
-        metrics |= learner.learn(collection.credit_inputs, Progress(state.step, state.environment_steps))
+        credits: list[ActionCredit] = []
+        progress = Progress(state.step, state.environment_steps)
+        metrics |= learner.learn(collection.credit_inputs, progress, credits.extend)
     state = replace(
         state,
         step=state.step + 1,
@@ -161,13 +165,23 @@ def _step(
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
-            write_episodes(folder.episodes / f"{name_of(state.step)}.parquet", collection.recorded)
+            name = f"{name_of(state.step)}.parquet"
+            write_episodes(folder.episodes / name, collection.recorded)
+            metrics |= _record_credit(folder.credit / name, credits if run.training.record_credit else [])
     read = sum(tokens_read(a) for episode in collection.credit_inputs for a in episode.actions)
     return state, metrics | watch.metrics() | {
         "tokens_per_second/sampling": sampled / watch.seconds["sampling"],
         "tokens_per_second/learning": read / watch.seconds["learning"],
         "episodes_per_second": len(episodes) / watch.total(),
     }
+
+
+def _record_credit(path: Path, credits: Sequence[ActionCredit]) -> dict[str, float]:
+    """Write what the learner knew of a step's actions → its size; of a step that was undone nothing is left."""
+    if not credits:
+        path.unlink(missing_ok=True)
+        return {}
+    return {"credit_bytes": float(write_credit(path, credits))}
 
 
 def _validate(rollouts: Rollouts) -> dict[str, float]:

@@ -46,6 +46,7 @@ class TrainingSettings(Settings):
     # compute once what rows begin with alike; auto: where that is faster and scores are not compared with others'
     share_prefixes: Literal["auto", "always", "never"] = "auto"
     record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
+    record_credit: bool = True  # beside recorded episodes, what the learner knew of their actions, in half precision
     show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
 
 

@@ -94,13 +94,15 @@ class Credits:
     """What each decision is worth (advantages) and, with a critic, what that should have said (returns).
 
     ``monte_carlo`` are the returns with λ = 1, which a critic is fitted to before the first policy step. Actions that
-    only serve to judge others are not ``trained``; by default all are.
+    only serve to judge others are not ``trained``; by default all are. ``groups`` names the group in which each action
+    was compared, "" where in none: it is what is written down, and nothing is computed from it.
     """
 
     advantages: Sequence[Floats]
     returns: Sequence[Floats] = ()
     monte_carlo: Sequence[Floats] = ()
     trained: Sequence[bool] = ()
+    groups: Sequence[str] = ()  # [actions]; empty where nothing is compared
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

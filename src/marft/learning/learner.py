@@ -27,6 +27,7 @@ from marft.learning.interfaces import (
     UpdatePhase,
     UpdateSchedule,
 )
+from marft.learning.ledger import Ledger, Told, action_credits
 from marft.learning.measuring import (
     BASE_KL_ACTIONS,
     advantage_metrics,
@@ -45,7 +46,7 @@ from marft.learning.team_kl import shares
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
 from marft.models.pool import Models
-from marft.types import Action, Episode, Sample
+from marft.types import Action, ActionKey, Episode, Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,8 +119,16 @@ class Learner:
                 ranks=ranks,
             )
 
-    def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
+    def learn(
+        self,
+        episodes: Sequence[Episode],
+        progress: Progress,
+        told: Told = lambda _: None,
+    ) -> dict[str, float]:
         """One training step on scored episodes → metrics, team-wide and under ``agents/<role>/``.
+
+        Args:
+            told: told what was made of each action.
 
         Raises:
             ValueError: the episodes were told from traces.
@@ -132,8 +141,13 @@ class Learner:
         metrics = {**advantage_metrics(credited.samples, credited.raw), **credits.metrics}
         if self.settings.nll:
             metrics |= success_metrics(episodes)
+        given: dict[int, Floats] = {}
+        old, ledger = fixed.old, Ledger()
         if credited.samples and not warming_up:
-            metrics |= self._improve(credited, fixed, progress)
+            improved, old, ledger = self._improve(credited, fixed, progress)
+            metrics |= improved
+            given = {id(sample.action): sample.advantages for sample in credited.samples}
+        told(action_credits(episodes, credits, given, values.actions if values else None, old, ledger))
         if self.critic and values:
             targets = credits.monte_carlo if warming_up else credits.returns
             metrics |= self.critic.update(values, targets, progress.step)
@@ -233,7 +247,10 @@ class Learner:
             self.settings.normalise_advantages,
         )  # fmt: skip
 
-    def _improve(self, credited: CreditedEpisodes, fixed: FixedLogProbs, progress: Progress) -> dict[str, float]:
+    def _improve(
+        self, credited: CreditedEpisodes, fixed: FixedLogProbs, progress: Progress
+    ) -> tuple[dict[str, float], Mapping[ActionKey, Floats], Ledger]:
+        """Move the policies → metrics, π_old's log-probs by the action's key, and what was found out on the way."""
         samples = credited.samples
         rates = {
             f"policies/{name}/learning_rate": optimizer.begin_step(progress.step - self.warmup)
@@ -259,7 +276,8 @@ class Learner:
         if self.settings.team_kl:
             sums["team_kl"] = meter.total("team_kl")
         meter = meter.of_all(self.ranks)
-        return rates | meter.means() | gradient_shares(meter, self.roles) | sums
+        metrics = rates | meter.means() | gradient_shares(meter, self.roles) | sums
+        return metrics, update.old, update.ledger.of_all(self.ranks)
 
     def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:
         """KL to the base before the step: over all actions where the base has scored them, else over a few of each

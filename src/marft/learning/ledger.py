@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from marft.learning.batching import MicroBatch
-from marft.learning.interfaces import Floats
+from marft.learning.interfaces import Credits, Floats
 from marft.learning.ranks import Ranks
 from marft.types import Action, ActionKey, Episode
 
@@ -69,10 +69,12 @@ class ActionCredit:
     gradient: float | None
 
 
+Told = Callable[[list[ActionCredit]], None]  # hears what was made of each action of a step
+
+
 def action_credits(
     episodes: Sequence[Episode],
-    raw: Sequence[Floats],
-    groups: Sequence[str],
+    credits: Credits,
     given: Mapping[int, Floats],
     values: Sequence[Floats] | None,
     old: Mapping[ActionKey, Floats],
@@ -94,8 +96,8 @@ def action_credits(
             ActionCredit(
                 episode=episode,
                 action=action,
-                group=groups[number] if groups else "",
-                raw=raw[number],
+                group=credits.groups[number] if credits.groups else "",
+                raw=credits.advantages[number],
                 advantages=advantages,
                 values=values[number] if values is not None else None,
                 entropy=ledger.entropies.get(key) if key else None,

@@ -16,6 +16,7 @@ from marft.errors import RunError
 from marft.learning.interfaces import Progress
 from marft.learning.keeping import Kept
 from marft.learning.learner import Learner
+from marft.learning.ledger import ActionCredit
 from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.types import Episode
 
@@ -80,14 +81,23 @@ class Careful:
         self._learner, self._note, self._before = learner, note, Before(learner)
         self._in_a_row = 0
 
-    def learn(self, episodes: Sequence[Episode], progress: Progress) -> dict[str, float]:
+    def learn(
+        self,
+        episodes: Sequence[Episode],
+        progress: Progress,
+        told: Callable[[list[ActionCredit]], None] = lambda _: None,
+    ) -> dict[str, float]:
         """One training step → its metrics; ``undone_steps`` counts what was undone.
+
+        Args:
+            told: told what was made of each action, unless the step was undone.
 
         Raises:
             RunError: several steps in a row had to be undone.
         """
         self._before.take()
-        metrics = self._learner.learn(episodes, progress)
+        credits: list[ActionCredit] = []
+        metrics = self._learner.learn(episodes, progress, credits.extend)
         broken = not_finite(self._learner)
         if broken:
             self._before.restore()
@@ -99,6 +109,7 @@ class Careful:
             self._note(f"{what}; {advice}")
         else:
             self._in_a_row = 0
+            told(credits)
         return metrics | {"undone_steps": float(bool(broken))}
 
 

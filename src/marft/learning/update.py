@@ -24,6 +24,7 @@ from marft.learning.batching import (
 )
 from marft.learning.cutting import length
 from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
+from marft.learning.ledger import Ledger
 from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
 from marft.learning.metering import Meter
 from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
@@ -77,6 +78,7 @@ class Update:
         self.fixed, self.meter, self.seed, self.check_packing = fixed, meter, seed, check_packing
         self.ranks = ranks
         self.old: dict[ActionKey, Floats] = dict(fixed.old)  # π_old's log-probs so far, by the action's key
+        self.ledger = Ledger()
         self.moved: set[str] = set()  # policies that have stepped since the episodes were sampled
 
     def run(self, phase: UpdatePhase, samples: Sequence[Sample], step: int, budget: float = 0.0) -> None:
@@ -193,7 +195,7 @@ class Update:
         for policy in policies:
             self.optimizers[policy].zero_grad()
         kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are
-        stepped_on = Meter()  # counts only where a step follows, however the minibatch is cut
+        stepped_on, pushed = Meter(), Ledger()  # count only where a step follows, however the minibatch is cut
         in_step = self.packing.in_step(batches, policies, self.ranks)
         for batch in in_step:
             forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl)
@@ -203,13 +205,14 @@ class Update:
             if isinstance(batch, Idle):
                 batch.forward().backward()
             elif forward is not None:
-                loss += self._backward(batch, forward, objective, stepped_on)
+                loss += self._backward(batch, forward, objective, stepped_on, pushed)
         self._tell_old(mine)
         if self._over_limit(kl):
             return False
         if check:
             self._measure_packing(check)
         self.meter.absorb(stepped_on)
+        self.ledger.absorb(pushed)
         self.meter.add("policy_loss", float(total(self.ranks, loss)[0]))
         for policy in policies:
             self._step(policy)
@@ -223,6 +226,7 @@ class Update:
         measure_tokens(self.meter, batch, entropy=scores.entropies, kl=of_tokens)
         if first_look:
             measure_difference(self.meter, batch, old)
+            self.ledger.looked_at(batch, scores.entropies)
         kl += of_tokens.sum().item(), len(of_tokens)
         return _Forward(scores, old, teammate_log_probs)
 
@@ -252,7 +256,9 @@ class Update:
         of_tokens, tokens = total(self.ranks, kl)
         return not of_tokens / tokens <= self.settings.kl_stop
 
-    def _backward(self, batch: MicroBatch, forward: _Forward, objective: Objective, meter: Meter) -> float:
+    def _backward(
+        self, batch: MicroBatch, forward: _Forward, objective: Objective, meter: Meter, ledger: Ledger
+    ) -> float:
         scores, old, teammate_log_probs = forward.scores, forward.old, forward.teammate_log_probs
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
@@ -267,6 +273,7 @@ class Update:
         loss.backward()
         measure_units(meter, batch, **output.metrics)
         measure_gradient_share(meter, batch, gradient[0])
+        ledger.pushed(batch, gradient[0])
         return loss.item()
 
     def _sampler_weights(self, batch: MicroBatch, old: Tensor) -> Tensor | None:

@@ -25,7 +25,7 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
-OWN = ("checkpoints", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard")
+OWN = ("checkpoints", "credit", "episodes", "evaluations", "graphs", "metrics.jsonl", "replays", "tensorboard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +222,10 @@ class RunFolder:
     @property
     def episodes(self) -> Path:
         return self.path / "episodes"
+
+    @property
+    def credit(self) -> Path:
+        return self.path / "credit"
 
     @property
     def checkpoints(self) -> Path:

@@ -17,14 +17,14 @@ IN_CHECKPOINTS = re.compile(
 )
 IN_RUNS = re.compile(
     r"(run\.json|config\.toml|metrics\.jsonl|metrics\.damaged-\d+\.jsonl|report\.html|error\.txt"
-    r"|episodes/step_\d{6,}\.parquet"
+    r"|(episodes|credit)/step_\d{6,}\.parquet"
     r"|evaluations/[^/]+-(greedy|sampled)(-shuffled)?\.json"
     r"|replays/step_\d{6,}\.(html|json)"
     r"|graphs/step_\d{6,}-[^/]+\.svg"
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|evaluations|replays|graphs|tensorboard|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
+    rf"(episodes|credit|evaluations|replays|graphs|tensorboard|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
 )
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from marft.config.parts import CreditPart
-from marft.learning.credit.groups import agent_costs, agent_returns, compare
+from marft.learning.credit.groups import agent_costs, agent_returns, compare, group_names
 from marft.learning.interfaces import CreditInputs, Credits
 
 
@@ -31,4 +31,5 @@ class AgentGroup(CreditPart):
         advantages, metrics = compare(np.array([earned for *_, earned in rows]), keys, scale=self.scale, costs=costs)
         found = {(number, agent): advantage for (number, agent, _), advantage in zip(rows, advantages, strict=True)}
         by_action = [found[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
-        return Credits(inputs.spread(np.array(by_action)), metrics=metrics)
+        groups = group_names(inputs, lambda episode, action: [episode.task.id, action.agent])
+        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)

@@ -30,7 +30,7 @@ class Batch(CreditPart):
         _, metrics = compare(earned, [""] * len(earned))
         if metrics["groups_all_equal"] or metrics["groups_of_one"]:  # differences in KL alone are no signal
             return Credits([np.zeros_like(row) for row in returns], metrics=metrics)
-        return Credits(_whitened(returns, inputs), metrics=metrics)
+        return Credits(_whitened(returns, inputs), groups=["batch"] * len(returns), metrics=metrics)
 
 
 def _whitened(rows: list[Floats], inputs: CreditInputs) -> list[Floats]:

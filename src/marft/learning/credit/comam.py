@@ -14,7 +14,7 @@ import numpy as np
 
 from marft.config.parts import CreditPart
 from marft.config.settings import NotNegative
-from marft.learning.credit.groups import EQUAL, agent_costs, compare, local_rewards, members
+from marft.learning.credit.groups import EQUAL, agent_costs, compare, group_names, local_rewards, members
 from marft.learning.interfaces import CreditInputs, Credits, Floats
 
 
@@ -45,7 +45,8 @@ class CoMAM(CreditPart):
         metrics["groups_without_local_signal"] = float(silent)
         found = {row[:2]: advantage for row, advantage in zip(rows, advantages, strict=True)}
         by_action = [found[n, a.agent] for n, episode in enumerate(inputs.episodes) for a in episode.actions]
-        return Credits(inputs.spread(np.array(by_action)), metrics=metrics)
+        groups = group_names(inputs, lambda episode, action: [episode.task.id, action.agent])
+        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
 
 
 def rank_correlation(a: Floats, b: Floats) -> float:

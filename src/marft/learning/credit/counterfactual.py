@@ -38,7 +38,7 @@ class Counterfactual(CreditPart):
             for fork in here:
                 drawn.setdefault(fork, {})[number] = float(returns[number])
         forked = {fork.at.split("/")[1] for fork in drawn if len(drawn[fork]) > 1}  # nobody plays frozen agents anew
-        advantages, trained, lone = [], [], 0
+        advantages, trained, groups, lone = [], [], list[str](), 0
         for number, episode in enumerate(inputs.episodes):
             for action in episode.actions:
                 fork = episode.fork or Fork(episode.name, action.id)
@@ -47,4 +47,6 @@ class Counterfactual(CreditPart):
                 lone += mine and not others and action.agent in forked
                 advantages.append(returns[number] - float(np.mean(others)) if others else 0.0)
                 trained.append(mine)
-        return Credits(inputs.spread(np.array(advantages)), trained=trained, metrics={"groups_of_one": float(lone)})
+                groups.append(f"{fork.origin} {fork.at}" if mine else "")
+        metrics = {"groups_of_one": float(lone)}
+        return Credits(inputs.spread(np.array(advantages)), trained=trained, groups=groups, metrics=metrics)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
 from marft.learning.interfaces import CreditInputs, Floats, split_rows
-from marft.types import Episode
+from marft.types import Action, Episode
 
 EQUAL = 1e-8  # rewards whose range is below this count as equal
 EPSILON = 1e-8
@@ -72,6 +72,15 @@ def members(keys: Sequence[Hashable]) -> list[list[int]]:
     for index, key in enumerate(keys):
         groups.setdefault(key, []).append(index)
     return list(groups.values())
+
+
+def group_names(inputs: CreditInputs, key_of: Callable[[Episode, Action], Sequence[object]]) -> list[str]:
+    """What the group of each action is called: the parts of its key.
+
+    Args:
+        key_of: the key of an action of an episode; an empty one is none.
+    """
+    return [" ".join(map(str, key_of(e, action))) for e in inputs.episodes for action in e.actions]
 
 
 def team_returns(inputs: CreditInputs) -> Floats:
@@ -156,7 +165,7 @@ def local_rewards(episode: Episode) -> dict[str, float]:
     return earned
 
 
-def to_actions(inputs: CreditInputs, of_episodes: Floats) -> list[Floats]:
+def to_actions(inputs: CreditInputs, key_ofs: Floats) -> list[Floats]:
     """One number an episode → one a decision of all its actions."""
     counts = [len(episode.actions) for episode in inputs.episodes]
-    return inputs.spread(np.repeat(of_episodes, counts))
+    return inputs.spread(np.repeat(key_ofs, counts))

@@ -14,7 +14,7 @@ import numpy as np
 
 from marft.config.parts import CreditPart
 from marft.forking.crossed import Crossed
-from marft.learning.credit.groups import compare, earned_from, team_costs, team_returns
+from marft.learning.credit.groups import compare, earned_from, group_names, team_costs, team_returns
 from marft.learning.interfaces import CreditInputs, Credits
 from marft.types import ActionKey
 
@@ -46,7 +46,8 @@ class MAGRPO(CreditPart):
         advantages, metrics = compare(net, keys, scale=self.scale, costs=price)
         found = dict(zip(turns, advantages, strict=True))
         by_action = [found[n, action.step] for n, e in enumerate(inputs.episodes) for action in e.actions]
-        return Credits(inputs.spread(np.array(by_action)), metrics=metrics)
+        groups = group_names(inputs, lambda episode, action: [episode.task.id, "step", action.step])
+        return Credits(inputs.spread(np.array(by_action)), groups=groups, metrics=metrics)
 
     def _cross(self, inputs: CreditInputs) -> Credits:
         """Mean return of every sample over the tuples that hold it, by the sample's own key."""
@@ -62,5 +63,6 @@ class MAGRPO(CreditPart):
         return Credits(
             inputs.spread(np.array([found[action.key] for _, action in rows])),
             trained=[episode.fork is None for episode, _ in rows],
+            groups=group_names(inputs, lambda _, action: [action.key.task, action.agent, action.key.call]),
             metrics=metrics,
         )

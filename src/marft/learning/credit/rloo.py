@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from marft.config.parts import CreditPart
-from marft.learning.credit.groups import compare, team_costs, team_returns, to_actions
+from marft.learning.credit.groups import compare, group_names, team_costs, team_returns, to_actions
 from marft.learning.interfaces import CreditInputs, Credits
 
 
@@ -18,4 +18,5 @@ class RLOO(CreditPart):
         """The team's return, against the mean of the group's other attempts."""
         keys = [episode.task.id for episode in inputs.episodes]
         advantages, metrics = compare(team_returns(inputs), keys, leave_one_out=True, costs=team_costs(inputs))
-        return Credits(to_actions(inputs, advantages), metrics=metrics)
+        groups = group_names(inputs, lambda episode, _: [episode.task.id])
+        return Credits(to_actions(inputs, advantages), groups=groups, metrics=metrics)

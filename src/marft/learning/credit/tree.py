@@ -8,6 +8,7 @@ from the state, or that only completed a step, is not.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 import numpy as np
@@ -43,7 +44,10 @@ class Tree(CreditPart):
         advantages[chosen], metrics = compare(scores, keys, scale=self.scale, costs=costs)
         trained = np.zeros(len(rows), bool)
         trained[chosen] = True
-        return Credits(inputs.spread(advantages), trained=trained.tolist(), metrics=metrics)
+        groups = [""] * len(rows)
+        for k, key in zip(chosen, keys, strict=True):
+            groups[k] = f"{key[0]} {key[1]} {hashlib.sha256(repr(key).encode()).hexdigest()[:8]}"
+        return Credits(inputs.spread(advantages), trained=trained.tolist(), groups=groups, metrics=metrics)
 
 
 def is_candidate(episode: Episode, action: Action) -> bool:
