@@ -36,8 +36,8 @@ function audit(credit, run) {
       tile("Credit recorded", credit.recorded ? bytes(credit.bytes) : "no", credit.recorded ? "for this step" : "episodes alone")),
     credit.recorded ? h("div", { class: "pair" },
       panel("Share of the gradient, by agent", {}, shares(credit.gradient_share, colours)), panel("Advantages, by agent", {}, histograms(credit.advantages, colours)))
-      : empty("Credit of this step was not recorded", "Groups below come from the episodes. Advantages and gradient shares are kept from the credit on; see the docs on the viewer for the setting."),
-    panel("Groups", { beside: h("span", { class: "muted" }, "rewards of the attempts at one task; least varied first") }, groups(credit, run)),
+      : empty("Credit of this step was not recorded", "Groups below come from the episodes. Advantages are kept where training.record_credit is on, as it is by default, and episodes are recorded."),
+    panel("Groups", { beside: h("span", { class: "muted" }, "rewards of the attempts at one task; most varied first") }, groups(credit, run)),
   ];
 }
 
@@ -61,7 +61,7 @@ function groups(credit, run) {
   if (!rewards.length) return empty("No group", "No episode of this step was scored.");
   const [low, high] = [Math.min(...rewards), Math.max(...rewards)];
   const x = scale([low, high === low ? low + 1 : high], [8, 232]);
-  const sorted = [...credit.groups].sort((a, b) => a.std - b.std);
+  const sorted = [...credit.groups].sort((a, b) => b.std - a.std);
   const strip = (group) => s("svg", { class: "attempts small", viewBox: "0 0 240 22", role: "img", "aria-label": `rewards ${group.rewards.map((reward) => formatted(reward, ".2f")).join(", ")}` },
     s("line", { x1: 8, x2: 232, y1: 11, y2: 11 }), s("line", { class: "mean", x1: x(group.mean), x2: x(group.mean), y1: 3, y2: 19 }),
     group.rewards.map((reward) => (reward === null ? null : s("circle", { cx: x(reward), cy: 11, r: 4.5 }))));

@@ -69,7 +69,7 @@ export function episodesPage(root, route, run) {
   let known = run.recorded.length;
   const stop = poll(async () => {
     const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
-    if (reading) await search();
+    if (reading && !list.node.scrollTop) await search();
     if (now && now.recorded.length !== known) {
       known = now.recorded.length;
       if (list.node.hidden) search();

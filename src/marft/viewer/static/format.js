@@ -12,8 +12,8 @@ export function formatted(value, format = ".3g") {
   else if (kind === "e") text = value.toExponential(places);
   else if (kind === "f" || kind === "d") text = grouped(value.toFixed(places), comma || Math.abs(value) >= 1e5);
   else text = general(value, places || 3);
-  if (/^-[0.]+(\u202f%)?$/.test(text)) text = text.slice(1);
-  return (sign && value > 0 ? "+" : "") + text.replace(/^-/, MINUS);
+  const zero = /^-?[0.]+(\u202f%)?$/.test(text); // once it is rounded
+  return (sign && value > 0 && !zero ? "+" : "") + text.replace(/^-/, zero ? "" : MINUS);
 }
 
 function grouped(text, wanted) {

@@ -7,11 +7,13 @@ import { hideTip, showTip } from "./tip.js";
 
 const [WIDE, HIGH, GAP_X, GAP_Y] = [132, 54, 92, 30];
 
-/** Columns by the longest way of forward edges (forward: as the team is listed), rows in order. */
+/** Columns by the longest way of forward edges (forward: as the team is listed), rows in order; two who see each other are
+ * peers, and push nobody on. */
 export function layers(agents, edges) {
   const place = new Map(agents.map((agent, n) => [agent.role, n]));
   const column = agents.map(() => 0);
-  const forward = edges.filter((edge) => place.get(edge.from) < place.get(edge.to));
+  const mutual = (edge) => edges.some((other) => other.from === edge.to && other.to === edge.from && Math.max(other.count, edge.count) < 3 * Math.min(other.count, edge.count));
+  const forward = edges.filter((edge) => place.get(edge.from) < place.get(edge.to) && !mutual(edge));
   forward.sort((a, b) => place.get(a.from) - place.get(b.from));
   for (const edge of forward) column[place.get(edge.to)] = Math.max(column[place.get(edge.to)], column[place.get(edge.from)] + 1);
   return column;
@@ -22,20 +24,23 @@ export function graph(team) {
   const column = layers(team.agents, edges);
   const columns = Math.max(0, ...column) + 1;
   const rows = Math.max(...Array.from({ length: columns }, (_, c) => column.filter((other) => other === c).length));
-  const back = edges.some((edge) => order(team, edge) <= 0);
+  const back = edges.some((edge) => columnOf(team, column, edge.to) < columnOf(team, column, edge.from) || edge.from === edge.to);
   const skips = edges.some((edge) => Math.abs(columnOf(team, column, edge.to) - columnOf(team, column, edge.from)) > 1);
   const head = skips ? 42 : 20;
-  const [width, height] = [columns * (WIDE + GAP_X) - GAP_X + 40, rows * (HIGH + GAP_Y) - GAP_Y + 20 + head + (back ? 56 : 0)];
+  const peers = edges.some((edge) => edge.from !== edge.to && columnOf(team, column, edge.from) === columnOf(team, column, edge.to));
+  const side = peers ? 74 : 20;
+  const [width, height] = [columns * (WIDE + GAP_X) - GAP_X + side + 20, rows * (HIGH + GAP_Y) - GAP_Y + 20 + head + (back ? 56 : 0)];
   const colours = palette(team.agents.map((agent) => agent.role));
   const spots = new Map(team.agents.map((agent, n) => {
     const peers = team.agents.filter((_, other) => column[other] === column[n]);
     const tall = peers.length * (HIGH + GAP_Y) - GAP_Y;
     const top = head + (rows * (HIGH + GAP_Y) - GAP_Y - tall) / 2;
-    return [agent.role, { x: 20 + column[n] * (WIDE + GAP_X), y: top + peers.indexOf(agent) * (HIGH + GAP_Y), column: column[n] }];
+    return [agent.role, { x: side + column[n] * (WIDE + GAP_X), y: top + peers.indexOf(agent) * (HIGH + GAP_Y), column: column[n] }];
   }));
   const words = edges.map((edge) => `${edge.to} saw ${edge.from} ${edge.count} times`).join("; ");
   const svg = s("svg", { class: "team", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `The team. ${words}` });
   svg.style.maxWidth = `${Math.round(width * 1.15)}px`;
+  svg.style.minWidth = `${Math.min(width, 6000) * 0.75}px`; // a large team is scrolled through, not shrunk
   svg.append(s("defs", {}, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 11, markerHeight: 11, orient: "auto", markerUnits: "userSpaceOnUse" }, s("path", { d: "M0 0 L8 4 L0 8 Z" }))));
   const lines = edges.map((edge) => connection(edge, spots, height, colours));
   const nodes = team.agents.map((agent) => seat(agent, spots.get(agent.role), colours(agent.role), (role) => {
@@ -46,11 +51,6 @@ export function graph(team) {
 }
 
 const columnOf = (team, column, role) => column[team.agents.findIndex((agent) => agent.role === role)];
-
-function order(team, edge) {
-  const roles = team.agents.map((agent) => agent.role);
-  return roles.indexOf(edge.to) - roles.indexOf(edge.from);
-}
 
 function connection(edge, spots, height, colours) {
   const [a, b] = [spots.get(edge.from), spots.get(edge.to)];
@@ -65,6 +65,11 @@ function connection(edge, spots, height, colours) {
     const reach = between.length ? GAP_X : GAP_X / 1.6;
     path = `M${x1} ${y1} C${x1 + reach} ${c1} ${x2 - reach} ${c2} ${x2} ${y2}`;
     at = { x: (x1 + x2) / 2, y: 0.125 * (y1 + y2) + 0.375 * (c1 + c2) };
+  } else if (a !== b && a.column === b.column) {
+    const [y1, y2] = [a.y + middle, b.y + middle + (a.y < b.y ? -12 : 12)];
+    const left = a.x - (a.y < b.y ? 34 : 64); // there and back do not lie on each other
+    path = `M${a.x} ${y1 + (a.y < b.y ? 12 : -12)} C${left} ${y1} ${left} ${y2} ${b.x - 2} ${y2}`;
+    at = { x: 0.25 * a.x + 0.75 * left, y: (y1 + y2) / 2 + (a.y < b.y ? 10 : 0) };
   } else {
     const [x1, x2, low] = [a.x + WIDE / 2, b.x + WIDE / 2 + (a === b ? 30 : 0), height - 26];
     path = `M${x1} ${a.y + HIGH} C${x1} ${low + 14} ${x2} ${low + 14} ${x2} ${b.y + HIGH + 2}`;

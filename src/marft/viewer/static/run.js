@@ -33,7 +33,11 @@ export function runPage(root, route, first) {
       showTeam();
     }) : []);
   };
+  let drawn = "";
   const showState = () => {
+    const now = JSON.stringify([run, ago(run.updated)]);
+    if (now === drawn) return; // what has the focus stays
+    drawn = now;
     replace(head, header(run));
     replace(said, run.guards.length ? warnings(run.guards) : []);
   };
@@ -69,13 +73,16 @@ function header(run) {
   return h("div", { class: "head" },
     h("div", { class: "title" }, h("h1", {}, run.name), tag(run.state, run.state), h("span", { class: "muted" }, `${run.algorithm} at ${run.level} level · ${run.path} · ${ago(run.updated)}`)),
     h("div", { class: "tiles" },
-      tile("Steps", `${run.step} of ${run.steps}`, h("span", { class: "progress wide" }, h("i", { style: { width: `${100 * Math.min(1, done)}%` } }))),
+      tile("Steps", `${run.step} of ${run.steps}`, [h("span", { class: "progress wide" }, h("i", { style: { width: `${100 * Math.min(1, done)}%` } })), left(run)]),
       tile("Reward", number(run.last.reward), "mean of the last step"),
       "accuracy" in run.last ? tile("Accuracy", percent(run.last.accuracy), "of the last step") : null,
       "validation_accuracy" in run.last && run.last.validation_accuracy !== null ? tile("Validation", percent(run.last.validation_accuracy), "accuracy") : null,
       "seconds" in run.last ? tile("A step takes", seconds(run.last.seconds)) : null,
       h("a", { class: "tile link", href: href(["run", run.id, "episodes"]) }, h("span", { class: "label" }, "Recorded"), h("strong", {}, count(run.recorded.length)), h("span", { class: "more" }, "steps · look at episodes →"))));
 }
+
+/** How long a run that trains still takes, if steps stay as the last one was. */
+const left = (run) => (run.state === "training" && run.last.seconds ? h("span", { class: "more" }, `about ${seconds(run.last.seconds * Math.max(0, run.steps - run.step))} left`) : null);
 
 function teamOf(team, run) {
   const colours = palette(team.agents.map((agent) => agent.role));

@@ -31,7 +31,11 @@ export function runsPage(root, route) {
     pictures.choose(selected());
   };
   const selected = () => runs.filter((run) => chosen.includes(run.id));
+  let drawn = "";
   const show = () => {
+    const now = JSON.stringify([runs.map((run) => [run, ago(run.updated)]), chosen, search.value, [...rewards]]);
+    if (now === drawn) return; // what has the focus, or is pointed at, stays
+    drawn = now;
     const words = search.value.toLowerCase();
     const found = runs.filter((run) => `${run.name} ${run.algorithm} ${run.level} ${run.state}`.toLowerCase().includes(words));
     const focused = list.contains(document.activeElement) ? document.activeElement.dataset.key : null;
@@ -71,7 +75,7 @@ function row(run, ticked, rewards, toggle) {
       h("input", { type: "checkbox", checked: ticked, "data-key": run.id, "aria-label": `Curves of ${run.name}`, onchange: () => toggle(run.id) }),
       h("i", { class: "swatch", style: { "--swatch": series(run.colour) } })),
     h("div", { class: "about" },
-      h("a", { class: "name", href: href(["run", run.id]) }, run.name),
+      h("a", { class: "name", "data-key": `${run.id}/`, href: href(["run", run.id]) }, run.name),
       h("div", { class: "meta" }, tag(run.state, run.state), `${run.algorithm} · ${run.level} · ${run.agents.length} agents`),
       h("div", { class: "meta" }, h("span", { class: "progress", role: "progressbar", "aria-valuenow": run.step, "aria-valuemax": run.steps, "aria-label": `Progress of ${run.name}` }, h("i", { style: { width: `${100 * done}%` } })),
         h("span", { class: "number" }, `${run.step}/${run.steps}`), h("span", {}, ago(run.updated))),
