@@ -40,7 +40,7 @@ PICTURES = [
     Picture("runs", "runs?smooth=0.5", ".curves .line"),
     Picture("run", "run/{run}", ".team .seat"),
     Picture("episodes", "run/{run}/episodes?sort=reward&order=asc", ".inside .tag"),
-    Picture("episode", "run/{run}/episodes/{step}/{index}?colour=advantage", ".tokens .token", click=".act >> nth=4"),
+    Picture("episode", "run/{run}/episodes/{step}/{index}?colour=advantage", ".tokens .token", click=".act >> nth=2"),
     Picture("episode-dark", "run/{run}/episodes/{step}/{index}?colour=entropy", ".tokens .token", theme="dark"),
     Picture("credit", "run/{run}/credit?step={step}", ".histogram rect"),
 ]
@@ -50,8 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="a folder of runs")
     parser.add_argument("--run", default="pictured", help="the run whose pages are photographed")
-    parser.add_argument("--step", default="10", help="the recorded step that they show")
-    parser.add_argument("--index", default="1", help="the episode of that step")
+    parser.add_argument("--step", default="15", help="the recorded step that they show")
+    parser.add_argument("--index", default="13", help="the episode of that step")
     options = parser.parse_args()
     chromium = os.environ.get("MARFT_CHROMIUM") or shutil.which("chromium")
     if not chromium:
@@ -78,7 +78,7 @@ def _take(browser: Browser, viewer: Viewer, picture: Picture, names: Mapping[str
     if picture.click:
         page.click(picture.click)
         page.evaluate("scrollTo(0, 0)")
-    page.wait_for_timeout(1500)  # curves and tokens come one after another
+    page.wait_for_timeout(2500)  # curves and tokens come one after another
     path = OUT / f"{picture.name}.png"
     path.write_bytes(_small(page))
     context.close()

@@ -7,7 +7,9 @@ import { scale } from "./ticks.js";
 
 /** A table: a row a step, a column a term; the bar behind a number is its share of the largest. */
 export function terms(transitions) {
-  const names = [...new Set(transitions.flatMap((transition) => Object.keys(transition.terms)))];
+  const all = [...new Set(transitions.flatMap((transition) => Object.keys(transition.terms)))];
+  const given = (name) => transitions.some((transition) => transition.terms[name]);
+  const names = all.filter((name) => given(name) || !all.some((other) => other.startsWith(`${name}/`))); // paid to agents alone
   const roles = [...new Set(transitions.flatMap((transition) => Object.keys(transition.agent_rewards)))];
   const most = Math.max(1e-9, ...transitions.flatMap((transition) => [transition.reward, ...Object.values(transition.terms), ...Object.values(transition.agent_rewards)]).map((value) => Math.abs(value ?? 0)));
   const cell = (value) => h("td", { class: "number" }, value === null || value === undefined ? h("span", { class: "muted" }, "·") : [
@@ -16,7 +18,7 @@ export function terms(transitions) {
   const row = (title, of, kind = "") => h("tr", { class: kind }, h("th", { scope: "row" }, title), transitions.map((transition) => cell(of(transition))), transitions.length > 1 ? h("td", { class: "number sum" }, formatted(sum(of), "+.2f")) : null);
   return h("div", { class: "scroll" }, h("table", { class: "terms" },
     h("thead", {}, h("tr", {}, h("th", {}, "step"), transitions.map((transition) => h("th", { scope: "col" }, transition.step)), transitions.length > 1 ? h("th", { scope: "col" }, "Σ") : null)),
-    h("tbody", {}, names.map((name) => row(name.replaceAll("_", " "), (transition) => transition.terms[name])), row("team reward", (transition) => transition.reward, "total"),
+    h("tbody", {}, names.map((name) => row(name.replaceAll("_", " ").replace("/", " · "), (transition) => transition.terms[name])), row("team reward", (transition) => transition.reward, "total"),
       roles.map((role) => row(`${role} alone`, (transition) => transition.agent_rewards[role])))));
 }
 

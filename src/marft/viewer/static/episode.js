@@ -81,7 +81,7 @@ function header(episode, run, step, index) {
     h("a", { class: "quiet", href: href(["run", run.id, "beside"], { task: episode.task }) }, "Under two checkpoints")),
   episode.fork ? h("p", { class: "muted" }, `Played again from ${episode.fork.at} of ${episode.fork.origin}`) : null,
   episode.error ? h("div", { class: "empty bad" }, h("strong", {}, "It could not be scored"), h("pre", {}, episode.error)) : null,
-  h("div", { class: "tiles" }, tile("Reward", formatted(episode.reward, "+.2f"), `${episode.stream}`), tile("Took", seconds(episode.seconds), plural(episode.transitions.length, "environment step")),
+  h("div", { class: "tiles" }, tile("Reward", formatted(episode.reward, "+.2f"), `attempt ${episode.sample + 1} at the task`), tile("Took", seconds(episode.seconds), plural(episode.transitions.length, "environment step")),
     tile("Wrote", count(episode.tokens), `tokens in ${plural(episode.actions.length, "action")}`), tile("Episode", `${step} / ${index}`, "step / index")));
 }
 

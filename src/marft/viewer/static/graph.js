@@ -5,7 +5,7 @@ import { h, s } from "./dom.js";
 import { count, percent } from "./format.js";
 import { hideTip, showTip } from "./tip.js";
 
-const [WIDE, HIGH, GAP_X, GAP_Y] = [132, 54, 92, 30];
+const [WIDE, HIGH, GAP_X, GAP_Y] = [132, 54, 92, 38];
 
 /** Columns by the longest way of forward edges (forward: as the team is listed), rows in order; two who see each other are
  * peers, and push nobody on. */
@@ -24,9 +24,9 @@ export function graph(team) {
   const column = layers(team.agents, edges);
   const columns = Math.max(0, ...column) + 1;
   const rows = Math.max(...Array.from({ length: columns }, (_, c) => column.filter((other) => other === c).length));
-  const back = edges.some((edge) => columnOf(team, column, edge.to) < columnOf(team, column, edge.from) || edge.from === edge.to);
+  const back = edges.some((edge) => columnOf(team, column, edge.to) < columnOf(team, column, edge.from));
   const skips = edges.some((edge) => Math.abs(columnOf(team, column, edge.to) - columnOf(team, column, edge.from)) > 1);
-  const head = skips ? 42 : 20;
+  const head = skips || edges.some((edge) => edge.from === edge.to) ? 46 : 20;
   const peers = edges.some((edge) => edge.from !== edge.to && columnOf(team, column, edge.from) === columnOf(team, column, edge.to));
   const side = peers ? 74 : 20;
   const [width, height] = [columns * (WIDE + GAP_X) - GAP_X + side + 20, rows * (HIGH + GAP_Y) - GAP_Y + 20 + head + (back ? 56 : 0)];
@@ -69,9 +69,13 @@ function connection(edge, spots, height, colours) {
     const [y1, y2] = [a.y + middle, b.y + middle + (a.y < b.y ? -12 : 12)];
     const left = a.x - (a.y < b.y ? 34 : 64); // there and back do not lie on each other
     path = `M${a.x} ${y1 + (a.y < b.y ? 12 : -12)} C${left} ${y1} ${left} ${y2} ${b.x - 2} ${y2}`;
-    at = { x: 0.25 * a.x + 0.75 * left, y: (y1 + y2) / 2 + (a.y < b.y ? 10 : 0) };
+    at = { x: 0.25 * a.x + 0.75 * left, y: (y1 + y2) / 2 + (a.y < b.y ? -3 : 19) };
+  } else if (a === b) {
+    const [x1, x2, high] = [a.x + WIDE - 52, a.x + WIDE - 20, a.y - 32];
+    path = `M${x1} ${a.y} C${x1 - 10} ${high} ${x2 + 10} ${high} ${x2} ${a.y - 2}`;
+    at = { x: x1 - 22, y: a.y };
   } else {
-    const [x1, x2, low] = [a.x + WIDE / 2, b.x + WIDE / 2 + (a === b ? 30 : 0), height - 26];
+    const [x1, x2, low] = [a.x + WIDE / 2, b.x + WIDE / 2, height - 26];
     path = `M${x1} ${a.y + HIGH} C${x1} ${low + 14} ${x2} ${low + 14} ${x2} ${b.y + HIGH + 2}`;
     at = { x: (x1 + x2) / 2, y: 0.125 * (a.y + b.y + 2 * HIGH) + 0.75 * (low + 14) };
   }

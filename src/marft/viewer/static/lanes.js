@@ -33,7 +33,7 @@ export function lanes(episode, roles, colours, choose) {
     replace(svg, defs(), steps(actions, times, x, height), axis(times, x, width, height),
       rows.map((role, n) => s("g", { class: "lane" }, s("line", { x1: GUTTER, x2: width - 14, y1: middle(n), y2: middle(n) }),
         s("text", { x: GUTTER - 12, y: middle(n) + 4, "text-anchor": "end" }, role.length > 15 ? `${role.slice(0, 14)}…` : role))),
-      valued.length ? strip(valued, times, x, TOP + rows.length * ROW, width) : [], [...bars.values()], arrows);
+      valued.length ? strip(valued, times, x, TOP + rows.length * ROW, width, colours) : [], [...bars.values()], arrows);
     point(selected);
   };
   const point = (id) => {
@@ -101,13 +101,14 @@ function axis(times, x, width, height) {
     s("text", { x: x(tick), y: TOP - 11, "text-anchor": "middle" }, times.timed ? `${number(tick)} s` : `#${tick}`)]));
 }
 
-function strip(actions, times, x, top, width) {
+function strip(actions, times, x, top, width, colours) {
   const values = actions.map((action) => action.value);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const y = scale([low, high === low ? low + 1 : high], [top + STRIP - 8, top + 10]);
   const sorted = [...actions].sort((a, b) => times.of(a)[0] - times.of(b)[0]);
-  const path = sorted.map((action, n) => `${n ? "L" : "M"}${x(times.of(action)[0]).toFixed(1)} ${y(action.value).toFixed(1)}`).join("");
+  const path = (role) => sorted.filter((action) => action.agent === role).map((action, n) => `${n ? "L" : "M"}${x(times.of(action)[0]).toFixed(1)} ${y(action.value).toFixed(1)}`).join("");
+  const roles = [...new Set(sorted.map((action) => action.agent))];
   return s("g", { class: "strip" }, s("line", { x1: GUTTER, x2: width - 14, y1: top + 2, y2: top + 2 }), s("text", { x: GUTTER - 12, y: top + 22, "text-anchor": "end" }, "value"),
     s("text", { x: GUTTER - 12, y: top + 36, "text-anchor": "end", class: "small" }, `${formatted(low, ".2f")} … ${formatted(high, ".2f")}`),
-    s("path", { d: path }), sorted.map((action) => s("circle", { cx: x(times.of(action)[0]), cy: y(action.value), r: 3.2 }, s("title", {}, `${action.id}: ${formatted(action.value, ".3f")}`))));
+    roles.map((role) => s("path", { d: path(role), stroke: colours(role) })), sorted.map((action) => s("circle", { cx: x(times.of(action)[0]), cy: y(action.value), r: 3.2, fill: colours(action.agent) }, s("title", {}, `${action.id}: ${formatted(action.value, ".3f")}`))));
 }
