@@ -7,7 +7,6 @@ python tools/site/photographs.py runs       # writes docs/assets/viewer/*.png
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from marft.viewer.serving import Viewer
 
@@ -40,8 +38,8 @@ PICTURES = [
     Picture("runs", "runs?smooth=0.5", ".curves .line"),
     Picture("run", "run/{run}", ".team .seat"),
     Picture("episodes", "run/{run}/episodes?sort=reward&order=asc", ".inside .tag"),
-    Picture("episode", "run/{run}/episodes/{step}/{index}?colour=advantage", ".tokens .token", click=".act >> nth=2"),
-    Picture("episode-dark", "run/{run}/episodes/{step}/{index}?colour=entropy", ".tokens .token", theme="dark"),
+    Picture("episode", "run/{run}/episodes/{step}/{index}?colour=advantage", ".tokens .token", click=".act >> nth=4"),
+    Picture("episode-dark", "run/{run}/episodes/{step}/{index}?colour=log_prob", ".tokens .token", theme="dark"),
     Picture("credit", "run/{run}/credit?step={step}", ".histogram rect"),
 ]
 
@@ -51,7 +49,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="a folder of runs")
     parser.add_argument("--run", default="pictured", help="the run whose pages are photographed")
     parser.add_argument("--step", default="15", help="the recorded step that they show")
-    parser.add_argument("--index", default="13", help="the episode of that step")
+    parser.add_argument("--index", default="3", help="the episode of that step")
     options = parser.parse_args()
     chromium = os.environ.get("MARFT_CHROMIUM") or shutil.which("chromium")
     if not chromium:
@@ -77,23 +75,16 @@ def _take(browser: Browser, viewer: Viewer, picture: Picture, names: Mapping[str
     page.wait_for_selector(picture.shows)
     if picture.click:
         page.click(picture.click)
+        page.mouse.move(700, 90)
         page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(2500)  # curves and tokens come one after another
     path = OUT / f"{picture.name}.png"
-    path.write_bytes(_small(page))
+    page.screenshot(path=path)
     context.close()
     size = path.stat().st_size
     print(f"{path}  {size / 1000:.0f} kB")
     if size > MOST:
         raise SystemExit(f"{path} is larger than {MOST / 1000:.0f} kB")
-
-
-def _small(page: Page) -> bytes:
-    """A screenshot of at most 256 colours, which is what the pages have, but for the edges of letters."""
-    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    file = io.BytesIO()
-    image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
-    return file.getvalue()
 
 
 if __name__ == "__main__":

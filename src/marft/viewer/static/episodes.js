@@ -100,7 +100,7 @@ function filters(query, set, run) {
   return [
     h("input", { type: "search", class: "grow", placeholder: "Search prompts, texts, tasks", "aria-label": "Search episodes", "data-search": true, value: query.q, oninput: (event) => set("q", event.target.value) }),
     pick("Step", "step", same([...run.recorded].reverse())), pick("Agent", "agent", same(run.agents.map((agent) => agent.role))),
-    field("Task", "task", { size: 12, placeholder: "any" }),
+    field("Task", "task", { size: 8, placeholder: "any" }),
     pick("Solved", "success", [["true", "yes"], ["false", "no"]]), pick("Status", "status", same(["terminated", "truncated", "paused", "failed", "timed_out"])),
     pick("Guard", "guard", same([...new Set(run.guards.map((guard) => guard.name))])),
     h("label", { class: "field" }, h("span", {}, "Reward"), ["reward_min", "reward_max"].map((name, n) => [n ? h("span", {}, "to") : null,
