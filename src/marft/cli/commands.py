@@ -118,7 +118,9 @@ def evaluate(
         console.print(f"saved in {folder.evaluations}; see {folder.report}")
 
 
-def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint: str, task: int) -> None:
+def play(
+    path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint: str, task: int, again: str = ""
+) -> None:
     """``marft play``."""
     run, folder = _run_of(path, overrides)
     quieten()
@@ -126,7 +128,7 @@ def play(path: Path, overrides: Sequence[str], humans: Sequence[str], checkpoint
         sys.stdin.reconfigure(errors="replace")  # what somebody types or pastes is read, whatever its bytes
     from marft.cli.live import Screen, play_live
 
-    play_live(run, folder, checkpoint if folder else "base", task, humans, Screen(console))
+    play_live(run, folder, checkpoint if folder else "base", task, humans, Screen(console), again)
 
 
 def replay(path: Path, names: Sequence[str], step: int, episodes: int) -> None:

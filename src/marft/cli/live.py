@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from marft.config.settings import did_you_mean
 from marft.engines.human import HumanSampler
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
+from marft.evaluation.again import Again
 from marft.evaluation.session import find_checkpoint
 from marft.game.game import Attempt, Game
 from marft.game.play import play
@@ -33,6 +34,7 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.recorded: Collection[str] = ()  # ids of actions that are served as they were recorded
 
     def observed(self, observation: Observation) -> None:
         self._show(observation.text, "the environment shows")
@@ -47,7 +49,8 @@ class Screen:
             style = "red" if call.error else "dim"
             used = f"  {action.agent} uses {call.name} {call.arguments} → {call.output}"
             self.console.print(Text(visible(used), style=style))
-        self._show(action.text, f"{action.id}, {action.ended - action.started:.1f} s")
+        how = "recorded" if action.id in self.recorded else f"{action.ended - action.started:.1f} s"
+        self._show(action.text, f"{action.id}, {how}")
 
     def ask(self, role: str, options: Sequence[str]) -> str:
         """What the person says, or which option it takes.
@@ -82,14 +85,16 @@ class Screen:
 
 
 def play_live(
-    run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, humans: Sequence[str], screen: Screen
-) -> Episode:
-    """Play one episode of the test split.
+    run: RunSettings, folder: RunFolder | None, checkpoint: str, task: int, humans: Sequence[str], screen: Screen,
+    again: str = "",
+) -> Episode:  # fmt: skip
+    """Play one episode of the test split, or a recorded one again.
 
     Args:
         checkpoint: ``base`` or one of the run's.
         task: its index in the split.
         humans: roles that people play.
+        again: the action of a recorded episode from which on it is played anew; "" for none.
 
     Raises:
         ValueError: there is no such task, role or checkpoint.
@@ -98,20 +103,29 @@ def play_live(
     for role in humans:
         if role not in roles:
             raise ValueError(f"--human: no agent is called {role!r}{did_you_mean(role, roles)}")
+    if again and folder is None:
+        raise ValueError("--again: a recipe has no recorded episodes; give the folder of a run")
     path: Path | None = find_checkpoint(run, folder, checkpoint)
+    attempt = Again.of(again).attempt(run, folder) if again and folder else None
     with LocalRollouts(run) as rollouts:
-        tasks = tasks_of(run.environment, "test")
-        if not 0 <= task < len(tasks):
-            raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
+        attempt = attempt or _of_test_split(run, task)
+        screen.recorded = attempt.replay.actions if attempt.replay else ()
         if path is not None:
             load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
         rollouts.publish(0)
         person = HumanSampler(rollouts.game.renderer, screen.ask, rollouts.decode)
         seats = rollouts.engine.seating(dict.fromkeys(humans, person))
         game = replace(rollouts.game, engine=seats, watcher=screen)
-        episode = rollouts.wait_for(_played(rollouts, game, Attempt(tasks[task], "play")))
+        episode = rollouts.wait_for(_played(rollouts, game, attempt))
     screen.ended(episode)
     return episode
+
+
+def _of_test_split(run: RunSettings, task: int) -> Attempt:
+    tasks = tasks_of(run.environment, "test")
+    if not 0 <= task < len(tasks):
+        raise ValueError(f"--task: the test split has tasks 0 to {len(tasks) - 1}, not {task}")
+    return Attempt(tasks[task], "play")
 
 
 async def _played(rollouts: LocalRollouts, game: Game, attempt: Attempt) -> Episode:

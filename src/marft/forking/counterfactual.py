@@ -37,7 +37,7 @@ def counterfactuals(
             replace(
                 attempt,
                 stream=f"{attempt.stream}/fork/{action.id}/{number}",
-                replay=_replay_around(attempt, episode, action),
+                replay=replay_around(attempt, episode, action),
             )
             for attempt, episode in zip(attempts, episodes, strict=True)
             if episode.scored
@@ -59,7 +59,9 @@ def dependents(actions: Sequence[Action], action: Action) -> set[str]:
     return found
 
 
-def _replay_around(attempt: Attempt, episode: Episode, action: Action) -> Replay:
+def replay_around(attempt: Attempt, episode: Episode, action: Action) -> Replay:
+    """What is served of an episode so that one action is sampled anew, and what depends on it: of the action's own step
+    the others, and all that came before."""
     anew = dependents(episode.actions, action)
     served = [a for a in episode.actions if a.step <= action.step and a.id not in anew]
     observed = [t.observation.text for t in episode.transitions[: action.step + 1]]

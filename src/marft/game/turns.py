@@ -228,10 +228,7 @@ class Turns:
             continues=asked.continues,
             restarted=asked.restarted,
         )
-        self._taken(action, asked, request)
-        if self.game.watcher:
-            self.game.watcher.acted(action)
-        return action
+        return self._taken(action, asked, request)
 
     def _chatted(self, agent: Agent, chat: Chat, shown: str) -> Asked:
         """What an agent is asked with through a client; raises :class:`ChatRefusedError`."""
@@ -254,6 +251,8 @@ class Turns:
             self._memories[action.agent].keep(asked, action, request)
         self.actions[action.index] = action
         self._handed[id(action)] = action
+        if self.game.watcher:
+            self.game.watcher.acted(action)
         return action
 
     @contextmanager

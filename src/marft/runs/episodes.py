@@ -23,6 +23,7 @@ from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
 ACTION = codecs_of(Action)
 ADDED = {"restarts", "thought", "masks"}  # columns that older files lack: there the field has its default
+TOGETHER = 1024  # rows of a group: what is read for one episode
 FORK = codec_of(Fork | None)
 TRANSITIONS = codec_of(tuple[Transition, ...])
 BOOTSTRAP = codec_of(Mapping[str, TokenIds])  # by agent
@@ -55,7 +56,9 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
     rows = [row for episode in episodes for row in _rows(episode)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)
+    pq.write_table(
+        table, sink, row_group_size=TOGETHER, compression="zstd", use_dictionary=False, write_page_checksum=True
+    )
     atomic.write_file(path, sink.getvalue().to_pybytes())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,11 @@ def audit(run: Run, file: Indexed) -> dict[str, Any]:
 
 
 def group_of(run: Run, file: Indexed, number: int) -> Mapping[str, Any] | None:
-    """The first group that an episode is in.
-
-    Raises:
-        ValueError: what was recorded cannot be read.
-    """
-    path = credit_file(run, file)
-    groups = _groups(file, read_groups(path) if path else {})
+    """The first group that an episode is in; the attempts at its task where the record cannot be read."""
+    path, recorded = credit_file(run, file), dict[str, list[tuple[str, str, int]]]()
+    with suppress(ValueError):
+        recorded = read_groups(path) if path else {}
+    groups = _groups(file, recorded)
     found = next((group for group in groups if [file.of.step, number] in group["episodes"]), None)
     return {name: found[name] for name in ("key", "episodes", "rewards")} if found else None
 

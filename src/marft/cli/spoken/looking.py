@@ -48,6 +48,9 @@ def play(
     human: Annotated[list[str] | None, typer.Option(help="An agent that you play; repeat the option.")] = None,
     checkpoint: Annotated[str, typer.Option(help="Of a run: base, last, best or step_000050.")] = "last",
     task: Annotated[int, typer.Option(help="Which task of the test split.")] = 0,
+    again: Annotated[
+        str, typer.Option(help="Of a run: a recorded episode up to an action, STEP:EPISODE@ACTION, and on from there.")
+    ] = "",
 ) -> None:
     """Play one episode live, agent by agent.
 
@@ -55,7 +58,7 @@ def play(
     """
     from marft.cli import commands, options
 
-    commands.play(recipe, options.overrides_of(context, recipe), human or [], checkpoint, task)
+    commands.play(recipe, options.overrides_of(context, recipe), human or [], checkpoint, task, again)
 
 
 @app.command()

@@ -19,7 +19,7 @@ export function palette(roles) {
 
 export const SCALES = {
   advantage: { label: "Advantage", kind: "diverging", low: "worse than expected", high: "better", help: "What the update was told of this token: above 0 it is made likelier." },
-  log_prob: { label: "Log-prob", kind: "sequential", low: "sure (0)", high: "surprising", help: "Log-probability at the sampling temperature; a dark token was unlikely." },
+  log_prob: { label: "Log-prob", kind: "sequential", low: "sure (0)", high: "surprising", help: "Log-probability at the sampling temperature; a coloured token was unlikely." },
   entropy: { label: "Entropy", kind: "sequential", low: "decided", high: "open", help: "How spread the distribution was that the token was sampled from, in nats." },
   value: { label: "Value", kind: "sequential", low: "low", high: "high", help: "What the critic expected from here on." },
   difference: { label: "Learner − engine", kind: "diverging", low: "engine likelier", high: "learner likelier", help: "The learner's log-prob before the update minus the one it was sampled with; far from 0 the two disagree." },

@@ -1,0 +1,95 @@
+"""A recorded episode, played again up to one of its actions, and from there on anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+from marft.config.run import RunSettings
+from marft.envs.tasks import tasks_of
+from marft.evaluation.graph import find_episode
+from marft.forking.counterfactual import replay_around
+from marft.game.environment import Split
+from marft.game.game import Attempt
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.types import Episode, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Which action is sampled anew.
+
+    >>> Again.of("20:7@0/actor/0")
+    Again(where='20', episode='7', action='0/actor/0')
+    >>> Again.of("20:chain_sum/17#2@0/actor/0").episode
+    'chain_sum/17#2'
+
+    Args:
+        where: a recorded training step; or the name of an evaluation with recorded episodes.
+        episode: its index there, or task#sample.
+        action: its id.
+    """
+
+    where: str
+    episode: str
+    action: str
+
+    @staticmethod
+    def of(text: str) -> Again:
+        """
+        Raises:
+            ValueError: it is not spelled so.
+        """
+        where, colon, rest = text.partition(":")
+        episode, at, action = rest.rpartition("@")
+        if not (where and colon and episode and at and action):
+            raise ValueError(
+                f"--again: {text!r} names no action; give STEP:EPISODE@ACTION, such as 20:7@0/actor/0 "
+                "(marft show and marft view say them)"
+            )
+        return Again(where, episode, action)
+
+    def attempt(self, run: RunSettings, folder: RunFolder) -> Attempt:
+        """What is played: recorded actions are served up to there.
+
+        Raises:
+            ValueError: there is no such episode, action or task.
+        """
+        episode = find_episode(read_episodes(self._file(folder)), self.episode)
+        action = next((one for one in episode.actions if one.id == self.action), None)
+        if action is None:
+            known = ", ".join(one.id for one in episode.actions) or "none"
+            raise ValueError(f"--again: the episode has no action {self.action!r}; there are: {known}")
+        stream = _stream(episode)
+        attempt = Attempt(_task(run, episode.task.id), stream, episode.sample)
+        again = replace(replay_around(attempt, episode, action), origin=episode.name)
+        return replace(attempt, stream=f"{episode.stream}/again/{action.id}", replay=again)
+
+    def _file(self, folder: RunFolder) -> Path:
+        if self.where.isascii() and self.where.isdigit():
+            return folder.recorded(int(self.where))
+        files = {path.stem: path for path in sorted(folder.evaluations.glob("*.parquet"))}
+        if self.where not in files:
+            known = ", ".join(files) or "none"
+            raise ValueError(f"--again: no evaluation {self.where!r} has recorded episodes; there are: {known}")
+        return files[self.where]
+
+
+def _stream(episode: Episode) -> str:
+    """The stream of the episode that a fork was forked from: environment and tools begin under its seed."""
+    if episode.fork is None:
+        return episode.stream
+    return episode.fork.origin.removesuffix(f" {episode.task.id} #{episode.sample}")
+
+
+def _task(run: RunSettings, name: str) -> Task:
+    """The task with its data, which is not recorded."""
+    splits: Sequence[Split] = get_args(Split)
+    for split in splits:
+        found = next((task for task in tasks_of(run.environment, split) if task.id == name), None)
+        if found is not None:
+            return found
+    raise ValueError(f"--again: the environment has no task {name!r} any more, in any split")
