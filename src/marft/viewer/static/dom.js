@@ -1,4 +1,4 @@
-// Elements without innerHTML: whatever a model wrote becomes a text node, never markup.
+// Elements made one by one: whatever a model wrote becomes a text node, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
