@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,14 @@ class TestRuns:
             answer = mine.get(f"/api/runs/one/{path}")
             assert answer.status_code == 404
             assert answer.json()["error"]
+
+    def test_one_that_goes_on_for_longer_says_so(self, run: Path) -> None:
+        mine, config = client(run), run / "config.toml"
+        assert asked(mine, "runs")["runs"][0]["state"] == "finished"
+        config.write_text(config.read_text().replace("steps = 2", "steps = 20", 1))
+        os.utime(config, (1, 1))
+        (one,) = asked(mine, "runs")["runs"]
+        assert (one["steps"], one["state"]) == (20, "stopped")
 
     def test_no_run_at_all_is_refused_in_words(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"no run at .*nothing"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ class Run:
 
     def __init__(self, name: str, path: Path, cache: IndexCache) -> None:
         self.id, self.folder = name, RunFolder(path)
+        self._read_at = _changed(self.folder.config)
         self.recipe: WrittenRecipe = self.folder.read_recipe()
         self.written = Written(self.folder.config)
         self.log = MetricsLog(self.folder.metrics, self.recipe.guards)
         self.shelf = Shelf(path, cache)
         self._together: tuple[tuple[int, ...], Episodes] = ((), Episodes([]))
 
-    @cached_property
+    @property
     def agents(self) -> list[dict[str, Any]]:
         """The team: who trains, and who answers."""
         policies: Mapping[str, Any] = (self.recipe.model_extra or {}).get("policies", {})
@@ -69,6 +70,10 @@ class Run:
         """
         if not self.folder.config.is_file():
             raise MissingError(f"{self.folder.path} is no run any more")
+        if (changed := _changed(self.folder.config)) != self._read_at:  # it goes on for longer, or is another run
+            with suppress(ValueError):
+                self.recipe, self.written = self.folder.read_recipe(), Written(self.folder.config)
+                self._read_at = changed
         self.log.look()
         self.shelf.look()
         return self
