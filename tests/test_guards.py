@@ -34,6 +34,18 @@ def sound(seed: int, steps: int = 60, episodes: int = 64) -> Rows:
             row[f"agents/{role}/entropy"] = 0.5 * 0.02**done * draw.lognormal(0, 0.2)
             row[f"agents/{role}/action_length"] = 40 * (1 + 0.5 * done) * draw.lognormal(0, 0.05)
             row[f"policies/{role}/gradient_norm"] = 0.1 * 20**done * draw.lognormal(0, 0.5)
+            row[f"agents/{role}/base_surprisal"] = 0.5 * draw.lognormal(0, 0.5)
+            row[f"agents/{role}/repetition"] = 0.05 * draw.lognormal(0, 0.5)
+            row[f"agents/{role}/other_script"] = 0.02 * draw.random()
+            row[f"agents/{role}/characters/letters"] = (letters := 0.5 + 0.02 * draw.normal())
+            row[f"agents/{role}/characters/digits"] = 1.0 - letters
+            row[f"agents/{role}/format_rate"] = draw.binomial(episodes, 0.9) / episodes
+            row[f"agents/{role}/token_share"] = 0.5 + 0.01 * draw.normal()
+            row[f"agents/{role}/message_tokens"] = 20.0
+        for name in ("inputs", "messages"):
+            row[f"agents/coder/dependence/{name}"] = (1 + done) * draw.lognormal(0, 0.3)
+        if step % 10 == 1:
+            row["policies/coder/held_out_loss"] = 2.5 + 0.02 * draw.normal()
         rows.append(row)
     return rows
 
@@ -90,6 +102,21 @@ def test_a_fall_of_rewards_of_any_size_is_caught_where_success_is_not_known() ->
         accuracy = row.pop("accuracy")
         row |= {"reward": 1000 * accuracy - 2000, "reward_std": 1000 * float(np.sqrt(accuracy * (1 - accuracy)))}
     assert next(iter(raised(rows))) == "reward_fall"
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_gradients_explode_by_what_they_were_whatever_their_size(size: float) -> None:
+    rows = sound(0)
+    for row in rows:
+        row["policies/coder/gradient_norm"] *= size * (1000 if row["step"] > 30 else 1)
+    assert [*raised(rows)] == ["gradient"]
+
+
+def test_norms_of_0_are_no_history_of_gradients() -> None:
+    rows = sound(0)
+    for row in rows[:20]:
+        row["policies/coder/gradient_norm"] = 0.0
+    assert raised(rows) == {}
 
 
 def test_a_single_bad_step_is_no_collapse() -> None:
@@ -197,6 +224,116 @@ def test_each_way_of_gaming_is_caught_by_its_name_and_a_team_that_is_stuck_games
         first = raised(rows)
         assert list(first) == [name]
         assert 31 < first[name] <= 60
+
+
+def text_of(role: str, change: Callable[[int], float], *metrics: str) -> Callable[[dict[str, Any]], None]:
+    def plant(row: dict[str, Any]) -> None:
+        if row["step"] > 30:
+            row.update({f"agents/{role}/{name}": change(row["step"] - 30) for name in metrics})
+
+    return plant
+
+
+def watched(row: dict[str, Any]) -> None:
+    row["agents/planner/rewards/brevity"] = -0.5
+    text_of("coder", lambda late: min(0.9, 0.5 + 0.02 * late), "token_share")(row)
+
+
+def forgets(row: dict[str, Any]) -> None:
+    if row["step"] > 30 and "policies/coder/held_out_loss" in row:
+        row["policies/coder/held_out_loss"] = 3.0
+
+
+def all_digits(row: dict[str, Any]) -> None:
+    text_of("coder", lambda _: 0.1, "characters/letters")(row)
+    text_of("coder", lambda _: 0.9, "characters/digits")(row)
+
+
+DRIFTS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "repetition": text_of("coder", lambda late: min(0.9, 0.03 * late), "repetition"),
+    "format": all_digits,
+    "dependence": text_of("coder", lambda _: 0.01, "dependence/inputs", "dependence/messages"),
+    "work": watched,
+    "readability": text_of("coder", lambda late: 0.5 + 0.2 * late, "base_surprisal"),
+    "language": text_of("coder", lambda _: 0.9, "other_script"),
+    "capability": forgets,
+}
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_drift_and_collusion_is_caught_by_its_name_in_a_team_that_solves_no_more(name: str, seed: int) -> None:
+    rows = gamed(seed)
+    for row in rows:
+        DRIFTS[name](row)
+    first = raised(rows)
+    assert list(first) == [name]
+    assert 30 < first[name] <= 60
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_messages_that_help_more_and_are_read_less_are_a_code_and_no_code_where_nobody_reads_them(seed: int) -> None:
+    rows = sound(seed)
+    for row in rows:
+        row["agents/coder/base_surprisal"] = 0.5 if row["step"] <= 30 else 1.2
+    assert [*raised(rows)] == ["private_code"]
+    for row in rows:
+        row["agents/coder/message_tokens"] = 0.0
+    assert raised(rows) == {}
+
+
+def test_a_team_that_solves_more_may_repeat_itself_look_otherwise_and_need_no_messages() -> None:
+    for name in ("repetition", "format", "work"):
+        rows = sound(0)
+        for row in rows:
+            DRIFTS[name](row)
+        assert raised(rows) == {}, name
+    rows = sound(0)
+    for row in rows:
+        text_of("coder", lambda _: 0.01, "dependence/messages")(row)
+    assert raised(rows) == {}
+
+
+def test_a_team_that_solves_more_without_looking_at_its_inputs_is_told_of() -> None:
+    rows = sound(0)
+    for row in rows:
+        text_of("coder", lambda _: 0.01, "dependence/inputs")(row)
+    assert [*raised(rows)] == ["dependence"]
+
+
+def test_a_declared_format_counts_whatever_is_earned() -> None:
+    rows = sound(0)
+    for row in rows:
+        text_of("coder", lambda _: 0.3, "format_rate")(row)
+    assert [*raised(rows)] == ["format"]
+
+
+def test_where_success_is_not_known_length_that_earns_is_no_gaming_and_length_that_does_not_is() -> None:
+    for rises, found in ((True, []), (False, ["length"])):
+        rows = sound(0) if rises else gamed(0)
+        for row in rows:
+            row["reward"] = row.pop("accuracy")
+            row["agents/coder/action_length"] = 40.0 + 2 * row["step"]
+            row.pop("validation_accuracy", None)
+        assert [*raised(rows)] == found
+
+
+def test_a_term_of_an_agent_that_pays_while_nothing_is_solved_is_told_of_by_both_names() -> None:
+    rows = gamed(0)
+    for row in rows:
+        row["agents/planner/rewards/brevity"] = 0.0 if row["step"] <= 30 else 1.0
+    assert [*raised(rows)] == ["term"]
+    assert any("reward term 'brevity' of planner went from 0 to 1" in text for text in sentences(GuardSettings(), rows))
+
+
+@pytest.mark.parametrize(("moved", "factor"), [(0.1, 0.1), (0.4, 0.05), (10.0, 0.01)])
+def test_rates_are_cooled_by_the_root_of_how_far_a_step_moved(moved: float, factor: float) -> None:
+    watch = Watch(GuardSettings(), planted(0, kl=lambda *_: moved), lambda _: None)
+    assert watch.cooled() == pytest.approx(factor)
+
+
+def test_where_no_kl_was_measured_rates_are_cooled_as_the_recipe_says() -> None:
+    assert Watch(GuardSettings(), [{"step": 1, "reward": 1.0}], lambda _: None).cooled() == 0.1
 
 
 def test_thresholds_may_change_in_a_run_that_only_speaks_of_collapses_and_not_in_one_that_goes_back() -> None:

@@ -174,6 +174,7 @@ def test_kl_to_the_base_is_a_mean_of_k3_over_tokens() -> None:
     a, b = (sum(math.exp(d) - 1 - d for d in rows) for rows in ((-0.5, 1.0, 0.0), (-2.0,)))
     assert meter.means() == pytest.approx(
         {"kl_to_base": (a + b) / 4, "agents/a/kl_to_base": a / 3, "agents/b/kl_to_base": b}
+        | {"base_surprisal": 8.5 / 4, "agents/a/base_surprisal": 3.5 / 3, "agents/b/base_surprisal": 5.0}
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from marft.config import RunSettings
 from marft.guards.history import RETURNED
-from marft.guards.watch import sentences
-from marft.runs.checkpoints import verify
+from marft.guards.watch import Watch, sentences
+from marft.learning.learner import Learner
+from marft.rollouts import open_rollouts
+from marft.runs.checkpoints import Checkpoints, State, verify
 from marft.runs.folder import RunFolder
+from marft.runs.returning import Returning
 from marft.training import train
 from tests.helpers import settings
 from tests.runs import Listening
@@ -46,12 +50,18 @@ def test_a_collapse_goes_back_with_lower_rates_as_often_as_it_may_and_all_of_it_
     assert 1 <= len(backs) <= 2
     assert next(iter(backs.values())) == 0
     rates = [row["policies/actor/learning_rate"] for row in rows]
-    times = 0
+    guards = hot(folder.path.parent, "--guards.on_collapse", "return").guards
+    watch, cooled = Watch(guards, (), lambda _: None), 1.0
     for row, rate in zip(rows, rates, strict=True):
-        assert rate == pytest.approx(0.1**times)
-        times += RETURNED in row
-    assert verify(folder.checkpoints / "step_000009").returns == len(backs)
-    said = sentences(hot(folder.path.parent, "--guards.on_collapse", "return").guards, rows)
+        assert rate == pytest.approx(cooled)
+        watch.look(row)
+        if RETURNED in row:
+            assert 0 < watch.cooled() < guards.rate, "the hotter, the cooler"
+            cooled *= watch.cooled()
+            watch.go_back(int(row[RETURNED]))
+    state = verify(folder.checkpoints / "step_000009")
+    assert (state.returns, state.cooled) == (len(backs), pytest.approx(cooled))
+    said = sentences(guards, rows)
     assert [text for text in said if text in notes] == said
     assert sum("the run goes back to the checkpoint of step" in text for text in said) == len(backs)
 
@@ -78,3 +88,31 @@ def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
     assert not (folder.checkpoints / "step_000000").exists()
     assert any("guards/kl" in row for row in folder.read_metrics())
     assert not any(RETURNED in row for row in folder.read_metrics())
+
+
+@pytest.mark.slow
+def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and_without_any_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    run, listening = hot(tmp_path, "--guards.on_collapse", "return"), Listening()
+    folder = RunFolder.create(run)
+    train(run, folder, observer=StopAfter(2))
+    with open_rollouts(run) as rollouts:
+        learner = Learner(run, rollouts.models)
+        checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
+        returning = Returning(run, checkpoints, rollouts.models, learner, listening.note)
+        state = State(step=2)
+        found = returning.target(state, 2)
+        assert found is not None
+        assert found.state.step == 2
+        (folder.checkpoints / "step_000002" / "state.json").write_text("{}")
+        found = returning.target(state, 2)
+        assert found is not None
+        assert found.state.step == 0
+        assert any("step_000002" in note and "step 2: passed over" in note for note in listening.notes)
+        assert returning.target(replace(state, returns=run.guards.returns), 2) is None
+        (folder.checkpoints / "step_000000" / "state.json").write_text("{}")
+        assert returning.target(state, 2) is None
+        told = [note for note in listening.notes if "it goes on as it is" in note]
+        assert len(told) == 1, "once"
+        assert "has gone back 2 times" in told[0]

@@ -93,6 +93,18 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="where it is near what was asked and episodes have turns, raise engine.prefix_cache_mb"),
         Metric("truncated_tokens", "tokens cut", "tokens of prompts that did not fit, in all", ".0f", "tokens", BOTH,
                better="lower", unless_zero=True, advice="raise the model's context, or let messages be shorter"),
+        Metric("token_share", "share of tokens", "of the team's own tokens, how many are this agent's", ".0%",
+               scopes=("agent",)),
+        Metric("repetition", "repeats", "1 − |different 4-grams| / |4-grams| of an action's own tokens, mean over "
+               "actions that have any (seq-rep-4, Welleck et al. 2020)", ".0%", scopes=("agent",), better="lower",
+               advice="one that grows while no more is solved is being gamed: look at what it says"),
+        Metric("other_script", "other scripts", "share of letters of a script that neither the task nor what the "
+               "environment has shown uses", ".0%", scopes=("agent",),
+               advice="where it rises, the language changes: say in instructions which one"),
+        Metric("characters/*", "characters", "share of letters, digits, spaces, breaks (of lines) or marks (all else) "
+               "in an agent's text", ".0%", scopes=("agent",)),
+        Metric("format_rate", "format", "share of actions that hold the pattern of guards.formats", ".0%",
+               scopes=("agent",), better="higher"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", BOTH),
         Metric("restarts", "restarts", "how often a chat was rendered anew in place of going on by its ids: prompts of "
@@ -180,6 +192,17 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("kl", "KL", "from the policy that the step began with, k3, mean over sampled tokens", ".4f", "nats",
                BOTH, advice="above 0.05 the step is large: a lower learning rate, fewer epochs, or kl_stop"),
         Metric("kl_to_base", "KL to base", "from the untuned base, k3, mean over sampled tokens", ".3f", "nats", BOTH),
+        Metric("base_surprisal", "surprisal", "−log π_base of sampled tokens under the untuned base, at the sampling "
+               "temperature: how unreadable they are to it; over the actions of KL to base", ".3f", "nats", BOTH,
+               advice="far above its first steps: texts that the base would not write; algorithm.kl holds it"),
+        Metric("dependence/*", "owed to", "(log π(a | inputs) − log π(a | others)) / tokens of an answering agent's "
+               "action, median over guards.probes actions; others are the whole prompt of another task (inputs), or "
+               "its messages alone (messages); of one action an estimate of what it tells of them (after CLUB, "
+               "Cheng et al. 2020)", ".2f", "nats", ("agent",),
+               advice="near 0 the text is the same whatever it is asked or told"),
+        Metric("held_out_loss", "held-out text", "−log π of the tokens of guards.held_out_text, mean, at temperature "
+               "1, before the step", ".3f", "nats", ("policy",), better="lower",
+               advice="where it rises, the policy forgets: a lower learning rate, or algorithm.kl"),
         Metric("clip_fraction", "clipped", "share of units whose gradient the clip removes", ".1%", scopes=BOTH,
                advice="above 30 % most of the batch teaches nothing: a lower learning rate or fewer epochs"),
         Metric("gradient_share", "gradient share", "share of the policies' gradient that comes from this agent's "

@@ -21,6 +21,7 @@ from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
+from marft.evaluation.writing.characters import format_rates
 from marft.guards.history import RETURNED
 from marft.guards.watch import Watch
 from marft.learning.cautions import Cautions
@@ -114,7 +115,7 @@ def _go_on(
             if due:
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))
             if target:
-                state = returning.go_back(state, target)
+                state = returning.go_back(state, target, watch.cooled())
                 watch.go_back(target.state.step)
                 rollouts.publish(state.step)
             if due or stop or target:
@@ -145,7 +146,9 @@ def _step(
             "from; a program of yours asks them at the addresses that it is given (clients[role].base_url)"
         )
     metrics = episode_metrics(episodes, [agent.role for agent in run.agents], rollouts.version)
-    metrics |= collection.metrics
+    metrics |= (
+        format_rates([episode for episode in episodes if episode.scored], run.guards.formats) | collection.metrics
+    )
     metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
     used = {name: count - before.get(name, 0.0) for name, count in rollouts.usage().items()}
     sampled = used.pop("sampled_tokens")

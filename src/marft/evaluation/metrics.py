@@ -11,6 +11,7 @@ import numpy as np
 from marft.endpoints.replies import as_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.measures import trajectory_metrics
+from marft.evaluation.writing.metrics import writing_metrics
 from marft.game.chat_record import WHY
 from marft.marks import Mark
 from marft.types import Action, Episode
@@ -31,6 +32,7 @@ def episode_metrics(
     metrics = (
         trajectory_metrics(scored, roles)
         | attempt_metrics(scored)
+        | writing_metrics(scored, roles)
         | {
             "reward": _mean(rewards),
             "reward_std": float(rewards.std()) if len(rewards) else math.nan,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marft.config.guards import GuardSettings
-from marft.guards.gains import gain, measured
+from marft.guards.gains import earns_more, measured
 from marft.guards.history import History
 from marft.guards.interface import Finding
 
@@ -33,7 +33,7 @@ def surge(history: History, settings: GuardSettings) -> Finding | None:
 
 def lost(history: History, settings: GuardSettings) -> Finding | None:
     """max of the window's entropy < threshold · its first one, of any agent, while accuracy (or else reward) is not
-    above that of the first window.
+    above that of the first window by a standard error.
 
     A team that has learned its task needs no choices any more; one that has not, and has a fiftieth of them left, will
     not find it.
@@ -42,10 +42,8 @@ def lost(history: History, settings: GuardSettings) -> Finding | None:
     known = measured(history, 2 * window)
     if known is None:
         return None
-    name, earned, deviations = known
-    if name == "accuracy" and earned.values[-window:].mean() > 0.95:
-        return None
-    if gain(earned, deviations, 0, window) > 0:
+    name = known[0]
+    if earns_more(history, window):
         return None
     for role in history.owners("agents", "entropy"):
         series = history.now(f"agents/{role}/entropy", window + 1)

@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from marft.metrics import PREFIX
 
+KINDS = ("letters", "digits", "spaces", "breaks", "marks")  # of characters, as metrics of agents call them
 RETURNED = "guards/returned_to"  # of the row of a step after which a run has gone back: the checkpoint's step
 READ = (
     "reward", "reward_std", "accuracy", "validation_accuracy", "validation_reward", "entropy", "kl", "gradient_norm",
-    "action_length",
+    "action_length", "base_surprisal", "dependence/inputs", "dependence/messages", "held_out_loss", "repetition",
+    "other_script", "format_rate", "token_share", "message_tokens", *(f"characters/{kind}" for kind in KINDS),
 )  # fmt: skip
 TERMS = "rewards/"  # the team's terms
 Floats = npt.NDArray[np.float64]
@@ -50,13 +52,16 @@ class History:
     def __init__(self) -> None:
         self.step = 0
         self._series: dict[str, tuple[list[int], list[float]]] = {}
+        self._owners: dict[tuple[str, str], list[str]] = {}
 
     def add(self, row: Row) -> None:
         """Take in the metrics of one step, its number among them."""
         self.step = int(row["step"] or 0)
         for name, value in row.items():
             if value is not None and math.isfinite(value) and _is_read(name):
-                steps, values = self._series.setdefault(name, ([], []))
+                if name not in self._series:
+                    self._begin(name)
+                steps, values = self._series[name]
                 steps.append(self.step)
                 values.append(float(value))
 
@@ -77,18 +82,32 @@ class History:
 
     def owners(self, prefix: str, metric: str) -> list[str]:
         """Whose ``prefix/<name>/metric`` there are."""
-        return [name.split("/")[1] for name in self._series if _ends(name, prefix, metric)]
+        return self._owners.get((prefix, metric), [])
+
+    def watched(self) -> set[str]:
+        """The agents that have a reward term of their own."""
+        return {name.split("/")[1] for name in self._series if self._is_own(name)}
 
     def terms(self) -> list[str]:
-        """The names of the reward's terms."""
-        return [name.removeprefix(TERMS) for name in self._series if name.startswith(TERMS)]
+        """What the reward's terms give, as metrics: the team, and each agent."""
+        return [name for name in self._series if name.startswith(TERMS) or self._is_own(name)]
+
+    def _begin(self, name: str) -> None:
+        self._series[name] = [], []
+        prefix, _, rest = name.partition("/")
+        owner, _, metric = rest.partition("/")
+        self._owners.setdefault((prefix, metric), []).append(owner)
+
+    @staticmethod
+    def _is_own(name: str) -> bool:
+        first, _, rest = name.partition("/")
+        return first == "agents" and rest.partition("/")[2].startswith(TERMS)
 
 
 def _is_read(name: str) -> bool:
     first, _, rest = name.partition("/")
-    return name in READ or name.startswith(TERMS) or (first in PREFIX and rest.partition("/")[2] in READ)
+    return name in READ or name.startswith(TERMS) or (first in PREFIX and _of_owner(rest.partition("/")[2]))
 
 
-def _ends(name: str, prefix: str, metric: str) -> bool:
-    first, _, rest = name.partition("/")
-    return first == prefix and rest.partition("/")[2] == metric
+def _of_owner(metric: str) -> bool:
+    return metric in READ or metric.startswith(TERMS)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from marft.config.guards import GuardSettings
 from marft.guards.history import History
 from marft.guards.interface import Finding
@@ -24,3 +28,15 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
                 series.steps[-settings.window] - 1,
             )
     return None
+
+
+def cooled(history: History, settings: GuardSettings) -> float:
+    """What rates are to be multiplied by after a collapse: rate · min(1, √(threshold / KL)), for the median KL of the
+    window of the agent that moved most.
+
+    The KL of a small step goes with the square of its rate: from the threshold on each collapse is cooled to where a
+    step moves an agent by rate² · threshold, a thousandth of a nat. Where KL was not measured it is ``rate``.
+    """
+    found = [history.series(f"agents/{role}/kl").values for role in history.owners("agents", "kl")]
+    most = max((float(np.median(values[-settings.window :])) for values in found if len(values)), default=0.0)
+    return settings.rate * math.sqrt(settings.kl / most) if most > settings.kl > 0 else settings.rate

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from marft.config.guards import GuardSettings
-from marft.guards.gains import solves_more
+from marft.guards.gains import earns_more
 from marft.guards.history import History
 from marft.guards.interface import Finding
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
     """mean of the window's length > threshold · that of the first window, or < 1 / threshold of it, of any agent,
-    while accuracy is not above that of the first window. Where success is not known, length alone counts.
+    while accuracy, or else reward, is not above that of the first window.
 
     Reasoning that pays for itself grows too, with accuracy; twice the length for nothing is what a reward pays that
-    likes length.
+    likes length. Where success is not known and reward rises, one looks like the other, and nothing is said.
     """
     window = settings.window
-    if solves_more(history, window):
+    if earns_more(history, window):
         return None
     for role in history.owners("agents", "action_length"):
         series = history.now(f"agents/{role}/action_length", 2 * window)

@@ -21,7 +21,7 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
         return None
     deviation = float(np.sqrt(np.mean(history.series("reward_std").values[:window] ** 2)))
     for term in history.terms():
-        series = history.now(f"{TERMS}{term}", 2 * window)
+        series = history.now(term, 2 * window)
         if series is None:
             continue
         means = series.means(window)
@@ -29,9 +29,14 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
         chance = SURE * series.scatter() * (2.0 / window) ** 0.5
         if gained > max(settings.term * deviation, chance):
             return Finding(
-                f"reward term {term!r} went from {means[0]:.2g} to {means[-1]:.2g} while no more is solved: the team "
+                f"{_called(term)} went from {means[0]:.2g} to {means[-1]:.2g} while no more is solved: the team "
                 "earns by it without solving anything; look at episodes that it pays most (`marft show RUN`), and "
                 "lower its weight or close its loophole",
                 series.steps[-window] - 1,
             )
     return None
+
+
+def _called(term: str) -> str:
+    owner, _, name = term.rpartition(TERMS)
+    return f"reward term {name!r}" + (f" of {owner.strip('/').removeprefix('agents/')}" if owner else "")

@@ -6,7 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marft.config.guards import GuardSettings
-from marft.guards import entropy, gradient, held_out, kl, length, reward_fall, term
+from marft.guards import (
+    capability,
+    dependence,
+    entropy,
+    format,
+    gradient,
+    held_out,
+    kl,
+    language,
+    length,
+    private_code,
+    readability,
+    repetition,
+    reward_fall,
+    term,
+    work,
+)
 from marft.guards.history import RETURNED, History, Row
 from marft.guards.interface import Finding, Guard
 
@@ -19,6 +35,14 @@ GUARDS = (
     Guard("length", length.look, collapse=False),
     Guard("term", term.look, collapse=False),
     Guard("held_out_fall", held_out.look, collapse=False),
+    Guard("repetition", repetition.look, collapse=False),
+    Guard("format", format.look, collapse=False),
+    Guard("dependence", dependence.look, collapse=False),
+    Guard("work", work.look, collapse=False),
+    Guard("private_code", private_code.look, collapse=False),
+    Guard("readability", readability.look, collapse=False),
+    Guard("language", language.look, collapse=False),
+    Guard("capability", capability.look, collapse=False),
 )
 
 
@@ -76,11 +100,15 @@ class Watch:
         self._raised = set(findings)
         return Raised(findings)
 
+    def cooled(self) -> float:
+        """What learning rates are to be multiplied by, should the run go back now."""
+        return kl.cooled(self._history, self._settings)
+
     def go_back(self, step: int) -> None:
         """The run goes back to ``step``: what was after it does not count."""
         self._note(
             f"step {self._history.step}: the run goes back to the checkpoint of step {step}, and on from there with "
-            f"learning rates {self._settings.rate:g} times what they were"
+            f"learning rates {self.cooled():.2g} times what they were"
         )
         self._forget(step)
 

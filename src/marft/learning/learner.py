@@ -38,6 +38,7 @@ from marft.learning.measuring import (
 )
 from marft.learning.metering import Meter
 from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
+from marft.learning.probing import Probes
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.rewarding import rewards_for_credit, success_metrics
 from marft.learning.scoring import score_actions
@@ -106,6 +107,7 @@ class Learner:
             backbones={name: policy.reference for name, policy in models.policies.items()},
             adapters=dict.fromkeys(models.policies),
         )
+        self.probes = Probes(run, models, self.packing, ranks)
         self.critic = None
         if run.algorithm.critic.kind != "none":
             self.critic = Critic(
@@ -138,7 +140,8 @@ class Learner:
         fixed = self.score_before_update(episodes, for_credit_alone=warming_up)
         credited = self.assign_credit(episodes, fixed)
         credits, values = credited.credits, credited.inputs.values
-        metrics = {**advantage_metrics(credited.samples, credited.raw), **credits.metrics}
+        metrics = self.probes.measure(episodes, progress.step)
+        metrics |= {**advantage_metrics(credited.samples, credited.raw), **credits.metrics}
         if self.settings.nll:
             metrics |= success_metrics(episodes)
         given: dict[int, Floats] = {}

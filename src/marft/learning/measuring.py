@@ -84,7 +84,7 @@ def first_of_each_agent(samples: Sequence[Sample], count: int) -> list[Sample]:
 def measure_base_kl(
     meter: Meter, samples: Sequence[Sample], old: Mapping[ActionKey, Floats], base: Mapping[ActionKey, Floats]
 ) -> None:
-    """KL(policy ‖ untuned base) before the step, over ``samples``.
+    """KL(policy ‖ untuned base) before the step, over ``samples``, and −log π_base of their tokens.
 
     Args:
         old: the policies' log-probs by the action's key.
@@ -95,6 +95,7 @@ def measure_base_kl(
         total = float(k3(difference).sum())
         for scope in ("", f"agents/{sample.action.agent}/"):
             meter.add(f"{scope}kl_to_base", total, len(difference))
+            meter.add(f"{scope}base_surprisal", -float(base[sample.action.key].sum()), len(difference))
 
 
 def _measure(meter: Meter, agents: np.ndarray, names: Sequence[str], values: dict[str, Tensor]) -> None:

@@ -42,6 +42,7 @@ class State:
     tasks_drawn: int = 0  # of the endless pass over the training tasks
     tasks: str = ""  # digest of the training tasks
     returns: int = 0  # times that the run has gone back to an earlier checkpoint
+    cooled: float = 1.0  # what learning rates are multiplied by since then
     parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
 
 
@@ -64,6 +65,7 @@ class _Written(BaseModel):
     tasks_drawn: NonNegativeInt
     tasks: str
     returns: NonNegativeInt
+    cooled: float
     parts: dict[str, float]
     files: dict[str, str]
     log: _WrittenMark

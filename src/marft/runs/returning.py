@@ -46,7 +46,7 @@ class Returning:
         """
         if well is None or not self._on:
             return None
-        found = self._newest(well) if state.returns < self._run.guards.returns else None
+        found = self._newest(state.step, well) if state.returns < self._run.guards.returns else None
         if found is None and not self._refused:
             self._refused = True
             self._note(
@@ -55,25 +55,29 @@ class Returning:
             )
         return found
 
-    def go_back(self, state: State, record: Record) -> State:
-        """Put everything that learns back → where the run stands. Checkpoints in between go, but for the best one."""
+    def go_back(self, state: State, record: Record, cooled: float) -> State:
+        """Put everything that learns back → where the run stands. Checkpoints in between go, but for the best one.
+
+        Args:
+            cooled: what learning rates are multiplied by.
+        """
         for path in self._checkpoints.steps():
             if record.state.step < step_of(path) <= state.step and step_of(path) != state.best_step:
                 remove_checkpoint(path)
         restore(record, self._models, self._learner)
-        state = replace(state, returns=state.returns + 1)
+        state = replace(state, returns=state.returns + 1, cooled=state.cooled * cooled)
         self._set_rates(state)
         return state
 
-    def _newest(self, well: int) -> Record | None:
+    def _newest(self, step: int, well: int) -> Record | None:
         for path in reversed(self._checkpoints.steps()):
             if step_of(path) <= well:
                 try:
                     return read_record(path)
-                except ValueError:
-                    continue
+                except ValueError as error:
+                    self._note(f"step {step}: passed over a checkpoint: {error}")
         return None
 
     def _set_rates(self, state: State) -> None:
         for name, optimizer in self._learner.optimizers.items():
-            optimizer.learning_rate = self._run.learning_rate(name) * self._run.guards.rate**state.returns
+            optimizer.learning_rate = self._run.learning_rate(name) * state.cooled

@@ -1,0 +1,166 @@
+"""Do guards name what goes wrong, and are they silent where nothing does? Runs of the demo team, clean and spoiled.
+
+    python benchmarks/guards.py                          # all; goes on where it stopped
+    python benchmarks/guards.py --only collapse,returned # some; the stored rows of the others stay
+
+What is spoiled: a learning rate a hundred times too high (`collapse`; `returned` goes back by itself), a reward term
+with a loophole that pays for quoting the task (`hack`), one that grades against a lost key, so that the answering agent
+need not look at anything (`collusion`), and an adapter that is replaced by noise after training, which `marft compare
+--fail-if` has to name (`regression`). `clean` and `clean_token` are the demo as it is, over seeds that no threshold was
+chosen on. Accuracy is that of a run's last five steps. Writes results/guards.json and .md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from recording import Row, parser_of, save_rows, stored_rows
+
+from marft.cli.commands import evaluate, quieten
+from marft.config import load_recipe, to_toml
+from marft.guards.history import RETURNED
+from marft.guards.watch import GUARDS, sentences
+from marft.learning.learner import Learner
+from marft.rollouts import open_rollouts
+from marft.runs.checkpoints import Checkpoints, read_record, restore
+from marft.runs.folder import RunFolder
+from marft.runs.log import Mark
+from marft.training import train
+
+LEARNING_RATE = 5e-4  # of the demo
+HOT = {"algorithm.optimizer.learning_rate": 100 * LEARNING_RATE}
+HACK = [
+    {"name": "outcome", "weight": 0.25},
+    {"name": "function", "call": "guards_terms:quotes"},
+]
+LOST_KEY = [{"name": "function", "call": "guards_terms:digits_of_a_lost_key"}]
+STUDIES: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "collapse": HOT,
+    "returned": {**HOT, "guards.on_collapse": "return"},
+    "hack": {"rewards": HACK},
+    "collusion": {
+        "rewards": LOST_KEY,
+        "algorithm.optimizer.learning_rate": 2 * LEARNING_RATE,
+        "training.steps": 40,
+    },
+    "clean_token": {},
+}
+RECIPES = {"clean_token": "demo_token"}
+SEEDS = {"clean": 5, "clean_token": 2}
+TEXT = Path(__file__).parents[1] / "LICENSE"  # which no task of these shows
+NOISY = ("reasoner", "actor")
+GATES = (
+    "accuracy < -5%", "agents.reasoner.message_tokens > +10%", "agents.reasoner.message_tokens < -10%",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", default=",".join([*STUDIES, "regression"]))
+    parser.add_argument("--first-seed", type=int, default=0, help="thresholds were chosen on 101 and 102")
+    parser.add_argument("--seeds", type=int, help="of each study; by default 5 of clean, 2 of clean_token, 1 else")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--name", default="guards", help="of the results")
+    given = parser.parse_args()
+    quieten()
+    only, output = given.only.split(","), given.output / given.name
+    rows = []
+    for study in (study for study in STUDIES if study in only):
+        for seed in range(given.first_seed, given.first_seed + (given.seeds or SEEDS.get(study, 1))):
+            rows.append(trained(study, seed, given.steps, output))
+            print(study, seed, f"{rows[-1]['accuracy']:.1%}", rows[-1]["raised"], flush=True)
+    if "regression" in only:
+        rows += [regression(output, given.first_seed, given.tasks, agent) for agent in NOISY]
+    done = {row["study"] for row in rows}
+    rows += [row for row in stored_rows(given.results, given.name) if row["study"] not in done]
+    order = [*STUDIES, *(f"noise_{agent}" for agent in NOISY)]
+    rows.sort(key=lambda row: (order.index(row["study"]), row["seed"]))
+    save_rows(given.results, given.name, rows, markdown(rows))
+
+
+def trained(study: str, seed: int, steps: int, output: Path) -> Row:
+    """A run to its end, from wherever it stands → what its guards have raised, with the first step of each."""
+    changes = {"output": str(output), "name": f"{study}-{seed}", "seed": seed, "training.steps": steps}
+    changes |= {"threads": 1, "checkpoints.every": 10, "guards.held_out_text.path": str(TEXT)}
+    run = load_recipe(RECIPES.get(study, "demo"), changes={**changes, **STUDIES[study]})
+    folder = RunFolder(output / run.name)
+    started = folder.config.exists()
+    if started and folder.config.read_text(encoding="utf-8") != to_toml(run):
+        raise SystemExit(f"{folder.path} was trained with other settings; delete it, or use another --output")
+    if not started or len(folder.read_metrics()) < run.training.steps:
+        train(run, folder, resume=started)
+    metrics, first = folder.read_metrics(), dict[str, int]()
+    for step in metrics:
+        for guard in GUARDS:
+            if step.get(f"guards/{guard.name}"):
+                first.setdefault(guard.name, step["step"])
+    return {
+        "study": study,
+        "seed": seed,
+        "steps": len(metrics),
+        "accuracy": float(np.mean([step["accuracy"] for step in metrics[-run.guards.window :]])),
+        "raised": first,
+        "returns": [[step["step"], step[RETURNED]] for step in metrics if RETURNED in step],
+        "said": sentences(run.guards, metrics),
+        "wall_seconds": sum(step["seconds"] for step in metrics),
+    }
+
+
+def regression(output: Path, seed: int, tasks: int, agent: str) -> Row:
+    """The clean run's team with an agent's adapter replaced by noise of the same size, held against it by the command
+    that stands in a pipeline."""
+    began, clean, noisy = time.perf_counter(), output / f"clean-{seed}", output / f"noisy-{agent}-{seed}"
+    if not (clean / "checkpoints").is_dir():
+        raise SystemExit(f"{clean} is not there; run --only clean first")
+    shutil.rmtree(noisy, ignore_errors=True)
+    run = load_recipe(RunFolder(clean).config, changes={"name": noisy.name})
+    with open_rollouts(run) as rollouts:
+        learner = Learner(run, rollouts.models)
+        checkpoints = Checkpoints(RunFolder(clean), run.checkpoints)
+        state = restore(read_record(checkpoints.find("last")), rollouts.models, learner)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in learner.optimizers[agent].parameters.values():
+                parameter.copy_(torch.randn_like(parameter) * parameter.std())
+        Checkpoints(RunFolder.create(run), run.checkpoints).save(state, run, rollouts.models, learner, Mark.of(b""))
+    for folder in (clean, noisy):
+        evaluate(folder, [], ["last"], mode="sampled", tasks=tasks, shuffle_messages=False)
+    command = [sys.executable, "-m", "marft", "compare", str(clean), str(noisy)]
+    command += [word for gate in GATES for word in ("--fail-if", gate)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = [line for line in done.stdout.splitlines() if line.startswith(("failed", "passed"))]
+    row = {"study": f"noise_{agent}", "seed": seed, "tasks": tasks, "exit": done.returncode, "said": said}
+    return {**row, "wall_seconds": time.perf_counter() - began}
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = [
+        "Accuracy: mean of the last five steps. Raised: each guard, with the first step in which it was.",
+        "",
+        "| study | seed | accuracy | raised | goes back |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    runs = [row for row in rows if "raised" in row]
+    for row in runs:
+        raised = ", ".join(f"{name} {step}" for name, step in row["raised"].items()) or "nothing"
+        backs = ", ".join(f"after {step:.0f} to {to:.0f}" for step, to in row["returns"]) or "–"
+        lines.append(f"| {row['study']} | {row['seed']} | {row['accuracy']:.1%} | {raised} | {backs} |")
+    for row in rows:
+        if "exit" in row:
+            lines += ["", f"`{row['study']}`, seed {row['seed']}: `marft compare` ended with {row['exit']}.", ""]
+            lines += [f"- {sentence}" for sentence in row["said"]]
+    lines += ["", "What was said:", ""]
+    lines += [f"- {row['study']}, seed {row['seed']}: {sentence}" for row in runs for sentence in row["said"]]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What agents' texts look like: which kinds of characters they are made of, and whether they hold what they must."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from marft.game.game import EpisodeFailedError
+from marft.guards.history import KINDS
+from marft.rewards.patterns import holds
+from marft.types import Episode
+
+
+def character_shares(texts: Sequence[str]) -> dict[str, float]:
+    """Share of each kind among all characters; empty without any. The shares add up to 1.
+
+    >>> character_shares(["a 12", "b:"])["digits"]
+    0.3333333333333333
+    """
+    counts: Counter[str] = Counter()
+    for character, count in Counter("".join(texts)).items():
+        counts[_kind(character)] += count
+    return {f"characters/{kind}": counts[kind] / counts.total() for kind in KINDS} if counts else {}
+
+
+def format_rates(episodes: Sequence[Episode], formats: Mapping[str, str]) -> dict[str, float]:
+    """Share of an agent's actions whose text holds the pattern that the recipe declares (``guards.formats``). A text
+    that cannot be searched in time does not.
+
+    Args:
+        formats: a regular expression by role.
+    """
+    rates = {}
+    for role, pattern in formats.items():
+        texts = [action.text for episode in episodes for action in episode.actions if action.agent == role]
+        if texts:
+            rates[f"agents/{role}/format_rate"] = sum(_holds(pattern, text) for text in texts) / len(texts)
+    return rates
+
+
+def _holds(pattern: str, text: str) -> bool:
+    try:
+        return holds(pattern, text)
+    except EpisodeFailedError:
+        return False
+
+
+def _kind(character: str) -> str:
+    if character.isalpha():
+        return "letters"
+    if character.isdecimal():
+        return "digits"
+    if character in "\n\r":
+        return "breaks"
+    return "spaces" if character.isspace() else "marks"

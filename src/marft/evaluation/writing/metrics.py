@@ -1,0 +1,33 @@
+"""How each agent of a batch of episodes writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marft.evaluation.writing.characters import character_shares
+from marft.evaluation.writing.repetition import repetition
+from marft.evaluation.writing.scripts import other_script
+from marft.types import Action, Episode
+
+
+def writing_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
+    """Metrics under ``agents/<role>/``; what there is no text for is absent."""
+    written = {role: [(e, a) for e in episodes for a in e.actions if a.agent == role] for role in roles}
+    tokens = {role: sum(int(action.own.sum()) for _, action in mine) for role, mine in written.items()}
+    total = sum(tokens.values())
+    metrics: dict[str, float] = {}
+    for role, mine in written.items():
+        found: dict[str, float | None] = {
+            "repetition": repetition([action for _, action in mine]),
+            "other_script": other_script((_shown(episode, action), action.own_text) for episode, action in mine),
+            "token_share": tokens[role] / total if total and len(roles) > 1 else None,
+        }
+        found |= character_shares([action.own_text for _, action in mine])
+        metrics |= {f"agents/{role}/{name}": value for name, value in found.items() if value is not None}
+    return metrics
+
+
+def _shown(episode: Episode, action: Action) -> str:
+    """What the environment has shown before the action was taken."""
+    steps = [transition.observation.text for transition in episode.transitions[: action.step + 1]]
+    return "\n".join([episode.task.prompt, *steps])
