@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from recording import Row, parser_of, save_rows, stored_rows
 
-from marft.cli.commands import evaluate, quieten
+from marft.cli.commands import quieten
+from marft.cli.evaluating import Asked, evaluate
 from marft.config import load_recipe, to_toml
 from marft.guards.history import RETURNED
 from marft.guards.watch import GUARDS, sentences
@@ -132,7 +133,7 @@ def regression(output: Path, seed: int, tasks: int, agent: str) -> Row:
                 parameter.copy_(torch.randn_like(parameter) * parameter.std())
         Checkpoints(RunFolder.create(run), run.checkpoints).save(state, run, rollouts.models, learner, Mark.of(b""))
     for folder in (clean, noisy):
-        evaluate(folder, [], ["last"], mode="sampled", tasks=tasks, shuffle_messages=False)
+        evaluate([folder], [], Asked(["last"], mode="sampled", tasks=tasks))
     command = [sys.executable, "-m", "marft", "compare", str(clean), str(noisy)]
     command += [word for gate in GATES for word in ("--fail-if", gate)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
