@@ -12,7 +12,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marft.cli.shipping import evaluate as evaluate_export
+from marft.cli.evaluating import Asked
+from marft.cli.evaluating import evaluate as evaluate_targets
 from marft.config.models import ModelSettings
 from marft.config.run import RunSettings
 from marft.export.manifest import ModelEntry, PolicyEntry
@@ -112,6 +113,6 @@ def test_on_another_base_it_is_neither_evaluated_nor_served(
     path = export_run(trained, "last", tmp_path / "team")
     monkeypatch.setattr(Models, "digests", lambda _: {"models.base": "0" * 64})
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
-        evaluate_export(path, [], "greedy", 1, shuffle_messages=False, trust_code=False)
+        evaluate_targets([path], [], Asked(mode="greedy", tasks=1))
     with pytest.raises(ValueError, match=r"is not what the team of .* learned on"):
         serve(served(path, "best"), Place(port=0), Limits(), also=Also(), ready=lambda *_: pytest.fail("it is served"))

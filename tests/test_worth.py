@@ -13,7 +13,7 @@ from marft.evaluation.worth.options import PARTS, Options
 from marft.evaluation.worth.words import headline
 from marft.evaluation.worth.written import write_worth
 from marft.types import ActionKey
-from tests.numbers import Played, accuracies, chance, heard_in, number_in
+from tests.number_teams import Played, accuracies, chance, heard_in, number_in
 
 
 def reasoner_is_everything(key: ActionKey, prompt: str, weights: str) -> str:
@@ -102,7 +102,7 @@ class TestKnownTruth:
     def test_the_variance_of_the_reward_is_whose_chance_it_is(
         self, team: Any, say: Any, reasoner: float, actor: float
     ) -> None:
-        found = team(say, environment={"name": "tests.numbers:Numbers", "count": 120}, evaluation={"tasks": 120})
+        found = team(say, environment={"name": "tests.number_teams:Numbers", "count": 120}, evaluation={"tasks": 120})
         shares = {share.agent: share for share in found.worth(only=["counterfactual"], resamples=3).resampled.shares}
         own = {role: share.own for role, share in shares.items()}
         for role, truth in (("reasoner", reasoner), ("actor", actor)):
@@ -124,7 +124,7 @@ class TestWhatIsSaid:
 
     @pytest.mark.slow
     def test_where_nobody_says_what_is_a_success_rewards_are_compared(self, team: Any, tmp_path: Path) -> None:
-        environment = {"name": "tests.numbers:Numbers", "tells": False}
+        environment = {"name": "tests.number_teams:Numbers", "tells": False}
         found = team(reasoner_is_everything, environment=environment).worth(tasks=4)
         assert found.measure == "reward"
         assert found.rows[0].values["reward"].value == 1.0

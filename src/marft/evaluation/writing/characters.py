@@ -14,7 +14,7 @@ from marft.types import Episode
 def character_shares(texts: Sequence[str]) -> dict[str, float]:
     """Share of each kind among all characters; empty without any. The shares add up to 1.
 
-    >>> character_shares(["a 12", "b:"])["digits"]
+    >>> character_shares(["a 12", "b:"])["characters/digits"]
     0.3333333333333333
     """
     counts: Counter[str] = Counter()

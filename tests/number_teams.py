@@ -125,7 +125,7 @@ class Played:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, say: Say, **changes: Any) -> None:
-        changes = {"environment": {"name": "tests.numbers:Numbers"}, "evaluation": {"tasks": 12}, **changes}
+        changes = {"environment": {"name": "tests.number_teams:Numbers"}, "evaluation": {"tasks": 12}, **changes}
         self.run = settings("tiny", path, **changes)
         self.folder, self.say = RunFolder(path / "test"), say
         self.rollouts: FakeRollouts | None = None
