@@ -14,10 +14,10 @@ WHAT = {"inputs": "the task and the messages", "messages": "the messages of its 
 
 
 def look(history: History, settings: GuardSettings) -> Finding | None:
-    """max of the window's dependence < threshold · median of the first one, of any answering agent; of messages only
-    while accuracy, or else reward, is not above that of the first window.
+    """median of the window's dependence < threshold · median of the first one, of any answering agent; of messages
+    only while accuracy, or else reward, is not above that of the first window.
 
-    Of a few actions it scatters too much for a mean: all of a window low is what chance does not do. A text that
+    Of a few actions it scatters too much for a mean: one that still depends on everything hides the others. A text that
     ignores its team in favour of a leak still depends on the task; one that is always the same depends on nothing.
     """
     more = earns_more(history, settings.window)
@@ -29,10 +29,10 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
             if series is None:
                 continue
             first = float(np.median(series.values[: settings.window]))
-            most = float(series.values[-settings.window :].max())
-            if first > FAINT and most < settings.dependence * first:
+            last = float(np.median(series.values[-settings.window :]))
+            if first > FAINT and last < settings.dependence * first:
                 return Finding(
-                    f"{role}: what its text owes to {what} went from {first:.2f} to {most:.2f} nats a token or less: "
+                    f"{role}: what its text owes to {what} went from {first:.2f} to {last:.2f} nats a token: "
                     "it answers whatever it is asked or told; look at which term pays for that (`marft show RUN`), and "
                     "reward only what depends on the task",
                     series.steps[-settings.window] - 1,
