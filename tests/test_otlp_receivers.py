@@ -83,9 +83,20 @@ def test_a_receiver_that_is_busy_is_asked_again_when_it_says() -> None:
         ({"answer": answers(429)}, r"answered 429 \(asked 3 times\)", 3),
         ({"answer": lambda _: (200, {"Content-Type": "text/html"}, b"<html>Welcome")}, "is this the address of one", 1),
         ({"answer": lambda _: (200, {}, b"\xff\xff\xff")}, "is this the address of one", 1),
+        (
+            {
+                "answer": lambda _: (
+                    200,
+                    {"Content-Type": "application/json"},
+                    b'{"partialSuccess":{"rejectedSpans":1e999}}',
+                )
+            },
+            "is this the address of one",
+            1,
+        ),
         ({"answer": lambda _: (307, {"Location": "http://127.0.0.1:9/"}, b"")}, "answered 307", 1),
     ],
-    ids=["500", "429", "page", "garbage", "redirect"],
+    ids=["500", "429", "page", "garbage", "infinite", "redirect"],
 )
 def test_a_receiver_that_refuses_is_an_error_that_says_so(settings: dict[str, Any], said: str, asked: int) -> None:
     with collecting(**settings) as collector, pytest.raises(UnsentError, match=said):

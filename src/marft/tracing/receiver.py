@@ -196,7 +196,10 @@ def _of_json(body: bytes) -> tuple[int, str]:
     told = table.get("partialSuccess") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(told, dict | None):
         raise ValueError("no object")
-    return int((told or {}).get("rejectedSpans") or 0), str((told or {}).get("errorMessage") or "")
+    count, said = (told or {}).get("rejectedSpans") or 0, (told or {}).get("errorMessage") or ""
+    if not isinstance(count, int | str):  # a number of 64 bits is a text in JSON
+        raise ValueError("no number of spans")
+    return int(count), str(said)
 
 
 def _of_protobuf(body: bytes) -> tuple[int, str]:
