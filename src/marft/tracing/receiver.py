@@ -27,6 +27,7 @@ from marft.config.endpoint import names_server
 from marft.endpoints.keys import masked
 from marft.errors import RunError
 from marft.texts import one_line
+from marft.tracing.patience import Timed, TimedSecure
 
 PATH = "/v1/traces"
 HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
@@ -90,7 +91,9 @@ class Receiver:
         request = urllib.request.Request(self.url, body, headers, method="POST")
         said = ""
         try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout) as response:
+            with urllib.request.build_opener(_NoRedirect, Timed, TimedSecure).open(
+                request, timeout=self.timeout
+            ) as response:
                 return self._rejected(response.headers, self._read(response))
         except urllib.error.HTTPError as error:
             with error, suppress(OSError, HTTPException):
