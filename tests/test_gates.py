@@ -176,3 +176,9 @@ def test_gates_that_hold_end_with_0_and_cohorts_have_rows_of_their_own(tmp_path:
 
 def runs_of(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("before", "after")]
+
+
+def test_a_gate_with_any_number_of_spaces_is_read_or_refused_at_once() -> None:
+    assert Gate.read(f"accuracy{' ' * 5_000}<{' ' * 5_000}-1%").limit == -0.01
+    with pytest.raises(ValueError, match="write a metric"):
+        Gate.read(f"accuracy{' ' * 5_000}x")

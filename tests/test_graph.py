@@ -71,3 +71,8 @@ def test_the_command_writes_a_picture(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["graph", str(folder.path)])
     assert result.exit_code == 0, result.output
     assert "<svg" in (folder.graphs / "step_000003-sum_1-0.svg").read_text()
+
+
+def test_an_episode_of_a_task_with_spaces_is_found_by_its_name() -> None:
+    episode = Episode(Task("two words", "?"), "train/0", 1, (), "terminated")
+    assert find_episode([episode], "two words#1") is find_episode([episode], "two words #1") is episode

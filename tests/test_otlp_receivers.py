@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +85,20 @@ def test_a_receiver_that_is_busy_is_asked_again_when_it_says() -> None:
         ({"answer": answers(429)}, r"answered 429 \(asked 3 times\)", 3),
         ({"answer": lambda _: (200, {"Content-Type": "text/html"}, b"<html>Welcome")}, "is this the address of one", 1),
         ({"answer": lambda _: (200, {}, b"\xff\xff\xff")}, "is this the address of one", 1),
+        (
+            {
+                "answer": lambda _: (
+                    200,
+                    {"Content-Type": "application/json"},
+                    b'{"partialSuccess":{"rejectedSpans":1e999}}',
+                )
+            },
+            "is this the address of one",
+            1,
+        ),
         ({"answer": lambda _: (307, {"Location": "http://127.0.0.1:9/"}, b"")}, "answered 307", 1),
     ],
-    ids=["500", "429", "page", "garbage", "redirect"],
+    ids=["500", "429", "page", "garbage", "infinite", "redirect"],
 )
 def test_a_receiver_that_refuses_is_an_error_that_says_so(settings: dict[str, Any], said: str, asked: int) -> None:
     with collecting(**settings) as collector, pytest.raises(UnsentError, match=said):
@@ -98,6 +111,25 @@ def test_a_receiver_that_hangs_or_is_not_there_is_not_waited_for_long() -> None:
         Receiver(traces_url(collector.url), timeout=0.05, tries=2, wait=lambda _: None).send(b"")
     with pytest.raises(UnsentError, match="refused"):
         Receiver(traces_url(collector.url), tries=1).send(b"")
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nA: "], ids=["status", "header"])
+def test_a_receiver_that_begins_to_answer_for_ever_is_not_waited_for(head: bytes) -> None:
+    over = threading.Event()
+
+    def drip() -> None:
+        with suppress(OSError), server.accept()[0] as peer:
+            peer.sendall(head)
+            while not over.wait(0.02):
+                peer.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        with pytest.raises(UnsentError, match=r"no answer within 0.1 s"):
+            Receiver(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=0.1, tries=1).send(b"")
+        over.set()
+        thread.join(5)
 
 
 def test_what_a_receiver_left_out_is_told_and_no_secret_with_it() -> None:

@@ -128,6 +128,18 @@ def test_a_held_out_text_that_is_none_is_refused(models: Models, tmp_path: Path,
         Learner(run, models)
 
 
+def test_of_a_held_out_text_no_more_is_read_than_is_asked_for(models: Models, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    with file.open("wb") as text:
+        text.write(b"2 + 3 = 5. " * 1000)
+        text.truncate(2**40)  # a hole; nobody has this much memory
+    run = settings("tiny", tmp_path, "--guards.held_out_text", f"{{ path = '{file}', tokens = 64 }}")
+    assert "policies/actor/held_out_loss" in measured(run, models, [])
+    run = settings("tiny", tmp_path, "--guards.held_out_text.path", "/dev/zero")
+    with pytest.raises(ValueError, match="no file"):
+        Learner(run, models)
+
+
 def test_measuring_changes_nothing_that_is_learned(tmp_path: Path) -> None:
     learned = []
     for probes in ("0", "4"):

@@ -14,8 +14,8 @@ from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find, known
 
 GATE = re.compile(
-    r"\s*(?P<metric>[^\s\[<>]+)\s*(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*(?P<after>\bafter\b)?\s*"
-    r"(?P<sign>[<>])\s*(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
+    r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+"
+    r"(?P<sign>[<>])\s*+(?P<limit>[-+]?\d+(?:\.\d+)?)\s*(?P<percent>%?)\s*"
 )
 EVERY = "*"
 

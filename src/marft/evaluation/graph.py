@@ -29,11 +29,15 @@ def find_episode(episodes: list[Episode], name: str) -> Episode:
     indices = [str(index) for index in range(len(episodes))]
     if name in indices:
         return episodes[indices.index(name)]
-    found = [episode for episode in episodes if f"{episode.task.id}#{episode.sample}" == name.replace(" ", "")]
+    found = [episode for episode in episodes if name in _names(episode)]
     if not found:
         some = ", ".join(f"{episode.task.id}#{episode.sample}" for episode in episodes[:4])
         raise ValueError(f"no episode {name!r}: there are 0 to {len(episodes) - 1}, by task and sample {some}, …")
     return found[0]
+
+
+def _names(episode: Episode) -> tuple[str, str]:
+    return f"{episode.task.id}#{episode.sample}", f"{episode.task.id} #{episode.sample}"
 
 
 def timeline(episode: Episode) -> Table:

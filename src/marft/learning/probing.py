@@ -19,6 +19,7 @@ from marft.models.pool import Models
 from marft.types import Action, ActionKey, Episode, Sample, TokenIds
 
 ROW = 256  # tokens of the held-out text that are read together
+CHARACTERS = 64  # of the held-out text that are read for each of its tokens: a file may be of any size
 
 
 class Probes:
@@ -66,8 +67,8 @@ class Probes:
         if not settings.path or not self._settings.capability:
             return
         try:
-            text = Path(settings.path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = _beginning(Path(settings.path), settings.tokens * CHARACTERS)
+        except (OSError, ValueError) as error:
             raise ValueError(f"guards.held_out_text.path: cannot read {settings.path}: {error}") from error
         ids = np.array(self._tokenizers[policy].encode(text, add_special_tokens=False)[: settings.tokens], np.int32)
         if len(ids) < 2:
@@ -150,6 +151,13 @@ def _first_actions(episodes: Sequence[Episode], role: str, count: int) -> list[_
 def _can_be_moved(action: Action) -> bool:
     """Whether what it was sampled after is one prompt, and its decisions are tokens."""
     return action.choice is None and not action.restarts and not action.settled and len(action.log_probs) > 0
+
+
+def _beginning(path: Path, characters: int) -> str:
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    with path.open(encoding="utf-8") as file:
+        return file.read(characters)
 
 
 def _text_action(policy: str, number: int, row: TokenIds) -> Action:

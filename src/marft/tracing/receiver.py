@@ -27,6 +27,7 @@ from marft.config.endpoint import names_server
 from marft.endpoints.keys import masked
 from marft.errors import RunError
 from marft.texts import one_line
+from marft.tracing.patience import Timed, TimedSecure
 
 PATH = "/v1/traces"
 HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
@@ -90,7 +91,9 @@ class Receiver:
         request = urllib.request.Request(self.url, body, headers, method="POST")
         said = ""
         try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout) as response:
+            with urllib.request.build_opener(_NoRedirect, Timed, TimedSecure).open(
+                request, timeout=self.timeout
+            ) as response:
                 return self._rejected(response.headers, self._read(response))
         except urllib.error.HTTPError as error:
             with error, suppress(OSError, HTTPException):
@@ -196,7 +199,10 @@ def _of_json(body: bytes) -> tuple[int, str]:
     told = table.get("partialSuccess") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(told, dict | None):
         raise ValueError("no object")
-    return int((told or {}).get("rejectedSpans") or 0), str((told or {}).get("errorMessage") or "")
+    count, said = (told or {}).get("rejectedSpans") or 0, (told or {}).get("errorMessage") or ""
+    if not isinstance(count, int | str):  # a number of 64 bits is a text in JSON
+        raise ValueError("no number of spans")
+    return int(count), str(said)
 
 
 def _of_protobuf(body: bytes) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Episodes:
         self.statuses, self.status = _coded(table, "status")
         self.casts, self.cast = _coded(table, "agents")
         self._searches: OrderedDict[str, Bools] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -91,7 +93,7 @@ class Episodes:
             raised = [isinstance(f.of.step, int) and wanted.guard in guards(f.of.step) for f in self.files]
             keep &= np.repeat(np.array(raised, bool), np.diff(self.starts))
         if wanted.q:
-            keep &= self._with(wanted.q.lower().replace(END, ""))
+            keep &= self._with(pc.utf8_lower(wanted.q.replace(END, "")).as_py())  # as the index has it: ΟΔΟΣ, İ
         return self._sorted(np.flatnonzero(keep), wanted)
 
     def _sorted(self, chosen: Ints, wanted: Wanted) -> Ints:
@@ -107,14 +109,15 @@ class Episodes:
 
     def _with(self, text: str) -> Bools:
         """Which episodes hold a text."""
-        if text in self._searches:
-            self._searches.move_to_end(text)
-        else:
-            parts = [file.texts.holding(text) for file in self.files]
-            self._searches[text] = np.concatenate([*parts, np.zeros(0, bool)])
+        with self._lock:  # several requests search at once
+            found = self._searches.pop(text, None)
+            if found is None:
+                parts = [file.texts.holding(text) for file in self.files]
+                found = np.concatenate([*parts, np.zeros(0, bool)])
+            self._searches[text] = found
             while len(self._searches) > REMEMBERED:
                 self._searches.popitem(last=False)
-        return self._searches[text]
+        return found
 
     def rows(self, chosen: Ints) -> list[tuple[Indexed, int]]:
         """The file of each episode, and its number in it."""

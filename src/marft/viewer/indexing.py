@@ -34,6 +34,7 @@ NEEDED = ("stream", "task", "prompt_text", "sample", "status", "total_reward", "
 PREVIEW = 160  # characters of what was said last
 END = "\0"  # of an episode's text
 ERROR = 400  # of why an episode could not be scored
+SEAL = hashlib.sha256().digest_size  # bytes before an index on disk: Arrow reads damaged ones beyond their ends
 Ints = npt.NDArray[np.int64]
 
 
@@ -186,27 +187,26 @@ class IndexCache:
         """
         place = self._place(path)
         mark = f"{VERSION} {pa.__version__} {stamp}".encode()
-        with suppress(OSError, pa.ArrowException):
-            if place is not None:
-                with pa.OSFile(str(place)) as file:
-                    table = pa.ipc.open_file(file).read_all()
-                if (table.schema.metadata or {}).get(b"of") == mark:
-                    return table
-        table = index_of(path)
-        if place is not None:
-            sink = pa.BufferOutputStream()
-            options = pa.ipc.IpcWriteOptions(compression="lz4")
-            with pa.ipc.new_file(sink, table.schema.with_metadata({"of": mark}), options=options) as writer:
-                writer.write_table(table.replace_schema_metadata({"of": mark}))
-            with suppress(OSError):  # a full disk: it is made again
-                atomic.write_file(place, sink.getvalue().to_pybytes())
+        if place is None:
+            return index_of(path)
+        with suppress(OSError):
+            kept = place.read_bytes()
+            if kept[:SEAL] == _seal(mark, kept[SEAL:]):
+                return pa.ipc.open_file(kept[SEAL:]).read_all()
+        table, sink = index_of(path), pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+            writer.write_table(table)
+        content = sink.getvalue().to_pybytes()
+        with suppress(OSError):  # a full disk: it is made again
+            atomic.write_file(place, _seal(mark, content) + content)
         return table
 
     def prune(self) -> None:
         """Remove what is kept of folders that are gone."""
         with suppress(OSError):
             for folder in self._root.iterdir() if self._root else ():
-                with suppress(OSError):
+                with suppress(OSError, UnicodeDecodeError):
                     if not Path((folder / "of").read_text(encoding="utf-8")).is_dir():
                         shutil.rmtree(folder)
 
@@ -221,3 +221,8 @@ class IndexCache:
                 atomic.write_file(folder / "of", of)
             return folder / f"{path.stem}.arrow"
         return None
+
+
+def _seal(mark: bytes, content: bytes) -> bytes:
+    """What stands before the index of the file that ``mark`` tells of."""
+    return hashlib.sha256(mark + b"\0" + content).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class Run:
     @property
     def agents(self) -> list[dict[str, Any]]:
         """The team: who trains, and who answers."""
-        policies: Mapping[str, Any] = (self.recipe.model_extra or {}).get("policies", {})
+        policies = (self.recipe.model_extra or {}).get("policies")
+        policies = policies if isinstance(policies, dict) else {}
         found = []
         for seat in self.recipe.agents:
             extra = seat.model_extra or {}
@@ -197,9 +198,12 @@ def runs_in(place: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "config.toml").is_file() and any(
-        (path / name).exists() for name in ("run.json", "metrics.jsonl", "episodes")
-    )
+    try:
+        return (path / "config.toml").is_file() and any(
+            (path / name).exists() for name in ("run.json", "metrics.jsonl", "episodes")
+        )
+    except OSError:  # one may not look there: the others are shown
+        return False
 
 
 def _changed(path: Path) -> float:

@@ -70,8 +70,9 @@ class Shelf:
                 self._looked = time.monotonic()
             idle = self._at_work is None or not self._at_work.is_alive()
             if idle and next(self._waiting(), None):
-                self._at_work = threading.Thread(target=self._index_all, name="marft-view-index", daemon=True)
-                self._at_work.start()
+                worker = threading.Thread(target=self._index_all, name="marft-view-index", daemon=True)
+                worker.start()
+                self._at_work = worker  # begun: others wait for it
 
     @property
     def steps(self) -> Mapping[str, Recorded]:

@@ -1,0 +1,81 @@
+"""The viewer among files that are not what it wrote, and requests that come at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
+
+from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
+from marft.viewer.indexing import IndexCache, Stamp, index_of
+from marft.viewer.shelf import Indexed, Recorded
+from tests.views import asked, attempt, client, make_run, record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "runs" / "one", steps=1)
+
+
+def test_an_index_on_disk_with_any_byte_changed_is_made_anew(run: Path, tmp_path: Path) -> None:
+    path, cache = run / "episodes" / "step_000001.parquet", IndexCache(tmp_path / "cache")
+    stamp = Stamp.of(path.stat())
+    first = cache.index_of(path, stamp)
+    kept = next((tmp_path / "cache").glob("*/step_000001.arrow"))
+    whole, draw = kept.read_bytes(), np.random.default_rng(0)
+    for place in [0, 31, 32, len(whole) - 1, *draw.integers(len(whole), size=20).tolist()]:
+        kept.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        assert cache.index_of(path, stamp).equals(first)
+        assert kept.read_bytes() == whole
+    assert first.equals(index_of(path))
+
+
+def test_a_folder_of_the_cache_that_says_nothing_readable_stays(tmp_path: Path) -> None:
+    (tmp_path / "cache" / "x").mkdir(parents=True)
+    (tmp_path / "cache" / "x" / "of").write_bytes(b"\xff\xfe")
+    IndexCache(tmp_path / "cache").prune()
+    assert (tmp_path / "cache" / "x" / "of").exists()
+
+
+def test_a_recipe_with_other_tables_than_expected_hides_no_run(run: Path) -> None:
+    other, config = make_run(run.parent / "two"), run / "config.toml"
+    config.write_text("policies = [1]\nteam = 3\n" + '[algorithm]\nname = "a"\nlevel = "b"\n[training]\nsteps = 1\n'
+                      '[[agents]]\nrole = "r"\npolicy = 3\n')  # fmt: skip
+    mine = client(run.parent)
+    assert [one["id"] for one in asked(mine, "runs")["runs"]] == ["one", other.name]
+    assert asked(mine, "runs/one/team", step=1)["agents"][0]["policy"] == "3"
+
+
+def test_a_folder_that_cannot_be_looked_into_hides_no_run(run: Path) -> None:
+    (run.parent / "a").symlink_to("x" * 300)
+    assert [one["id"] for one in asked(client(run.parent), "runs")["runs"]] == ["one"]
+
+
+def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> None:
+    said = ("ΟΔΟΣ", "İzmir", ".*[")
+    record(run, 2, [attempt(2, number, text) for number, text in enumerate(said)])
+    mine = client(run)
+    assert [[e["index"] for e in asked(mine, "runs/one/episodes", q=q)["episodes"]] for q in said] == [[0], [1], [2]]
+    assert asked(mine, "runs/one/episodes", q="\0")["total"] == 7
+
+
+def test_searches_at_once_do_not_take_what_another_has_found(run: Path) -> None:
+    path = run / "episodes" / "step_000001.parquet"
+    table = IndexCache(None).index_of(path, Stamp.of(path.stat()))
+
+    class Slow:
+        def holding(self, text: str) -> np.ndarray:
+            return np.array([text == f"q{number}" for number in range(len(table))])
+
+    one = Indexed(Recorded("1", path, Stamp.of(path.stat())), table, Slow())  # type: ignore[arg-type]
+    episodes = Episodes([one] * 3)
+
+    def search(number: int) -> int:
+        return len(episodes.found(Wanted(q=f"Q{number % (2 * REMEMBERED)}"), lambda _: ()))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert [*pool.map(search, range(2000))] == [3 if n % 16 < 4 else 0 for n in range(2000)]
