@@ -167,6 +167,20 @@ def test_metrics_over_trajectories_stand_on_the_page_for_team_and_agents(tmp_pat
     assert rows == [("calls failed", "75%", "25%"), ("actor", "75%", "25%")]
 
 
+def test_several_attempts_and_the_worth_of_the_team_stand_on_the_page_where_they_were_asked(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    evaluated(folder, "base")
+    assert not {"Over several attempts", "Is the team worth it?"} & set(
+        re.findall("<h2>(.*?)</h2>", page_of(folder, []))
+    )
+    evaluated(folder, "last", passes={"pass@4": [0.5, [0.25, 0.75]]})
+    folder.worth.mkdir()
+    (folder.worth / "worth.json").write_text('{"headline": "the <b>team</b> is better"}')
+    page = page_of(folder, [])
+    assert '<td>pass@4</td><td class="n">50.0%</td><td class="n">25.0% to 75.0%</td>' in page
+    assert "<p>the &lt;b&gt;team&lt;/b&gt; is better. <small>" in page
+
+
 def test_tasks_stand_side_by_side_where_only_greedy_was_evaluated(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
     for checkpoint in ("base", "step_000002"):

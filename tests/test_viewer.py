@@ -204,6 +204,30 @@ class TestEpisodes:
         assert sides == [[("last-greedy", 0), ("last-greedy", 1)], [(2, 2), (2, 3)]]
         assert asked(mine, "runs/one/episodes/last-greedy/1")["answer"] == "Straße 3"
 
+    def test_what_they_measured_is_told_and_what_is_damaged_named(self, run: Path) -> None:
+        mine = client(run)
+        assert asked(mine, "runs/one/evaluations") == {
+            "evaluations": [], "trajectories": [], "problems": [], "worth": ""
+        }  # fmt: skip
+        table = {
+            "checkpoint": "last", "mode": "greedy", "shuffled_messages": False, "tasks": 2, "accuracy": 0.5,
+            "interval": [0.1, 0.9], "passes": {"pass@2": [0.75, [0.3, 1.0]]}, "measured": {"t": {"cost_tokens": [7, 1]}},
+        }  # fmt: skip
+        (run / "evaluations").mkdir()
+        (run / "evaluations" / "last-greedy.json").write_text(json.dumps(table))
+        (run / "evaluations" / "torn.json").write_text('{"checkpoint":')
+        (run / "worth").mkdir()
+        (run / "worth" / "worth.json").write_text('{"headline": "the team is better"}')
+        said = asked(mine, "runs/one/evaluations")
+        (one,) = said["evaluations"]
+        assert (one["name"], one["accuracy"], one["interval"], one["reward"]) == ("last-greedy", 0.5, [0.1, 0.9], None)
+        assert (one["passes"], one["episodes"]) == ({"pass@2": [0.75, [0.3, 1.0]]}, False)
+        assert said["trajectories"] == [{"label": "tokens an episode (tokens)", "agent": "", "cells": ["7"]}]
+        assert ["torn.json is damaged" in problem for problem in said["problems"]] == [True]
+        assert said["worth"] == "the team is better"
+        (run / "worth" / "worth.json").write_text("[")
+        assert asked(mine, "runs/one/evaluations")["worth"] == ""
+
     def test_the_teams_graph_counts_who_saw_whom(self, run: Path) -> None:
         said = asked(client(run), "runs/one/team", step=1)
         assert said["organization"] == "chain"

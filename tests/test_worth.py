@@ -12,6 +12,7 @@ import pytest
 from marft.evaluation.worth.options import PARTS, Options
 from marft.evaluation.worth.words import headline
 from marft.evaluation.worth.written import write_worth
+from marft.runs.written import read_headline
 from marft.types import ActionKey
 from tests.number_teams import Played, accuracies, chance, heard_in, number_in
 
@@ -274,6 +275,7 @@ def test_pages_show_what_models_say_as_text(team: Any, tmp_path: Path) -> None:
         assert (tmp_path / "worth" / name).stat().st_size > 0
     saved = json.loads((tmp_path / "worth" / "worth.json").read_text())
     assert [row["name"] for row in saved["rows"]] == [row.name for row in found.rows]
+    assert read_headline(tmp_path / "worth" / "worth.json") == headline(found)
     (tmp_path / "worth" / "mine.svg").write_text("kept")
     write_worth(tmp_path / "worth", replace(found, matrices=[], resampled=None))
     assert {path.name for path in (tmp_path / "worth").glob("*.svg")} == {"differences.svg", "mine.svg"}

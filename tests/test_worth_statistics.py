@@ -98,6 +98,20 @@ class TestScores:
             covered += low <= of - 0.5 <= high
         assert covered >= 54
 
+    def test_intervals_of_shares_end_where_shares_do_and_those_of_rewards_do_not(self) -> None:
+        team = {str(n): Ratio(float(n == 0)) for n in range(8)}
+        arm = {str(n): Ratio(float(n != 0)) for n in range(8)}
+        share, reward = value_of(arm, team, shares=True), value_of(arm, team)
+        assert share is not None
+        assert reward is not None
+        assert share.interval is not None
+        assert (share.interval[1], share.difference_interval and share.difference_interval[1]) == (1.0, 1.0)
+        assert 0 < share.interval[0] < share.value
+        assert [each is not None and each[1] > 1 for each in (reward.interval, reward.difference_interval)] == [
+            True,
+            True,
+        ]
+
     def test_what_could_not_be_scored_is_counted_and_in_no_mean(self) -> None:
         good = TestChoosing().attempt("x", 1.0, True)
         scores = scores_of([good, replace(good, status="failed", transitions=())])

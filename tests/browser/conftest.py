@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from marft.viewer.indexing import IndexCache
 from marft.viewer.serving import Viewer
-from tests.browser.played_team import make_run
+from tests.browser.played_team import evaluate, make_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = os.environ.get("MARFT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -72,7 +72,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedT
     """A folder with two runs that stay as they are."""
     output = tmp_path_factory.mktemp("runs")
     make_run(output, tiny_tokenizer, many=130)
-    make_run(output, tiny_tokenizer, "other")
+    evaluate(make_run(output, tiny_tokenizer, "other"), tiny_tokenizer)
     return output
 
 

@@ -3,6 +3,7 @@ declared progress, credit; and texts that would like to be markup."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,20 @@ def make_run(output: Path, tokenizer: PreTrainedTokenizerBase, name: str = "team
         (folder.path / "credit").mkdir(exist_ok=True)
         write_credit(folder.path / "credit" / f"step_{step:06d}.parquet", _credits(episodes[:8], step))
     return folder
+
+
+def evaluate(folder: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
+    """An evaluation of two attempts with its episodes, one without, and what the team was found to be worth."""
+    table = {
+        "checkpoint": "base", "mode": "sampled", "shuffled_messages": False, "tasks": 20, "accuracy": 0.275,
+        "interval": [0.144, 0.461], "reward": 0.3, "reward_interval": [0.1, 0.5], "passes": {"pass@2": [0.4, [0.2, 0.6]]},
+        "measured": {"t": {"cost_tokens": [175.0, 1.0], "agents/planner/cost_tokens": [100.0, 1.0]}},
+    }  # fmt: skip
+    folder.write_evaluation(table, "base-sampled")
+    folder.write_evaluation({**table, "checkpoint": "last", "passes": {}, "accuracy": None}, "last-sampled")
+    write_episodes(folder.evaluations / "base-sampled.parquet", [_episode(tokenizer, "sum/always", 1, 0)])
+    folder.worth.mkdir()
+    (folder.worth / "worth.json").write_text(json.dumps({"headline": f"the team is better {HOSTILE}"}))
 
 
 def log_step(folder: RunFolder, step: int) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 PAGES = {
     "runs": ("runs", ".curves .line"),
     "run": ("run/team", ".team .seat"),
+    "evaluated": ("run/other", ".evaluated table"),
     "episodes": ("run/team/episodes", ".inside .line .tag"),
     "episode": ("run/team/episodes/2/3", ".lanes .act"),
     "tokens": ("run/team/episodes/2/3?colour=advantage", ".tokens .token"),
@@ -208,6 +209,32 @@ def test_two_checkpoints_stand_side_by_side(seen: Seen) -> None:
     page.wait_for_selector(".attempt-tabs button[aria-pressed=true] >> nth=1")
     page.get_by_label("Left").select_option("step 2")
     page.wait_for_selector(".side-head h2:text-is('step 2')")
+
+
+def test_evaluations_stand_on_the_page_of_their_run_and_open_their_episodes(seen: Seen) -> None:
+    page = seen.page
+    seen.open("run/other", ".evaluated table")
+    rows = page.locator(".evaluated table").first.locator("tr").all_inner_texts()
+    assert rows[0].split("\t") == [
+        "Evaluation",
+        "Tasks",
+        "Accuracy",
+        "95\u202f%",
+        "Reward",
+        "95\u202f%",
+        "pass@2",
+        "95\u202f%",
+    ]
+    assert [row.split("\t")[:3] for row in rows[1:]] == [
+        ["base-sampled", "20", "27.5\u202f%"],
+        ["last-sampled", "20", ""],
+    ]
+    page.get_by_text("Metrics over trajectories").click()
+    page.wait_for_selector(".evaluated details td:text-is('175')")
+    page.locator(".evaluated a:text-is('base-sampled')").click()
+    seen.placed("run/other/episodes", "step=base-sampled")
+    seen.told(".filters", "1 episode")
+    assert page.locator(".filters select").first.input_value() == "base-sampled"
 
 
 def test_the_theme_is_chosen_and_kept(seen: Seen) -> None:

@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from marft.evaluation.compare import between, number, percent
+from marft.evaluation.compare import between, number, passes_cells, percent
 from marft.texts import one_line, visible
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status of what Ctrl-C has ended
@@ -99,8 +99,6 @@ def passes_table(rows: Sequence[Mapping[str, Any]], targets: bool = False) -> Ta
         table.add_column(heading, justify="right" if heading == "share" else "left", overflow="fold")
     for row in rows:
         named = [row["target"]] if targets else []
-        mode = row["mode"] + (" shuffled" if row["shuffled_messages"] else "")
-        for name, (share, interval) in row["passes"].items():
-            cells = [*named, row["checkpoint"], mode, name, percent(share), between(interval, percent)]
-            table.add_row(*(Text(one_line(str(cell))) for cell in cells))
+        for cells in passes_cells([row]):
+            table.add_row(*(Text(one_line(str(cell))) for cell in [*named, *cells]))
     return table

@@ -169,6 +169,15 @@ def _paired(
     return sum(gained) / len(gained), mean_interval(gained)
 
 
+def passes_cells(evaluations: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """pass@k and avg@k of evaluations with several attempts at a task: checkpoint, mode, name, share, its interval."""
+    return [
+        (e["checkpoint"], e["mode"] + " shuffled" * e["shuffled_messages"], k, percent(share), between(ends, percent))
+        for e in evaluations
+        for k, (share, ends) in e.get("passes", {}).items()
+    ]
+
+
 def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from marft import atomic
 from marft.endpoints.keys import masked_recipe
-from marft.evaluation.compare import cells_of, gains_of, measures_of, not_evaluated
+from marft.evaluation.compare import cells_of, gains_of, measures_of, not_evaluated, passes_cells
 from marft.evaluation.curves import curves_beside, first_curves, other_curves
 from marft.evaluation.graph import draw
 from marft.evaluation.pages import page, svg
@@ -22,6 +22,7 @@ from marft.evaluation.transcripts import dropped
 from marft.guards.watch import sentences
 from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
+from marft.runs.written import read_headline
 from marft.types import Episode
 
 
@@ -46,6 +47,8 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         cells_of=cells_of,
         unknown=any(row.unknown for row in rows),
         several=len({row.run for row in rows}) > 1,
+        worth=read_headline(folder.worth / "worth.json"),
+        passes=passes_cells(evaluations),
         headings=headings(evaluations),
         trajectories=trajectory_rows(evaluations),
         beside=curves_beside(by_name([folder, *against])) if against else [],

@@ -55,6 +55,7 @@ class _Evaluated(_Whole):
     reward_interval: tuple[float, float] | None = None
     outcomes: dict[str, bool | float] = {}
     attempts: int = 1
+    passes: dict[str, tuple[float, tuple[float, float]]] = {}
     scenarios: dict[str, str] = {}
     prompts: dict[str, str] = {}
     measured: dict[str, dict[str, tuple[float, float]]] = {}
@@ -91,3 +92,14 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         why = str(error)
     raise ValueError(f"{path} is damaged ({why}); delete it and evaluate again")
+
+
+def read_headline(path: Path) -> str:
+    """What ``marft worth`` found, in a sentence, of its ``worth.json``; "" where that is not there, says none, or
+    cannot be read."""
+    try:
+        found = atomic.read_json(path)
+    except (OSError, ValueError):
+        return ""
+    said = found.get("headline", "") if isinstance(found, dict) else ""
+    return said if isinstance(said, str) else ""

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from marft.viewer import answers
 from marft.viewer.access import Access, refusal
 from marft.viewer.browsing import Sort, Wanted
+from marft.viewer.evaluated import evaluated
 from marft.viewer.library import Library, MissingError
 from marft.viewer.log import dumps
 
@@ -82,6 +83,10 @@ def _of_runs(app: FastAPI, library: Library) -> None:
     @app.get("/api/runs/{run}/steps")
     def steps(run: str) -> Response:
         return Json(answers.steps(library.run(run)))
+
+    @app.get("/api/runs/{run}/evaluations")
+    def evaluations(run: str) -> Response:
+        return Json(evaluated(library.run(run)))
 
     @app.get("/api/runs/{run}/credit")
     def credit(run: str, step: Text = "") -> Response:

@@ -37,7 +37,7 @@ def write_worth(folder: Path, found: Worth) -> Path:
         **{f"cross-play-{number}.svg": str(image) for number, (_, image) in enumerate(crossed)},
         **{f"episode-{number}.svg": str(image) for number, (_, image) in enumerate(episodes)},
         "worth.md": as_markdown(found, [*images]),
-        "worth.json": json.dumps(found.as_json(), indent=2) + "\n",
+        "worth.json": json.dumps({"headline": headline(found)} | found.as_json(), indent=2) + "\n",
         "worth.html": written,
     }
     for name, text in files.items():

@@ -99,7 +99,7 @@ function filters(query, set, run) {
   const same = (values) => values.map((value) => [String(value), String(value).replaceAll("_", " ")]);
   return [
     h("input", { type: "search", class: "grow", placeholder: "Search prompts, texts, tasks", "aria-label": "Search episodes", "data-search": true, value: query.q, oninput: (event) => set("q", event.target.value) }),
-    pick("Step", "step", same([...run.recorded].reverse())), pick("Agent", "agent", same(run.agents.map((agent) => agent.role))),
+    pick("Step", "step", same([...[...run.recorded].reverse(), ...run.evaluations])), pick("Agent", "agent", same(run.agents.map((agent) => agent.role))),
     field("Task", "task", { size: 8, placeholder: "any" }),
     pick("Solved", "success", [["true", "yes"], ["false", "no"]]), pick("Status", "status", same(["terminated", "truncated", "paused", "failed", "timed_out"])),
     pick("Guard", "guard", same([...new Set(run.guards.map((guard) => guard.name))])),

@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { palette } from "./colour.js";
 import { curves } from "./curves.js";
 import { h, later, replace } from "./dom.js";
+import { evaluatedTables } from "./evaluated.js";
 import { ago, count, number, percent, seconds } from "./format.js";
 import { graph } from "./graph.js";
 import { poll } from "./live.js";
@@ -17,14 +18,16 @@ export function runPage(root, route, first) {
   let step = route.query.step || "";
   const save = later(200, () => remember(["run", run.id], { step, metrics: state.filter, smooth: state.smoothing || "", log: state.log ? "1" : "" }));
   const pictures = curves(state, save);
-  const [head, said, team] = [h("div", {}), h("div", {}), h("div", { class: "panel-body" })];
+  const [head, said, team, evaluated] = [h("div", {}), h("div", {}), h("div", { class: "panel-body" }), h("div", { class: "panel-body evaluated" })];
   const beside = h("span", {});
-  replace(root, h("div", { class: "page" }, head, said, panel("The team as it worked", { beside, class: "team-panel" }, team), h("h2", { class: "over" }, "Curves"), pictures.node));
+  replace(root, h("div", { class: "page" }, head, said, panel("The team as it worked", { beside, class: "team-panel" }, team),
+    panel("Evaluations", {}, evaluated), h("h2", { class: "over" }, "Curves"), pictures.node));
 
   const showTeam = () => into(team, async () => {
     if (!run.recorded.length) return empty("No episodes are recorded yet", "The graph is drawn from recorded episodes: training.record_episodes_every says which steps keep them.");
     return teamOf(await get(["runs", run.id, "team"], { step }), run);
   });
+  const showEvaluated = () => into(evaluated, async () => evaluatedTables(await get(["runs", run.id, "evaluations"]), run));
   const showSteps = () => {
     const steps = run.recorded;
     replace(beside, steps.length > 1 ? stepper(steps, step === "" ? steps.at(-1) : Number(step), (chosen) => {
@@ -44,8 +47,9 @@ export function runPage(root, route, first) {
   showState();
   showSteps();
   showTeam();
+  showEvaluated();
   const stop = poll(async () => {
-    const before = run.recorded.length;
+    const [before, tested] = [run.recorded.length, run.evaluations.length];
     const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
     if (now) run = { ...now, colour: 0 };
     showState();
@@ -53,6 +57,7 @@ export function runPage(root, route, first) {
       showSteps();
       if (step === "") showTeam();
     }
+    if (run.evaluations.length !== tested) showEvaluated();
     await pictures.choose([run]);
     await pictures.refresh();
     return run.state === "training";

@@ -1,0 +1,35 @@
+// What a run's evaluations measured, with intervals; metrics over trajectories; and whether the team is worth it.
+
+import { h } from "./dom.js";
+import { formatted } from "./format.js";
+import { empty } from "./parts.js";
+import { href } from "./route.js";
+
+export function evaluatedTables(answer, run) {
+  const { evaluations: all, trajectories, problems, worth } = answer;
+  return [
+    worth ? h("p", { class: "worth" }, h("b", {}, "Is the team worth it? "), worth, ".") : null,
+    problems.map((problem) => h("p", { class: "bad", role: "alert" }, problem)),
+    all.length ? results(all, run) : empty("Not evaluated yet", h("code", {}, `marft eval ${run.path}`), " asks held-out tasks, before and after."),
+    trajectories.length ? h("details", {}, h("summary", {}, "Metrics over trajectories"), measures(all, trajectories)) : null,
+  ];
+}
+
+const within = (interval, format) => (interval ? `${formatted(interval[0], format)} to ${formatted(interval[1], format)}` : "");
+const known = (value, format) => (value === null ? "" : formatted(value, format));
+
+function results(all, run) {
+  const ks = [...new Set(all.flatMap((one) => Object.keys(one.passes || {})))];
+  const headings = ["Evaluation", "Tasks", "Accuracy", "95\u202f%", "Reward", "95\u202f%", ...ks.flatMap((k) => [k, "95\u202f%"])];
+  return table(headings, all.map((one) => [
+    one.episodes ? h("a", { href: href(["run", run.id, "episodes"], { step: one.name }) }, one.name) : one.name, one.tasks,
+    known(one.accuracy, ".1%"), within(one.interval, ".1%"), known(one.reward, ".3f"), within(one.reward_interval, ".3f"),
+    ...ks.flatMap((k) => (one.passes?.[k] ? [formatted(one.passes[k][0], ".1%"), within(one.passes[k][1], ".1%")] : ["", ""])),
+  ]));
+}
+
+const measures = (all, rows) => table(["", ...all.map((one) => one.name)], rows.map((row) => [row.agent ? `\u2003${row.agent}` : row.label, ...row.cells]));
+
+const table = (headings, rows) => h("div", { class: "scroll" }, h("table", { class: "group-table" },
+  h("thead", {}, h("tr", {}, headings.map((heading) => h("th", { scope: "col" }, heading)))),
+  h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, n) => h("td", { class: n ? "number" : "" }, cell)))))));
