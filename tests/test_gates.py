@@ -44,6 +44,11 @@ def test_a_gate_fails_where_the_change_is_beyond_it_or_unknown(gate: str, failed
     assert [verdict.failed for verdict in judged([gate], BEFORE, AFTER)] == [failed]
 
 
+def test_what_stays_as_it_is_holds_where_no_change_for_the_worse_is_let_pass() -> None:
+    gates = ["accuracy < 0", "cost_tokens > 0", "accuracy after < 90%"]
+    assert [verdict.failed for verdict in judged(gates, BEFORE, BEFORE)] == [False] * 3
+
+
 def test_the_reason_says_what_changed_by_how_much_and_how_sure_it_is() -> None:
     (verdict,) = judged(["accuracy < -1%"], BEFORE, AFTER)
     assert verdict.reason.startswith("accuracy went from 90.0% to 88.0% on 100 tasks (-2.0 points, 95 % -")

@@ -359,3 +359,10 @@ def test_length_and_terms_that_pay_for_themselves_are_no_gaming() -> None:
     for row in rows:
         row |= {"agents/coder/action_length": 40.0 + 2 * row["step"], "rewards/format": row["step"] / 60}
     assert raised(rows) == {}
+
+
+def test_a_team_that_solves_nearly_all_from_the_start_has_nothing_to_gain_by_length() -> None:
+    rows = gamed(0)
+    for row in rows:
+        row |= {"accuracy": 0.97 + 0.01 * (row["step"] % 2), "agents/coder/action_length": 40.0 + 2 * row["step"]}
+    assert raised(rows) == {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.evaluation.worth.contributions import contributions, sampled_again
-from marft.evaluation.worth.scores import scores_of, scores_of_chosen, value_of
+from marft.evaluation.worth.scores import row_of, scores_of, scores_of_chosen, value_of
 from marft.evaluation.worth.voting import affordable, best, stated, voted
 from marft.types import Episode, Fork, Observation, Task, Transition
 from tests.episodes import episodes as any_episode
@@ -116,6 +116,39 @@ class TestScores:
         good = TestChoosing().attempt("x", 1.0, True)
         scores = scores_of([good, replace(good, status="failed", transitions=())])
         assert (scores.failed, scores.measures["reward"]) == (1, {"t": Ratio(1.0, 1)})
+
+    def test_failures_are_counted_and_not_what_was_scored(self) -> None:
+        good = TestChoosing().attempt("x", 1.0, True)
+        assert scores_of([good, good, replace(good, status="failed", transitions=())]).failed == 1
+
+    def test_an_attempt_of_which_nobody_knows_whether_it_solved_its_task_is_in_the_reward_alone(self) -> None:
+        known, unknown = (TestChoosing().attempt("x", 1.0, success) for success in (True, None))
+        assert scores_of([known, unknown]).measures == {
+            "accuracy": {"t": Ratio(1.0, 1)},
+            "reward": {"t": Ratio(2.0, 2)},
+        }
+        assert scores_of([unknown]).measures["accuracy"] == {}
+
+    def test_an_agent_is_busy_from_where_it_began(self) -> None:
+        attempt = TestChoosing().attempt("x")
+        later = replace(attempt, actions=tuple(replace(a, started=5.0, ended=7.0) for a in attempt.actions))
+        assert scores_of([later]).seconds == {"t": Ratio(2.0, 1)}
+
+    def test_an_arm_that_never_solves_what_the_team_always_does_is_worse_for_sure(self) -> None:
+        team, arm = ({str(n): Ratio(amount) for n in range(20)} for amount in (1.0, 0.0))
+        found = value_of(arm, team, shares=True)
+        assert found is not None
+        assert (found.value, found.difference) == (0.0, -1.0)
+        assert found.interval == pytest.approx((0.0, 0.161), abs=1e-3)  # Wilson's: 1.96² / (20 + 1.96²)
+        assert found.difference_interval is not None
+        assert found.difference_interval[0] <= -0.9
+        assert found.difference_interval[1] < -0.7
+
+    def test_equal_rewards_are_no_shares_and_have_no_interval(self) -> None:
+        attempts = [replace(TestChoosing().attempt("x", 1.0, True), task=Task(str(n), "?")) for n in range(9)]
+        row = row_of("single", "a alone", scores_of(attempts))
+        assert row.values["reward"].interval is None
+        assert row.values["accuracy"].interval is not None
 
 
 class TestContributions:
