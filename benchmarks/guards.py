@@ -67,7 +67,9 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join([*STUDIES, "regression"]))
     parser.add_argument("--first-seed", type=int, default=0, help="thresholds were chosen on 101 and 102")
-    parser.add_argument("--seeds", type=int, help="of each study; by default 5 of clean, 3 of collusion, 2 of clean_token, 1 else")
+    parser.add_argument(
+        "--seeds", type=int, help="of each study; by default 5 of clean, 3 of collusion, 2 of clean_token, 1 else"
+    )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--name", default="guards", help="of the results")
     given = parser.parse_args()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +58,17 @@ class Seen:
         assert path.stat().st_size > 5000
 
 
+@contextmanager
+def loop_of(browser: playwright.Browser) -> Iterator[None]:
+    """Playwright's loop counts as this thread's running one while a page is asked, and no longer: tests of others, which
+    the same process takes before the browser is closed, run loops of their own."""
+    asyncio._set_running_loop(browser._loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(None)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[playwright.Browser]:
     if not CHROMIUM:
@@ -63,7 +76,9 @@ def browser() -> Iterator[playwright.Browser]:
     with playwright.sync_playwright() as started:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]  # which Chromium has none of for root
         browser = started.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        asyncio._set_running_loop(None)
         yield browser
+        asyncio._set_running_loop(browser._loop)
         browser.close()
 
 
@@ -91,17 +106,18 @@ def seen(browser: playwright.Browser, viewer: Viewer) -> Iterator[Seen]:
 
 def watched(browser: playwright.Browser, viewer: Viewer, **options: object) -> Iterator[Seen]:
     """The same with another viewer, another size, another theme."""
-    context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
-    context.set_default_timeout(8000)
-    seen = Seen(context.new_page(), viewer.address)
-    told = {"error", "warning"}
-    seen.page.on("console", lambda message: message.type in told and seen.problems.append(message.text))
-    seen.page.on("pageerror", lambda error: seen.problems.append(str(error)))
-    seen.page.on("request", lambda request: seen.requests.append(request.url))
-    seen.page.goto(f"{viewer.url}#/nowhere")
-    seen.page.wait_for_selector("#page .empty")
-    yield seen
-    context.close()
+    with loop_of(browser):
+        context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+        context.set_default_timeout(8000)
+        seen = Seen(context.new_page(), viewer.address)
+        told = {"error", "warning"}
+        seen.page.on("console", lambda message: message.type in told and seen.problems.append(message.text))
+        seen.page.on("pageerror", lambda error: seen.problems.append(str(error)))
+        seen.page.on("request", lambda request: seen.requests.append(request.url))
+        seen.page.goto(f"{viewer.url}#/nowhere")
+        seen.page.wait_for_selector("#page .empty")
+        yield seen
+        context.close()
     assert not seen.problems
     elsewhere = [url for url in seen.requests if not url.startswith((seen.address, "data:", "about:"))]
     assert not elsewhere
