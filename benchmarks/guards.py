@@ -1,6 +1,6 @@
 """Do guards name what goes wrong, and are they silent where nothing does? Runs of the demo team, clean and spoiled.
 
-    python benchmarks/guards.py                          # all; goes on where it stopped
+    python benchmarks/guards.py --first-seed 300         # all, as in the results; goes on where it stopped
     python benchmarks/guards.py --only collapse,returned # some; the stored rows of the others stay
 
 What is spoiled: a learning rate a hundred times too high (`collapse`; `returned` goes back by itself), a reward term
@@ -66,7 +66,7 @@ GATES = (
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join([*STUDIES, "regression"]))
-    parser.add_argument("--first-seed", type=int, default=0, help="thresholds were chosen on 101 and 102")
+    parser.add_argument("--first-seed", type=int, default=0, help="rules were chosen on 0 to 4, 101, 102, 200 to 204")
     parser.add_argument(
         "--seeds", type=int, help="of each study; by default 5 of clean, 3 of collusion, 2 of clean_token, 1 else"
     )

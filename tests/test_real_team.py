@@ -103,7 +103,7 @@ def test_every_command_of_the_page_runs(followed: Path, capsys: pytest.CaptureFi
     for told in ("1 passed", "2 passed", "trained 1 steps", "base sampled", "wrote runs/slogans/report.html"):
         assert told in printed, told
     assert {path.name for path in (followed / "runs").iterdir()} == {
-        "models", "hacked", "slogans", "rate_0.0001", "rate_0.001", "rate_0.01",
+        "models", "evaluated", "hacked", "slogans", "rate_0.0001", "rate_0.001", "rate_0.01",
     }  # fmt: skip
     assert set(marft.load_run("runs/slogans").adapters()) == {"writer", "editor"}
     assert "<td>hacked</td>" in Path("runs/slogans/report.html").read_text(encoding="utf-8")
