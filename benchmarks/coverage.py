@@ -2,10 +2,11 @@
 
     python benchmarks/coverage.py               # ten seeds of 1,000 simulations each: minutes
     python benchmarks/coverage.py --seeds 1
+    python benchmarks/coverage.py --first-seed 100      # seeds that nothing was chosen on: what results/coverage.md has
 
 Differences on the same tasks (`marft compare`) of three kinds of metrics, and shares over several attempts at a task
-(`marft eval --attempts`), at 50 and at 200 tasks. Writes results/coverage.json and .md; ends with 1 where a seed of any
-is below 93 %.
+(`marft eval --attempts`), at 50 and at 200 tasks. Writes results/coverage.json and .md; ends with 1 where any kind
+holds less than 93 % of the truths over all seeds. A seed by itself is known to 0.7 points.
 """
 
 from __future__ import annotations
@@ -98,25 +99,27 @@ CASES: dict[str, Callable[[int, int], float]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     arguments = parser.parse_args()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     rows: list[dict[str, Any]] = []
     for name, simulate in CASES.items():
         for tasks in TASKS:
-            shares = [simulate(tasks, 1000 * seed) for seed in range(arguments.seeds)]
+            shares = [simulate(tasks, 1000 * seed) for seed in seeds]
             rows.append({"interval": name, "tasks": tasks, "shares": shares})
             print(f"{name}, {tasks} tasks: {np.mean(shares):.1%}, lowest {min(shares):.1%}", flush=True)
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "coverage.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (arguments.results / "coverage.md").write_text(table(rows, arguments.seeds), encoding="utf-8")
-    sys.exit(any(min(row["shares"]) < AT_LEAST for row in rows))
+    (arguments.results / "coverage.md").write_text(table(rows, seeds), encoding="utf-8")
+    sys.exit(any(np.mean(row["shares"]) < AT_LEAST for row in rows))
 
 
-def table(rows: list[dict[str, Any]], seeds: int) -> str:
+def table(rows: list[dict[str, Any]], seeds: range) -> str:
     """The results as Markdown."""
     lines = [
-        f"Intervals of 95 % that hold the truth, of {TIMES:,} simulations, over {seeds} seeds"
-        " (`python benchmarks/coverage.py`):",
+        f"Intervals of 95 % that hold the truth, of {TIMES:,} simulations a seed, over seeds {seeds[0]} to {seeds[-1]}"
+        f" (`python benchmarks/coverage.py --first-seed {seeds[0]}`):",
         "",
         "| interval | tasks | mean | lowest seed | highest seed |",
         "| --- | --- | --- | --- | --- |",
