@@ -1,0 +1,265 @@
+"""The rule of each guard, on series that are just beyond it or just short of it: windows of five steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from marft.config.guards import GuardSettings
+from marft.guards.history import History
+from marft.guards.interface import Finding
+from marft.guards.watch import GUARDS
+
+Values = Sequence[float | None]
+
+
+def history(series: dict[str, Values]) -> History:
+    """Metrics by their names, a value a step; None where it was not measured."""
+    found = History()
+    for step in range(1, max(map(len, series.values())) + 1):
+        found.add({"step": step, **{name: values[step - 1] for name, values in series.items() if step <= len(values)}})
+    return found
+
+
+def found(guard: str, series: dict[str, Values]) -> Finding | None:
+    (it,) = (it for it in GUARDS if it.name == guard)
+    return it.look(history(series), GuardSettings())
+
+
+def around(mean: float, by: float) -> list[float]:
+    """Five values whose neighbours differ by ``by``."""
+    return [mean, mean + by, mean, mean - by, mean]
+
+
+class TestDependence:
+    SEEN = "agents/a/dependence/inputs"
+
+    def look(self, *values: float) -> Finding | None:
+        return found("dependence", {self.SEEN: values})
+
+    def test_a_fifth_of_the_first_window_is_left(self) -> None:
+        one = self.look(*[1.0] * 5, *[0.19] * 5)
+        assert one is not None
+        assert one.well == 5
+        assert "went from 1.00 to 0.19" in one.sentence
+        assert self.look(*[1.0] * 5, *[0.21] * 5) is None
+        assert self.look(*[3.0] * 5, *[0.5] * 5) is not None
+
+    def test_a_window_is_judged_against_another_whole_one(self) -> None:
+        assert self.look(*[1.0] * 4, *[0.1] * 5) is None
+
+    def test_one_action_of_a_window_that_is_otherwise_hides_none(self) -> None:
+        assert self.look(*[1.0] * 5, 0.1, 0.1, 0.1, 0.1, 9.0) is not None
+        assert self.look(0.01, *[1.0] * 4, *[0.1] * 5) is not None
+        assert self.look(*[1.0] * 4, 9.0, *[0.25] * 5) is None
+
+    def test_who_never_looked_has_nothing_to_lose(self) -> None:
+        assert self.look(*[0.04] * 5, *[0.0] * 5) is None
+        assert self.look(*[0.06] * 5, *[0.0] * 5) is not None
+
+    def test_who_was_not_asked_hides_nobody(self) -> None:
+        falls = [1.0] * 5 + [0.1] * 5
+        assert found("dependence", {self.SEEN: falls[:9], "agents/b/dependence/inputs": falls}) is not None
+
+
+class TestCapability:
+    LOSS = "policies/a/held_out_loss"
+
+    def look(self, *values: float | None) -> Finding | None:
+        return found("capability", {self.LOSS: values})
+
+    def test_what_creeps_up_is_held_against_what_it_was_at_first(self) -> None:
+        one = self.look(2.0, None, 2.1, None, 2.21)
+        assert one is not None
+        assert one.well == 3, "when it was measured last"
+        assert self.look(2.0, 2.1, 2.19) is None
+
+    def test_a_policy_that_was_measured_once_hides_no_other(self) -> None:
+        assert found("capability", {self.LOSS: [2.0], "policies/b/held_out_loss": [2.0, 3.0]}) is not None
+
+    def test_its_newest_loss_counts_and_not_its_best_or_worst(self) -> None:
+        assert self.look(2.5, 2.0, 2.5) is None
+        assert self.look(2.0, 2.5, 2.0) is None
+
+    def test_a_tenth_is_a_tenth_of_losses_of_any_size(self) -> None:
+        assert self.look(10.0, 10.5) is None
+        assert self.look(0.1, 0.15) is not None
+
+    def test_it_is_measured_anew_where_a_run_has_gone_back_to_its_beginning(self) -> None:
+        seen = history({self.LOSS: [2.0, 3.0], "policies/b/held_out_loss": [2.0, 3.0]})
+        seen.go_back(0)
+        (guard,) = (it for it in GUARDS if it.name == "capability")
+        assert guard.look(seen, GuardSettings()) is None
+        seen.add({"step": 3, self.LOSS: 3.0, "policies/b/held_out_loss": 1.0})
+        seen.add({"step": 4, self.LOSS: 3.0, "policies/b/held_out_loss": 2.0})
+        one = guard.look(seen, GuardSettings())
+        assert one is not None
+        assert one.sentence.startswith("policies.b: ")
+
+
+class TestDrifts:
+    """What holds of every guard that compares two windows' means."""
+
+    SURPRISAL = "agents/a/base_surprisal"
+
+    def look(self, *values: float) -> Finding | None:
+        return found("readability", {self.SURPRISAL: values})
+
+    def test_means_of_whole_windows_are_compared(self) -> None:
+        one = self.look(*[1.0] * 5, *[2.1] * 5)
+        assert one is not None
+        assert one.well == 5
+        assert self.look(*[1.0] * 4, *[2.6] * 5) is None
+        assert self.look(*[2.1] * 5, *[1.0] * 5) is None
+        assert self.look(*[1.0] * 5, *[1.9] * 5) is None
+        assert self.look(1.2, *[0.95] * 4, *[2.05] * 5) is not None
+        assert self.look(*[1.0] * 5, *[2.2] * 4, 1.9) is not None
+
+    @pytest.mark.parametrize(("by", "sure"), [(0.36, True), (0.4, False)])
+    def test_a_drift_is_sure_from_five_standard_errors_on(self, by: float, sure: bool) -> None:
+        """Of two windows of five steps with neighbours ``by`` apart: 1.2 > 5 √(2/5) √((8 by² + 1.2²) / 18)."""
+        assert (self.look(*around(1.0, by), *around(2.2, by)) is not None) == sure
+
+    @pytest.mark.parametrize("guard", ["readability", "language", "repetition", "format", "work", "private_code"])
+    def test_no_drift_is_told_of_that_may_be_chance_or_goes_the_other_way(self, guard: str) -> None:
+        metric, first, last = {
+            "readability": ("base_surprisal", 1.0, 2.2),
+            "language": ("other_script", 0.2, 0.8),
+            "repetition": ("repetition", 0.2, 0.8),
+            "format": ("format_rate", 0.8, 0.2),
+            "work": ("token_share", 0.2, 0.8),
+            "private_code": ("base_surprisal", 1.0, 2.2),
+        }[guard]
+        beside: dict[str, Values] = {
+            "accuracy": [0.4] * 5 + [0.8 if guard == "private_code" else 0.4] * 5,
+            "agents/b/rewards/brevity": [0.0] * 10,
+            "agents/a/message_tokens": [9.0] * 10,
+        }
+        scattered = abs(last - first) / 2
+        for begin, end, by, told in (
+            (first, last, 0.0, True),
+            (first, last, scattered, False),
+            (last, first, 0.0, False),
+            (max(first, last), max(first, last), 0.0, False),
+        ):
+            one = found(guard, {**beside, f"agents/a/{metric}": [*around(begin, by), *around(end, by)]})
+            assert (one is not None) == told, (begin, end, by)
+            assert one is None or one.well == 5
+
+
+class TestEntropy:
+    ENTROPY = "agents/a/entropy"
+    FLAT: Values = [0.4] * 10
+
+    def test_it_surges_where_all_of_a_window_is_three_times_the_first(self) -> None:
+        one = found("entropy_surge", {self.ENTROPY: [0.5, *[1.6] * 5]})
+        assert one is not None
+        assert one.well == 1
+        assert found("entropy_surge", {self.ENTROPY: [0.5, *[1.6] * 4, 1.4]}) is None
+        assert found("entropy_surge", {self.ENTROPY: [0.5, 1.0, *[1.6] * 5]}) is not None
+
+    def test_it_is_lost_where_all_of_a_window_is_a_fiftieth_of_the_first(self) -> None:
+        one = found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]})
+        assert one is not None
+        assert one.well == 5
+        assert found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: [*[0.5] * 5, *[0.009] * 4, 0.02]}) is None
+        rises = [*[0.2] * 5, *[0.6] * 5]
+        assert found("entropy_lost", {"accuracy": rises, self.ENTROPY: [*[0.5] * 5, *[0.009] * 5]}) is None
+
+    @pytest.mark.parametrize(("first", "told"), [(0.0009, False), (0.0011, True)])
+    def test_who_has_no_choices_at_first_neither_surges_nor_loses_them(self, first: float, told: bool) -> None:
+        surging, losing = [*[first] * 5, *[9.0] * 5], [*[first] * 5, *[0.0] * 5]
+        assert (found("entropy_surge", {self.ENTROPY: surging}) is not None) == told
+        assert (found("entropy_lost", {"accuracy": self.FLAT, self.ENTROPY: losing}) is not None) == told
+
+    def test_where_nobody_knows_what_is_earned_nothing_is_said_of_lost_choices(self) -> None:
+        assert found("entropy_lost", {self.ENTROPY: [*[0.5] * 5, *[0.0] * 5]}) is None
+
+
+class TestFormat:
+    def look(self, letters: float, beside: dict[str, Values] | None = None) -> Finding | None:
+        shares = {"letters": [*[0.5] * 5, *[letters] * 5], "digits": [*[0.5] * 5, *[1 - letters] * 5]}
+        series = {f"agents/a/characters/{kind}": values for kind, values in shares.items()}
+        return found("format", {"accuracy": [0.4] * 10, **series, **(beside or {})})
+
+    @pytest.mark.parametrize(("letters", "told"), [(0.2, True), (0.3, False), (0.8, True), (0.7, False)])
+    def test_a_quarter_of_the_characters_are_of_other_kinds(self, letters: float, told: bool) -> None:
+        one = self.look(letters)
+        assert (one is not None) == told
+        assert one is None or (one.well == 5 and "30% of the characters" in one.sentence)
+
+    def test_the_whole_first_window_is_what_they_looked_like(self) -> None:
+        letters, digits = [0.0, *[0.5] * 9], [1.0, *[0.5] * 9]
+        series = {"agents/a/characters/letters": letters, "agents/a/characters/digits": digits}
+        assert found("format", {"accuracy": [0.4] * 10, **series}) is None
+
+
+class TestWhatIsEarned:
+    """Growing lengths are told of unless more is earned for them."""
+
+    LONGER: dict[str, Values] = {"agents/a/action_length": [*[40.0] * 5, *[90.0] * 5]}
+
+    def test_from_95_percent_on_there_is_little_to_gain(self) -> None:
+        assert found("length", {"accuracy": [0.96] * 10, **self.LONGER}) is None
+        assert found("length", {"accuracy": [0.94] * 10, **self.LONGER}) is not None
+
+    def test_no_reward_says_that_nearly_all_is_solved(self) -> None:
+        assert found("length", {"reward": [0.99] * 10, "reward_std": [0.1] * 10, **self.LONGER}) is not None
+
+    @pytest.mark.parametrize(("more", "told"), [(0.06, False), (0.03, True)])
+    def test_more_is_solved_from_one_standard_error_on(self, more: float, told: bool) -> None:
+        accuracy = [*around(0.4, 0.1), *around(0.4 + more, 0.1)]
+        assert (found("length", {"accuracy": accuracy, **self.LONGER}) is not None) == told
+
+    def test_rewards_whose_scatter_was_not_always_measured_say_nothing(self) -> None:
+        rises: dict[str, Values] = {"reward": [*[0.1] * 5, *[0.9] * 5], "reward_std": [None, *[0.1] * 9]}
+        assert found("length", {**rises, **self.LONGER}) is not None
+        assert found("length", {**rises, "reward_std": [0.1] * 10, **self.LONGER}) is None
+
+
+class TestRewardFall:
+    @pytest.mark.parametrize(("now", "told"), [(0.54, True), (0.56, False)])
+    def test_a_large_effect_is_from_90_to_54_percent(self, now: float, told: bool) -> None:
+        one = found("reward_fall", {"accuracy": [*[0.9] * 5, *[now] * 5]})
+        assert (one is not None) == told
+        assert one is None or one.well == 5
+
+    def test_it_is_from_the_best_window_wherever_that_was(self) -> None:
+        one = found("reward_fall", {"accuracy": [*[0.5] * 5, *[0.9] * 5, *[0.54] * 5]})
+        assert one is not None
+        assert one.well == 10
+        assert "from 0.90 to 0.54" in one.sentence
+
+    def test_where_success_is_not_known_it_is_of_rewards_by_their_scatter(self) -> None:
+        falls: dict[str, Values] = {"reward": [*[9.0] * 5, *[8.0] * 5]}
+        assert found("reward_fall", {**falls, "reward_std": [1.0] * 10}) is not None
+        assert found("reward_fall", {**falls, "reward_std": [2.0] * 10}) is None
+
+    def test_what_comes_back_has_not_fallen(self) -> None:
+        assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.3] * 5, *[0.9] * 5]}) is None
+        assert found("reward_fall", {"accuracy": [*[0.3] * 5, *[0.9] * 5]}) is None
+
+
+class TestGradient:
+    NORM = "policies/a/gradient_norm"
+
+    def look(self, *values: float) -> Finding | None:
+        return found("gradient", {self.NORM: values})
+
+    def test_the_middle_of_a_window_is_ten_times_the_largest_before_it(self) -> None:
+        one = self.look(*[1.0] * 9, 2.0, *[21.0] * 5)
+        assert one is not None
+        assert one.well == 10
+        assert self.look(2.0, *[1.0] * 9, *[19.0] * 5) is None
+        assert self.look(*[1.0] * 10, 99.0, 99.0, 1.0, 1.0, 1.0) is None
+        assert self.look(*[0.01] * 10, *[0.2] * 5) is not None
+
+    def test_two_windows_of_norms_are_a_history_and_steps_without_gradients_are_none_of_it(self) -> None:
+        assert self.look(*[1.0] * 9, *[99.0] * 5) is None
+        assert self.look(*[0.0] * 5, *[1.0] * 9, *[99.0] * 5) is None
+        assert self.look(*[0.0] * 5, *[1.0] * 10, *[99.0] * 5) is not None
+
+    def test_a_policy_without_a_history_hides_no_other(self) -> None:
+        explodes = [*[1.0] * 10, *[99.0] * 5]
+        assert found("gradient", {self.NORM: [0.0] * 15, "policies/b/gradient_norm": explodes}) is not None
