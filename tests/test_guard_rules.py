@@ -1,35 +1,16 @@
-"""The rule of each guard, on series that are just beyond it or just short of it: windows of five steps."""
+"""The rule of each guard of collapse, drift and dependence, on series just beyond it or just short of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import pytest
 
 from marft.config.guards import GuardSettings
-from marft.guards.history import History
+from marft.guards import kl
 from marft.guards.interface import Finding
 from marft.guards.watch import GUARDS
-
-Values = Sequence[float | None]
-
-
-def history(series: dict[str, Values]) -> History:
-    """Metrics by their names, a value a step; None where it was not measured."""
-    found = History()
-    for step in range(1, max(map(len, series.values())) + 1):
-        found.add({"step": step, **{name: values[step - 1] for name, values in series.items() if step <= len(values)}})
-    return found
-
-
-def found(guard: str, series: dict[str, Values]) -> Finding | None:
-    (it,) = (it for it in GUARDS if it.name == guard)
-    return it.look(history(series), GuardSettings())
-
-
-def around(mean: float, by: float) -> list[float]:
-    """Five values whose neighbours differ by ``by``."""
-    return [mean, mean + by, mean, mean - by, mean]
+from tests.series import Values, around, found, history
 
 
 class TestDependence:
@@ -195,29 +176,6 @@ class TestFormat:
         assert found("format", {"accuracy": [0.4] * 10, **series}) is None
 
 
-class TestWhatIsEarned:
-    """Growing lengths are told of unless more is earned for them."""
-
-    LONGER: dict[str, Values] = {"agents/a/action_length": [*[40.0] * 5, *[90.0] * 5]}
-
-    def test_from_95_percent_on_there_is_little_to_gain(self) -> None:
-        assert found("length", {"accuracy": [0.96] * 10, **self.LONGER}) is None
-        assert found("length", {"accuracy": [0.94] * 10, **self.LONGER}) is not None
-
-    def test_no_reward_says_that_nearly_all_is_solved(self) -> None:
-        assert found("length", {"reward": [0.99] * 10, "reward_std": [0.1] * 10, **self.LONGER}) is not None
-
-    @pytest.mark.parametrize(("more", "told"), [(0.06, False), (0.03, True)])
-    def test_more_is_solved_from_one_standard_error_on(self, more: float, told: bool) -> None:
-        accuracy = [*around(0.4, 0.1), *around(0.4 + more, 0.1)]
-        assert (found("length", {"accuracy": accuracy, **self.LONGER}) is not None) == told
-
-    def test_rewards_whose_scatter_was_not_always_measured_say_nothing(self) -> None:
-        rises: dict[str, Values] = {"reward": [*[0.1] * 5, *[0.9] * 5], "reward_std": [None, *[0.1] * 9]}
-        assert found("length", {**rises, **self.LONGER}) is not None
-        assert found("length", {**rises, "reward_std": [0.1] * 10, **self.LONGER}) is None
-
-
 class TestRewardFall:
     @pytest.mark.parametrize(("now", "told"), [(0.54, True), (0.56, False)])
     def test_a_large_effect_is_from_90_to_54_percent(self, now: float, told: bool) -> None:
@@ -263,3 +221,43 @@ class TestGradient:
     def test_a_policy_without_a_history_hides_no_other(self) -> None:
         explodes = [*[1.0] * 10, *[99.0] * 5]
         assert found("gradient", {self.NORM: [0.0] * 15, "policies/b/gradient_norm": explodes}) is not None
+
+
+class TestKL:
+    def look(self, *values: float | None) -> Finding | None:
+        return found("kl", {"agents/a/kl": values})
+
+    def test_every_step_of_a_window_moves_an_agent_too_far(self) -> None:
+        one = self.look(0.01, *[0.11] * 5)
+        assert one is not None
+        assert one.well == 1
+        assert self.look(*[0.11] * 4) is None
+        assert self.look(*[9.0] * 4, 0.09) is None
+
+    def test_rates_are_cooled_for_the_agent_that_moved_most_in_the_newest_window(self) -> None:
+        def cooled(threshold: float = 0.1, **moved: Values) -> float:
+            series = history({f"agents/{role}/kl": values for role, values in moved.items()})
+            return kl.cooled(series, GuardSettings(kl=threshold))
+
+        calm, hot = [0.01] * 10, [*[0.01] * 5, *[0.4] * 5]
+        assert cooled(a=calm, b=hot) == cooled(a=hot, b=calm) == pytest.approx(0.1 * (0.1 / 0.4) ** 0.5)
+        assert cooled(a=[*[0.4] * 5, *[0.01] * 5]) == cooled(a=calm) == cooled(0.0, a=hot) == 0.1
+        assert cooled(a=[*[0.4] * 4, 99.0]) == pytest.approx(0.05), "one step that is odd does not count"
+
+
+class TestHistory:
+    def test_what_a_run_went_back_from_does_not_count_and_the_checkpoints_step_does(self) -> None:
+        seen = history({"reward": [1.0, 2.0, 3.0]})
+        seen.go_back(2)
+        assert (list(seen.series("reward").steps), list(seen.series("reward").values)) == ([1, 2], [1.0, 2.0])
+        seen.add({"step": 4, "reward": 4.0})
+        assert list(seen.series("reward").steps) == [1, 2, 4]
+
+    def test_a_series_is_of_now_where_the_newest_step_has_it_and_is_finite(self) -> None:
+        seen = history({"reward": [1.0, 2.0], "accuracy": [1.0, None]})
+        assert seen.now("accuracy", 1) is None
+        assert seen.now("reward", 2) is not None
+        assert seen.now("reward", 3) is None
+        seen.add({"step": 3, "reward": math.nan, "accuracy": math.inf})
+        assert len(seen.series("reward")) == 2
+        assert len(seen.series("accuracy")) == 1
