@@ -96,6 +96,10 @@ class TestHeldOut:
         assert self.look(0.5, 0.9, 0.8, 0.7, 0.75, 0.7) is None
         assert self.look(0.5, 0.6, 0.6, 0.6, 0.6, 0.9) is None
 
+    def test_accuracies_are_held_against_their_own_deviation(self) -> None:
+        assert self.look(0.5, 0.9, 0.8, 0.7, 0.7, 0.7, std=0.8) is not None
+        assert self.look(0.5, 0.9, 0.8, 0.8, 0.8, 0.8, std=0.1) is None
+
     def test_three_validations_are_enough(self) -> None:
         short = [*[0.4] * 5, *[0.8] * 10]
         assert self.look(0.9, 0.5, 0.5, reward=short) is not None
@@ -119,6 +123,12 @@ class TestHeldOut:
     def test_accuracy_goes_before_reward(self) -> None:
         falls = [None, None, None, None, 9.0] * 2 + [None, None, None, None, 1.0] * 4
         assert self.look(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, validation_reward=falls) is None
+
+    def test_a_best_validation_of_just_now_has_no_window_of_its_own_before_it(self) -> None:
+        validated = [*[None] * 25, 0.9, None, 0.3, None, 0.3]
+        rises = [*[0.4] * 24, *[0.8] * 6]
+        series: dict[str, Values] = {"reward": rises, "reward_std": [0.4] * 30, "validation_accuracy": validated}
+        assert found("held_out_fall", series) is None
 
     def test_a_step_without_a_deviation_makes_it_unknown(self) -> None:
         std = [None, *[0.4] * 29]

@@ -210,6 +210,7 @@ class TestGradient:
         assert one is not None
         assert one.well == 10
         assert self.look(2.0, *[1.0] * 9, *[19.0] * 5) is None
+        assert self.look(*[1.0] * 9, 2.0, *[19.0] * 5) is None
         assert self.look(*[1.0] * 10, 99.0, 99.0, 1.0, 1.0, 1.0) is None
         assert self.look(*[0.01] * 10, *[0.2] * 5) is not None
 
