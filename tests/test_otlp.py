@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from marft.traces.record import TracedEpisode
-from marft.tracing.batches import MOST_SPANS, batches
+from marft.tracing.batches import MOST_SPANS, MOST_TEXT, batches
 from marft.tracing.episode import Tracer
 from marft.tracing.otlp import json_line, protobuf
 from marft.tracing.span import LONGEST, Span
@@ -252,3 +252,31 @@ def test_any_words_come_back(words: list[str]) -> None:
         back = traced_back(episode, Path(folder))
     clean = [word.replace("\0", "\ufffd") for word in words]
     assert [turn.text for turn in back.turns if "think>" not in turn.text] == [w for w in clean if "think>" not in w]
+
+
+def test_episodes_that_fit_into_a_batch_are_whole_in_it() -> None:
+    tracer = Tracer("r", content=True)
+    for texts, least in (([""] * 120, 40), (["x" * 50_000] * 40, 4)):
+        some = [team(text, sample) for sample, text in enumerate(texts)]
+        found = list(batches(some, tracer))
+        each = len(tracer.spans(some[0]))
+        assert all(len(batch.spans) == each * batch.episodes for batch in found)
+        assert all(batch.episodes >= least for batch in found[:-1]), "as many as there is room for"
+        assert all(sum(map(characters, batch.spans)) <= MOST_TEXT for batch in found)
+        assert sum(batch.episodes for batch in found) == len(some)
+
+
+def test_an_episode_of_many_words_takes_several_batches_of_bounded_size() -> None:
+    actions = [make_action("a", index=n, call=n, text=f"{n}" + "x" * 50_000) for n in range(60)]
+    episode = replace(team(), actions=tuple(actions))
+    tracer = Tracer("r", content=True)
+    found = list(batches([team(), episode, team(sample=1)], tracer))
+    assert sum(len(batch.spans) for batch in found) == sum(
+        len(tracer.spans(one)) for one in (team(), episode, team(sample=1))
+    )
+    assert all(sum(map(characters, batch.spans)) <= MOST_TEXT for batch in found)
+    assert [batch.episodes for batch in found] == [1, *[0] * (len(found) - 2), 2]
+
+
+def characters(span: Span) -> int:
+    return sum(len(str(value)) for value in span.attributes.values())

@@ -94,7 +94,10 @@ def test_what_a_sink_did_not_take_is_counted(tmp_path: Path, where: str, lost: i
 
 def test_what_waits_for_a_sink_is_bounded_and_what_goes_beyond_is_counted() -> None:
     feed = Feed(Bad(where="open", how="hang"), OPENING, room=3)
-    for _ in range(10):
+    for _ in range(3):
+        feed.put(lambda sink: None)
+    assert feed.news() == "", "there is room for three"
+    for _ in range(7):
         feed.put(lambda sink: None)
     assert "3 entries were waiting already" in feed.news()
     assert feed.news() == ""
