@@ -9,7 +9,7 @@ import pytest
 from marft.config.guards import GuardSettings
 from marft.guards import kl
 from marft.guards.interface import Finding
-from marft.guards.watch import GUARDS
+from marft.guards.watch import GUARDS, Raised
 from tests.series import Values, around, found, history
 
 
@@ -194,6 +194,11 @@ class TestRewardFall:
         assert found("reward_fall", {**falls, "reward_std": [1.0] * 10}) is not None
         assert found("reward_fall", {**falls, "reward_std": [2.0] * 10}) is None
 
+    def test_a_window_is_held_against_another_whole_one(self) -> None:
+        for length in range(1, 10):
+            assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.0] * 5][:length]}) is None
+        assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.0] * 5]}) is not None
+
     def test_what_comes_back_has_not_fallen(self) -> None:
         assert found("reward_fall", {"accuracy": [*[0.9] * 5, *[0.3] * 5, *[0.9] * 5]}) is None
         assert found("reward_fall", {"accuracy": [*[0.3] * 5, *[0.9] * 5]}) is None
@@ -262,3 +267,17 @@ class TestHistory:
         seen.add({"step": 3, "reward": math.nan, "accuracy": math.inf})
         assert len(seen.series("reward")) == 2
         assert len(seen.series("accuracy")) == 1
+
+
+COLLAPSES = {"kl", "reward_fall", "entropy_surge", "entropy_lost", "gradient"}
+
+
+@pytest.mark.parametrize("name", [guard.name for guard in GUARDS])
+def test_a_run_goes_back_for_collapses_alone(name: str) -> None:
+    assert Raised({name: Finding("", 3)}).well() == (3 if name in COLLAPSES else None)
+
+
+def test_it_goes_back_to_where_all_was_well() -> None:
+    several = {"kl": Finding("", 7), "gradient": Finding("", 4), "length": Finding("", 1)}
+    assert Raised(several).well() == 4
+    assert Raised({}).well() is None
