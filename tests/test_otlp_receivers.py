@@ -256,6 +256,26 @@ def test_a_receiver_that_fails_is_said_once_and_the_run_goes_on() -> None:
     assert noting.notes == ["traces: it answered 500. The run goes on, and this is said once"]
 
 
+def test_who_watches_is_told_everything_as_if_nobody_stood_in_between() -> None:
+    class Told(Observer):
+        def __getattribute__(self, name: str) -> Any:
+            return lambda *given: heard.append((name, *given)) or "answer"
+
+    heard: list[tuple[Any, ...]] = []
+    live = Live(Tracer("r"), "http://127.0.0.1:9")
+    observer, given, episode = Traced(Told(), live), {"reward": 1.0}, team()
+    public = [name for name in vars(Observer) if not name.startswith("_")]
+    calls: dict[str, tuple[Any, ...]] = {
+        "began": (2, 9), "episode": (episode,), "step": (3, given), "guard": (3, "kl", "far"), "note": ("odd",),
+        "wants_stop": (),
+    }  # fmt: skip
+    assert sorted(public) == sorted(calls)
+    said = {name: getattr(observer, name)(*words) for name, words in calls.items()}
+    live.close(seconds=0.0)
+    assert heard == [(name, *words) for name, words in calls.items()]
+    assert said["wants_stop"] == "answer"
+
+
 def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later() -> None:
     noting = Noting()
     with (
