@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import xmlschema
@@ -13,6 +14,7 @@ import xmlschema
 import marft
 from marft.cli.errors import friendly
 from marft.cli.main import app
+from marft.evaluation.changes import changes
 from marft.evaluation.comparison import Comparison, compared
 from marft.evaluation.gates import judged
 from marft.runs.folder import RunFolder
@@ -101,6 +103,40 @@ def test_other_tasks_of_the_same_names_are_not_compared() -> None:
         over([one], [two])
 
 
+def test_tasks_that_one_side_alone_has_are_no_others_and_the_first_of_many_are_named(tmp_path: Path) -> None:
+    def on(digest: str, number: int) -> list[dict[str, Any]]:
+        return [saved(BEFORE, prompts={str(n): digest for n in range(number)})]
+
+    assert over(on("a", 9), on("a", 3)).passed
+    with pytest.raises(ValueError, match=r"same names: 0, 1, 2, 3, 4\. Evaluate"):
+        over(on("a", 5), on("b", 5))
+    with pytest.raises(ValueError, match=r"same names: 0, 1, 2, 3, 4 and 2 more\. Evaluate"):
+        over(on("a", 7), on("b", 9))
+
+
+def test_a_percentage_of_what_is_negative_is_of_its_size() -> None:
+    one, two = evaluation(cost_tokens=[(-100.0, 1.0)] * 3), evaluation(cost_tokens=[(-102.0, 1.0)] * 3)
+    assert [verdict.failed for verdict in judged(["cost_tokens < -5%", "cost_tokens < -1%"], one, two)] == [False, True]
+
+
+def test_rewards_are_numbers_and_shares_are_percent() -> None:
+    one, two = evaluation(reward=[(1.0, 1.0)] * 3), evaluation(reward=[(0.25, 1.0)] * 3)
+    (verdict,) = judged(["reward < -1"], one, two)
+    assert verdict.reason == "reward went from 1 to 0.25 on 3 tasks (-0.75)"
+
+
+def test_a_role_with_a_dot_that_only_the_new_run_has_is_known_and_not_measured_before() -> None:
+    after = evaluation(**{"agents__a.b__tool_error_rate": [(0.0, 1.0)] * 3})
+    (verdict,) = judged(["agents.a.b.tool_error_rate > 1%"], BEFORE, after)
+    assert verdict.failed
+    assert verdict.reason == "agents/a.b/tool_error_rate was not measured on the same tasks before and after"
+
+
+def test_of_a_metric_of_other_tasks_no_change_is_told() -> None:
+    one, two = ({"measured": {task: {"accuracy": [1.0, 1.0]}}} for task in "ab")
+    assert changes(one, two) == []
+
+
 def test_the_last_checkpoint_counts_and_the_base_where_there_is_no_other() -> None:
     runs = [saved(BEFORE, checkpoint=name) for name in ("step_000002", "step_000010", "base")]
     runs[1] |= AFTER
@@ -114,6 +150,28 @@ def test_junit_is_what_the_schema_of_ci_services_says(gates: list[str], tmp_path
     found = over([saved(BEFORE), saved(BEFORE, "sampled")], [after, saved(AFTER, "sampled", fields=LEVELS)], *gates)
     (tmp_path / "gates.xml").write_text(found.as_junit(), encoding="utf-8")
     xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "gates.xml")
+
+
+def test_junit_counts_gates_and_those_that_failed() -> None:
+    found = over([saved(BEFORE)], [saved(AFTER)], "accuracy < -1%", "accuracy < -9%", "accuracy < -8%")
+    (suite,) = ElementTree.fromstring(found.as_junit())
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "1")
+    assert [[child.tag for child in case] for case in suite] == [["failure"], ["system-out"], ["system-out"]]
+
+
+def test_on_the_page_cohorts_are_folded_away_and_what_changed_over_all_tasks_is_not() -> None:
+    page = over([saved(BEFORE)], [saved({**AFTER, "fields": LEVELS})], by="level").as_markdown()
+    above, *folded = page.split("<details>")
+    assert "| 100 | accuracy |" in above
+    assert [part.count("</details>") for part in folded] == [1, 1]
+    assert ["level = easy" in folded[0], "level = hard" in folded[1]] == [True, True]
+
+
+def test_a_gate_with_a_mark_of_code_in_it_is_code_all_the_same() -> None:
+    fields = {"kind": {str(n): "a`b" if n % 2 else "c" for n in range(100)}}
+    page = over([saved(BEFORE)], [saved({**AFTER, "fields": fields})], "accuracy[kind=a`b] < 0").as_markdown()
+    (line,) = (line for line in page.splitlines() if line.startswith("- "))
+    assert "`accuracy[kind=a'b] < 0`" in line
 
 
 def test_texts_of_others_neither_break_the_page_nor_are_obeyed_in_it(tmp_path: Path) -> None:

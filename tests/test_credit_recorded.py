@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from marft.learning.interfaces import Progress
 from marft.learning.ledger import ActionCredit
 from marft.runs.credit import LARGEST, read_advantages, read_credit, read_groups, write_credit
 from marft.training import _record_credit
+from marft.types import Task
 from tests.episodes import make_action
 from tests.learners import ROLES, begun, episodes, recipe
 from tests.runs import contents, finished
@@ -125,6 +127,44 @@ class TestTheFile:
         assert [float(value) for value in back["raw_advantage"][:2]] == [LARGEST, -LARGEST]
         assert np.isnan(back["raw_advantage"][2])
         assert back["advantage"] is None
+
+    def test_each_episode_has_its_own_whatever_it_shares_with_others(self, tmp_path: Path) -> None:
+        (one, *_) = episodes(1)
+        keys = [("train/0", "t", 0), ("train/1", "t", 0), ("train/0", "u", 0), ("train/0", "t", 1)]
+        told = [
+            ActionCredit(
+                replace(one, stream=stream, task=Task(task, "?"), sample=sample), one.actions[0], "g" if n else "",
+                *(np.array([8.0 * n + column]) for column in range(5)), n + 0.5,
+            )
+            for n, (stream, task, sample) in enumerate(keys)
+        ]  # fmt: skip
+        write_credit(tmp_path / "a.parquet", told)
+        for n, key in enumerate(keys):
+            (row,) = read_credit(tmp_path / "a.parquet", *key).values()
+            columns = ("raw_advantage", "advantage", "value", "entropy", "difference")
+            assert [row[name] for name in columns] == [[8.0 * n + column] for column in range(5)]
+            assert row["gradient"] == n + 0.5
+        assert read_credit(tmp_path / "a.parquet", "train/1", "u", 1) == {}
+        assert read_groups(tmp_path / "a.parquet") == {"g": keys[1:]}, "who was compared with nobody is in no group"
+
+    def test_a_damaged_page_is_refused(self, tmp_path: Path) -> None:
+        path, (one, *_) = tmp_path / "a.parquet", episodes(1)
+        write_credit(path, [ActionCredit(one, a, "g", *[np.arange(9.0)] * 5, 0.5) for a in one.actions])
+        whole, rows = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0)
+        for number in range(rows.num_columns):
+            column = rows.column(number)
+            if column.path_in_schema.partition(".")[0] in ("stream", "task", "sample", "action", "gradient", "entropy"):
+                first = column.dictionary_page_offset or column.data_page_offset
+                last = first + column.total_compressed_size - 1
+                path.write_bytes(whole[:last] + bytes([whole[last] ^ 0x10]) + whole[last + 1 :])
+                with pytest.raises(ValueError, match=r"a\.parquet"):
+                    read_credit(path, one.stream, "t", 0)
+
+    def test_one_with_columns_of_other_types_is_refused(self, tmp_path: Path) -> None:
+        table = pq.read_table(_some(tmp_path))
+        pq.write_table(table.set_column(2, "sample", [["0"]]), tmp_path / "other.parquet")
+        with pytest.raises(ValueError, match="holds no credit of this version"):
+            read_credit(tmp_path / "other.parquet", "train/0", "t", 0)
 
     @pytest.mark.parametrize("content", [b"", b"PAR1 no Parquet", None])
     def test_a_damaged_or_foreign_one_is_refused_by_name(self, tmp_path: Path, content: bytes | None) -> None:

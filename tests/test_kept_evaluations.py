@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,15 +22,18 @@ from marft.config.parts import EnvironmentPart
 from marft.evaluation import session
 from marft.evaluation.evaluate import Evaluation
 from marft.evaluation.intervals import wilson
+from marft.evaluation.keeping import Place, key_of, played
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.evaluation.shares import clustered, passes
 from marft.evaluation.trajectories.ratio import Ratio
+from marft.game.game import Attempt
 from marft.playing import Rollouts
 from marft.runs import lock
 from marft.runs.episodes import read_episodes
 from marft.runs.removing import written_by_a_run
 from marft.types import JointAction, Observation, Step, Task
 from tests.helpers import settings, until
+from tests.views import attempt as recorded
 
 SLOW = "import sys; from pathlib import Path; from tests.test_kept_evaluations import slow; slow(Path(sys.argv[1]))"
 
@@ -142,6 +146,64 @@ def test_what_was_played_is_read_and_what_was_stopped_goes_on_to_the_same(tmp_pa
     assert sorted(path.name for path in kept.iterdir()) == ["base-sampled.json", "base-sampled.parquet", "eval.lock"]
     assert len(read_episodes(kept / "base-sampled.parquet")) == 10
     assert len(list(written_by_a_run(tmp_path))) == 3
+
+
+def test_parts_are_kept_for_the_same_question_alone_and_not_where_it_is_asked_again(tmp_path: Path) -> None:
+    def begin(key: str, again: bool = False) -> Path:
+        place = Place(tmp_path, "base-greedy", key, print)
+        place.begin(again)
+        return place.parts / "part_000000.parquet"
+
+    begin("one").touch()
+    assert begin("one").exists()
+    assert not begin("two").exists()
+    begin("two").touch()
+    assert not begin("two", again=True).exists()
+
+
+def test_parts_whose_key_cannot_be_read_are_played_anew(tmp_path: Path) -> None:
+    place = Place(tmp_path, "base-greedy", "one", print)
+    place.begin(again=False)
+    (place.parts / "part_000000.parquet").touch()
+    (place.parts / "key.json").write_text("{")
+    place.begin(again=False)
+    assert [path.name for path in place.parts.iterdir()] == ["key.json"]
+
+
+def test_a_part_is_read_for_the_episodes_that_it_holds_and_each_of_them_is_told_of(tmp_path: Path) -> None:
+    notes, told = list[str](), list[str]()
+    place = Place(tmp_path, "base-greedy", "one", notes.append)
+    place.begin(again=False)
+    episodes = [recorded(1, number) for number in range(3)]
+    asked = [Attempt(Task(e.task.id, "the whole task", 7), e.stream, e.sample) for e in episodes]
+    assert [e.task.data for e in place.write_part(0, asked, episodes)] == [7, 7, 7]
+    read = played(None, asked, None, 3, place, lambda: told.append("one"))  # type: ignore[arg-type]
+    assert [e.task for e in read] == [attempt.task for attempt in asked]
+    assert told == ["one"] * 3
+    for other in (asked[:2], [*asked[:2], replace(asked[2], sample=9)], [*asked, asked[0]]):
+        assert place.read_part(0, other) is None
+    assert len(notes) == 3
+    assert all("its episodes are played anew" in note for note in notes)
+
+
+def test_a_key_is_of_what_is_asked_and_not_of_the_order_in_which_it_is_written() -> None:
+    assert key_of({"a": 1, "b": Path("x")}) == key_of({"b": Path("x"), "a": 1})
+    assert key_of({"a": Path("x")}) != key_of({"a": Path("y")})
+
+
+def test_every_part_is_played_by_an_engine_that_remembers_none_before_it() -> None:
+    class Recorded:
+        told: ClassVar[list[str]] = []
+
+        def publish(self, step: int) -> None:
+            self.told.append("forgets")
+
+        def play(self, attempts: Sequence[int], *_: Any) -> list[int]:
+            self.told.append(f"plays {len(attempts)}")
+            return [*attempts]
+
+    assert played(Recorded(), [*range(5)], None, 2, None, lambda: None) == [*range(5)]  # type: ignore
+    assert Recorded.told == ["forgets", "plays 2", "forgets", "plays 2", "forgets", "plays 1"]
 
 
 def test_another_question_is_another_evaluation(tmp_path: Path, plays: list[int]) -> None:

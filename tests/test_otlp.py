@@ -16,12 +16,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from marft.traces.record import TracedEpisode
-from marft.tracing.batches import MOST_SPANS, batches
+from marft.tracing.batches import MOST_SPANS, MOST_TEXT, batches
+from marft.tracing.cast import Cast, Seat
 from marft.tracing.episode import Tracer
 from marft.tracing.otlp import json_line, protobuf
 from marft.tracing.span import LONGEST, Span
 from marft.tracing.turns import beside_calls, turns_of
-from marft.types import ActionKey, Episode, Fork, Task, ToolCall
+from marft.types import ActionKey, Episode, Fork, Profile, Task, ToolCall
 from tests.episodes import episodes, make_action
 from tests.otlp import BEGAN, CAST, named, spans_in, team
 from tests.tracing import read
@@ -67,6 +68,25 @@ def test_spans_say_what_the_conventions_ask_for() -> None:
     share = named(spans, "reward short").attributes
     assert (share["gen_ai.evaluation.name"], share["gen_ai.evaluation.score.value"]) == ("short", -0.5)
     assert share["gen_ai.agent.name"] == "actor"
+
+
+def test_calls_of_one_action_have_ids_of_their_own_which_their_answers_bear() -> None:
+    plan, act = team().actions
+    two = replace(act, calls=(ToolCall("add", "{}", "5"), ToolCall("add", "{}", "6", index=1)))
+    spans = Tracer("r", CAST, content=True).spans(replace(team(), actions=(plan, two)))
+    ids = [span.attributes["gen_ai.tool.call.id"] for span in spans if span.name == "execute_tool add"]
+    assert len(set(ids)) == 2
+    (*_, last) = (span.attributes for span in spans if span.name == "chat tiny:actor")
+    asked = json.loads(str(last["gen_ai.input.messages"]))
+    assert [part["id"] for message in asked for part in message["parts"] if part["type"] == "tool_call_response"] == ids
+
+
+def test_instructions_are_said_once_and_guidance_where_it_stood() -> None:
+    seat = Seat(Profile("reasoner", "Plan well.", "Be brief."), "model")
+    said = named(Tracer("r", Cast("d", {"reasoner": seat}), content=True).spans(team()), "chat model").attributes
+    assert "Plan well." in str(said["gen_ai.system_instructions"])
+    assert "Plan well." not in str(said["gen_ai.input.messages"])
+    assert "Be brief." in str(said["gen_ai.input.messages"])
 
 
 def test_what_an_action_saw_is_linked() -> None:
@@ -252,3 +272,31 @@ def test_any_words_come_back(words: list[str]) -> None:
         back = traced_back(episode, Path(folder))
     clean = [word.replace("\0", "\ufffd") for word in words]
     assert [turn.text for turn in back.turns if "think>" not in turn.text] == [w for w in clean if "think>" not in w]
+
+
+def test_episodes_that_fit_into_a_batch_are_whole_in_it() -> None:
+    tracer = Tracer("r", content=True)
+    for texts, least in (([""] * 120, 40), (["x" * 50_000] * 40, 4)):
+        some = [team(text, sample) for sample, text in enumerate(texts)]
+        found = list(batches(some, tracer))
+        each = len(tracer.spans(some[0]))
+        assert all(len(batch.spans) == each * batch.episodes for batch in found)
+        assert all(batch.episodes >= least for batch in found[:-1]), "as many as there is room for"
+        assert all(sum(map(characters, batch.spans)) <= MOST_TEXT for batch in found)
+        assert sum(batch.episodes for batch in found) == len(some)
+
+
+def test_an_episode_of_many_words_takes_several_batches_of_bounded_size() -> None:
+    actions = [make_action("a", index=n, call=n, text=f"{n}" + "x" * 50_000) for n in range(60)]
+    episode = replace(team(), actions=tuple(actions))
+    tracer = Tracer("r", content=True)
+    found = list(batches([team(), episode, team(sample=1)], tracer))
+    assert sum(len(batch.spans) for batch in found) == sum(
+        len(tracer.spans(one)) for one in (team(), episode, team(sample=1))
+    )
+    assert all(sum(map(characters, batch.spans)) <= MOST_TEXT for batch in found)
+    assert [batch.episodes for batch in found] == [1, *[0] * (len(found) - 2), 2]
+
+
+def characters(span: Span) -> int:
+    return sum(len(str(value)) for value in span.attributes.values())

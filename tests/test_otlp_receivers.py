@@ -233,6 +233,42 @@ def test_episodes_are_sent_while_they_are_played() -> None:
     assert noting.notes == []
 
 
+@pytest.mark.parametrize("content", [False, True])
+def test_what_was_said_is_sent_live_only_where_it_is_asked_for(content: bool) -> None:
+    with collecting() as collector:
+        with traced(receiver(collector.url, content=content), Noting(), "r", {}) as observer:
+            observer.episode(team("a secret"))
+        (request,) = collector.requests
+    assert ("a secret" in str(request)) == content
+
+
+def test_as_many_episodes_wait_for_a_receiver_as_settings_say() -> None:
+    live = Live(Tracer("r"), "http://127.0.0.1:9", waiting=2)
+    live.close()  # nobody takes any more
+    for n in range(5):
+        live.add(team(sample=n))
+    assert (live.lost, live.problem) == (3, "it does not keep up: 2 episodes wait for it")
+    noting = Noting()
+    with collecting(hangs=threading.Event()) as collector:
+        settings = receiver(collector.url, queue=1, timeout_seconds=0.1)
+        with traced(settings, noting, "r", {}) as observer:
+            for n in range(200):
+                observer.episode(team(sample=n))
+            collector.hangs and collector.hangs.set()
+    assert any("1 episodes wait for it" in note for note in noting.notes)
+
+
+def test_of_what_was_lost_the_first_reason_is_told_and_what_had_been_sent_is_not_counted() -> None:
+    with collecting(answer=answers(200, 400)) as collector:
+        live = Live(Tracer("r"), collector.url)
+        for n in range(60):  # more than a request holds
+            live.add(team(sample=n))
+        live.close()
+    assert live.sent > 0
+    assert live.sent + live.lost == 60
+    assert "it answered 400" in live.problem
+
+
 def test_a_receiver_that_hangs_holds_nobody_up_and_is_counted() -> None:
     noting = Noting()
     with collecting(hangs=threading.Event()) as collector:
@@ -254,6 +290,26 @@ def test_a_receiver_that_fails_is_said_once_and_the_run_goes_on() -> None:
         observer.step(step, {})
     live.close()
     assert noting.notes == ["traces: it answered 500. The run goes on, and this is said once"]
+
+
+def test_who_watches_is_told_everything_as_if_nobody_stood_in_between() -> None:
+    class Told(Observer):
+        def __getattribute__(self, name: str) -> Any:
+            return lambda *given: heard.append((name, *given)) or "answer"
+
+    heard: list[tuple[Any, ...]] = []
+    live = Live(Tracer("r"), "http://127.0.0.1:9")
+    observer, given, episode = Traced(Told(), live), {"reward": 1.0}, team()
+    public = [name for name in vars(Observer) if not name.startswith("_")]
+    calls: dict[str, tuple[Any, ...]] = {
+        "began": (2, 9), "episode": (episode,), "step": (3, given), "guard": (3, "kl", "far"), "note": ("odd",),
+        "wants_stop": (),
+    }  # fmt: skip
+    assert sorted(public) == sorted(calls)
+    said = {name: getattr(observer, name)(*words) for name, words in calls.items()}
+    live.close(seconds=0.0)
+    assert heard == [(name, *words) for name, words in calls.items()]
+    assert said["wants_stop"] == "answer"
 
 
 def test_what_was_lost_is_counted_at_the_end_with_how_to_send_it_later() -> None:

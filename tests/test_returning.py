@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from marft.config import RunSettings
 from marft.guards.history import RETURNED
 from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
-from marft.rollouts import open_rollouts
+from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, verify
 from marft.runs.folder import RunFolder
+from marft.runs.log import Mark
 from marft.runs.returning import Returning
 from marft.training import train
 from tests.helpers import settings
@@ -116,3 +118,54 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
         told = [note for note in listening.notes if "it goes on as it is" in note]
         assert len(told) == 1, "once"
         assert "has gone back 2 times" in told[0]
+
+
+def weights(rollouts: LocalRollouts) -> dict[str, torch.Tensor]:
+    """A copy of what the actor has learned."""
+    return {name: value.detach().clone() for name, value in rollouts.models.policies["actor"].parameters().items()}
+
+
+@pytest.mark.slow
+def test_what_learns_is_put_back_as_it_was_and_cooled_each_time_and_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.keep_last", "9")
+    folder, notes = RunFolder.create(run), list[str]()
+    with open_rollouts(run) as rollouts:
+        assert isinstance(rollouts, LocalRollouts)
+        learner = Learner(run, rollouts.models)
+        checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
+        returning = Returning(run, checkpoints, rollouts.models, learner, notes.append)
+
+        def steps() -> list[str]:
+            return [path.name for path in checkpoints.steps()]
+
+        returning.begin(State())
+        assert steps() == ["step_000000"]
+        returning.begin(State(step=1))
+        assert steps() == ["step_000000"], "a run that goes on keeps no further one to go back to"
+        for step in (2, 4, 6):
+            checkpoints.save(State(step=step, best_step=4), run, rollouts.models, learner, Mark.of(b""))
+        before = weights(rollouts)
+        for parameter in rollouts.models.policies["actor"].parameters().values():
+            parameter.data.add_(1.0)
+        state = State(step=7, best_step=4, returns=1, cooled=0.5)
+        record = returning.target(state, 3)
+        assert record is not None
+        assert record.state.step == 2
+        state = returning.go_back(state, record, 0.1)
+        assert all(torch.equal(value, before[name]) for name, value in weights(rollouts).items())
+        assert (state.step, state.returns, state.cooled) == (7, 2, pytest.approx(0.05))
+        rates = [optimizer.learning_rate for optimizer in learner.optimizers.values()]
+        assert rates == pytest.approx([0.05] * len(rates))
+        assert steps() == ["step_000000", "step_000002", "step_000004"]
+        returning.begin(State(cooled=0.25))
+        assert {optimizer.learning_rate for optimizer in learner.optimizers.values()} == {0.25}, "a run that goes on"
+
+
+@pytest.mark.slow
+def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) -> None:
+    run = hot(tmp_path)
+    folder = RunFolder.create(run)
+    with open_rollouts(run) as rollouts:
+        checkpoints = Checkpoints(folder, run.checkpoints)
+        Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), print).begin(State())
+    assert checkpoints.steps() == []

@@ -36,6 +36,13 @@ class Fewer(Lengths):
         return super().tasks(split)[:-1]
 
 
+class Backwards(Lengths):
+    """The last task first; of each split others, and a level of three tasks each."""
+
+    def tasks(self, split: str) -> list[marft.Task]:
+        return [marft.Task(f"{split}/{n}", f"Say {n}.", {"level": n // 3}) for n in (4, 3, 2, 1, 0)]
+
+
 def command(*words: str | Path) -> int:
     with pytest.raises(SystemExit) as ended, friendly():
         app([str(word) for word in words], prog_name="marft")
@@ -86,6 +93,39 @@ def test_tasks_that_have_changed_are_refused_by_name(tmp_path: Path) -> None:
     fewer = settings("tiny", tmp_path, environment={"name": "tests.test_scenarios:Fewer"})
     with pytest.raises(ValueError, match="test/4 is gone"):
         found.tasks(fewer)
+
+
+def test_tasks_are_those_of_the_split_in_its_own_order_and_of_each_value_as_many_as_there_are(tmp_path: Path) -> None:
+    run = settings("tiny", tmp_path, environment={"name": "tests.test_scenarios:Backwards"})
+    found = freeze(run, "smoke", "train", 3, "", ("greedy",), 1)
+    assert [task.id for task in found.tasks(run)] == [*found.digests] == ["train/4", "train/3", "train/2"]
+    for number, chosen in ((2, [4, 2]), (3, [4, 2, 1]), (4, [4, 3, 2, 1]), (5, [4, 3, 2, 1, 0]), (9, [4, 3, 2, 1, 0])):
+        balanced = freeze(run, "smoke", "validation", number, "level", ("greedy",), 1)
+        assert [*balanced.digests] == [f"validation/{n}" for n in chosen]
+
+
+def test_sets_in_other_modes_are_other_sets_and_a_file_has_all_of_them(tmp_path: Path) -> None:
+    run, path = lengths(tmp_path), tmp_path / "smoke.json"
+    one, both = (freeze(run, "smoke", "test", 2, "", modes, 1) for modes in (("greedy",), ("greedy", "sampled")))
+    assert one.digest != both.digest
+    both.write(path)
+    assert read_scenarios(path) == both
+    with pytest.raises(ValueError, match="cannot be called"):
+        freeze(run, "a b", "test", 2, "", ("greedy",), 1)
+
+
+def test_what_is_named_twice_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "smoke.json"
+    freeze(lengths(tmp_path), "smoke", "test", 2, "", ("greedy",), 1).write(path)
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps({**table, "modes": ["greedy", "greedy"]}))
+    assert read_scenarios(path).modes == ("greedy",)
+    path.write_text(json.dumps({**table, "tasks": [*table["tasks"], table["tasks"][0]]}))
+    with pytest.raises(ValueError, match="names a task twice"):
+        read_scenarios(path)
+    path.write_text(json.dumps({**table, "attempts": "1"}))
+    with pytest.raises(ValueError, match="no set of scenarios"):
+        read_scenarios(path)
 
 
 @pytest.mark.parametrize(

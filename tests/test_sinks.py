@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,12 +95,33 @@ def test_what_a_sink_did_not_take_is_counted(tmp_path: Path, where: str, lost: i
 
 def test_what_waits_for_a_sink_is_bounded_and_what_goes_beyond_is_counted() -> None:
     feed = Feed(Bad(where="open", how="hang"), OPENING, room=3)
-    for _ in range(10):
+    for _ in range(3):
+        feed.put(lambda sink: None)
+    assert feed.news() == "", "there is room for three"
+    for _ in range(7):
         feed.put(lambda sink: None)
     assert "3 entries were waiting already" in feed.news()
     assert feed.news() == ""
     feed.end()
     assert "has not got 10 of 10 entries" in feed.wait(0.0)
+
+
+def test_a_sink_that_took_everything_and_closes_badly_has_lost_nothing() -> None:
+    feed = Feed(Bad(where="close", how="raise"), OPENING)
+    feed.put(lambda sink: None)
+    feed.end()
+    assert "did not end well: ConnectionError" in feed.wait(time.monotonic() + 60.0)
+
+
+def test_what_comes_after_the_end_is_counted_as_lost(heard: list[tuple[Any, ...]]) -> None:
+    feed = Feed(Keeps(), OPENING)
+    feed.put(lambda sink: sink.note(1, "in time"))
+    feed.end()
+    assert feed.wait(time.monotonic() + 60.0) == ""
+    feed.put(lambda sink: sink.note(2, "late"))
+    assert "it has ended" in feed.news()
+    assert "has not got 1 of 2 entries" in feed.wait(0.0)
+    assert [entry[1:] for entry in heard if entry[0] == "note"] == [(1, "in time")]
 
 
 def test_where_a_run_is_to_end_at_once_nobody_waits_for_its_sinks(

@@ -15,13 +15,10 @@ pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
 from starlette.testclient import TestClient
 
-from marft.learning.ledger import ActionCredit
-from marft.runs.credit import write_credit
-from marft.runs.episodes import read_episodes, write_episodes
-from marft.types import Choice, Option
+from marft.runs.episodes import write_episodes
+from marft.types import Observation, Task, Transition
 from marft.viewer.indexing import IndexCache, Stamp, index_of
 from marft.viewer.log import thinned
-from marft.viewer.tokens import spread, token_texts
 from tests.episodes import make_action
 from tests.views import asked, attempt, client, forked, make_run, record
 
@@ -150,6 +147,48 @@ class TestEpisodes:
         assert found(mine, agent="nobody") == found(mine, status="failed") == found(mine, guard="kl") == []
         assert len(found(mine, agent="actor", status="terminated")) == 12
 
+    def test_what_is_asked_for_is_of_that_name_and_not_of_one_that_holds_it(self, run: Path) -> None:
+        act = make_action("actor 2", text="mine")
+        record(run, 4, [attempt(4, 0), attempt(4, 1, actions=(act,)), attempt(4, 2, task=Task("t/0/more", "?"))])
+        mine = client(run)
+        assert found(mine, task="t/0", step=4) == [(4, 0), (4, 1)]
+        assert found(mine, task="T/0", step=4) == [(4, 0), (4, 1), (4, 2)]
+        assert found(mine, task="/MORE") == [(4, 2)]
+        assert found(mine, agent="actor", step=4) == [(4, 0), (4, 2)]
+        assert found(mine, agent="actor 2") == [(4, 1)]
+        assert found(mine, status="term") == []
+
+    def test_a_bound_of_0_is_a_bound_and_no_success_is_not_an_unknown_one(self, run: Path) -> None:
+        negative = Transition(Observation(""), -1.0)
+        record(run, 4, [attempt(4, 0), attempt(4, 1, transitions=(negative,)), attempt(4, 2, success=None)])
+        mine = client(run)
+        assert found(mine, reward_min=0, step=4) == [(4, 0), (4, 2)]
+        assert found(mine, reward_max=0, step=4) == [(4, 0), (4, 1)]
+        assert found(mine, success="false", step=4) == [(4, 0)]
+        assert found(mine, success="true", step=4) == [(4, 1)]
+
+    def test_one_in_which_an_agent_acted_twice_names_it_once_and_says_its_last_words_in_short(self, run: Path) -> None:
+        acts = tuple(make_action("actor", call=call, index=call, text="word " * 99 + str(call)) for call in range(2))
+        lost = attempt(4, 1, actions=(), status="failed", error="x" * 999, transitions=(), success=None)
+        record(run, 4, [attempt(4, 0, actions=acts), lost])
+        (one, other) = asked(client(run), "runs/one/episodes", step=4)["episodes"]
+        assert (one["agents"], one["actions"]) == (["actor"], 2)
+        assert (one["preview"], len(other["error"])) == (("word " * 99)[:160], 400)
+
+    def test_episodes_of_other_tasks_or_streams_that_follow_each_other_are_apart(self, run: Path) -> None:
+        apart = [
+            attempt(4, 0, task=Task("a", "?")),
+            attempt(4, 0, task=Task("b", "?")),
+            attempt(5, 0, task=Task("b", "?")),
+        ]
+        record(run, 4, apart)
+        mine = client(run)
+        assert [e["task"] for e in asked(mine, "runs/one/episodes", step=4)["episodes"]] == ["a", "b", "b"]
+
+    def test_tasks_are_found_by_their_names_in_a_search(self, run: Path) -> None:
+        record(run, 4, [attempt(4, 0, task=Task("orders/Blue", "?"))])
+        assert found(client(run), q="orders/blue") == [(4, 0)]
+
     def test_they_are_sorted_and_cut_into_pages(self, run: Path) -> None:
         mine = client(run)
         assert found(mine, order="desc", limit=2) == [(3, 3), (3, 2)]
@@ -236,43 +275,6 @@ class TestEpisodes:
             ("actor", 4, 4),
         ]
         assert said["edges"] == [{"from": "reasoner", "to": "actor", "count": 4, "share": 1.0}]
-
-
-class TestTokens:
-    def test_each_has_its_text_and_what_was_recorded_of_it(self, run: Path) -> None:
-        episodes = read_episodes(run / "episodes" / "step_000001.parquet")
-        rows = [
-            ActionCredit(e, a, "g", np.ones(1), np.array([0.5]), None, np.arange(len(a.tokens)) / 4, None, 1.0)
-            for e in episodes
-            for a in e.actions
-        ]
-        write_credit(run / "credit" / "step_000001.parquet", rows)
-        mine = client(run)
-        said = asked(mine, "runs/one/episodes/1/0/tokens", action="0/reasoner/0")
-        assert (len(said["tokens"]), said["marks"]) == (2, ["sampled"] * 2)
-        assert (said["advantage"], said["entropy"], said["value"]) == ([0.5, 0.5], [0.0, 0.25], None)
-        whole = asked(mine, "runs/one/episodes/1/0")["actions"][0]
-        assert (whole["advantage"], whole["entropy"], whole["difference"]) == (0.5, 0.125, None)
-        audit = asked(mine, "runs/one/credit", step=1)
-        assert (audit["recorded"], len(audit["groups"][0]["episodes"]), audit["zero_share"]) == (True, 4, 0.0)
-        assert sum(audit["advantages"]["actor"]["counts"]) == 4
-        assert asked(mine, "runs/one/credit", step=2)["recorded"] is False
-
-    def test_a_character_of_several_tokens_belongs_to_its_last_one(self) -> None:
-        class Bytes:
-            def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-                return bytes(ids).decode("utf-8", "replace")
-
-        ids = list("aπ🙂!".encode())
-        assert token_texts(Bytes(), ids) == ["a", "", "π", "", "", "", "🙂", "!"]
-        assert "".join(token_texts(Bytes(), [0xF0, 0x9F, *b"ok"])).endswith("ok")
-
-    def test_numbers_stand_where_the_agent_decided(self) -> None:
-        action = make_action(tokens=(1, 2, 3), marks=(0, 1, 0), log_probs=(-1.0, -2.0))
-        assert spread(action, action.log_probs) == [-1.0, None, -2.0]
-        assert spread(action, np.array([0.5])) == [0.5, None, 0.5]
-        chosen = Choice((Option(np.array([1, 2, 3], np.int32)),), 0, np.zeros(1, np.float32))
-        assert spread(replace(action, choice=chosen), np.array([-0.5])) == [-0.5, None, -0.5]
 
 
 class TestWhatIsNotWhole:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.evaluation.worth.contributions import contributions, sampled_again
+from marft.evaluation.worth.contributions import Contribution, contributions, sampled_again, shares
 from marft.evaluation.worth.scores import row_of, scores_of, scores_of_chosen, value_of
 from marft.evaluation.worth.voting import affordable, best, stated, voted
 from marft.types import Episode, Fork, Observation, Task, Transition
@@ -39,6 +39,22 @@ class TestChoosing:
         assert voted(marked, "a", stated, 0) is marked[2]
         assert voted([self.attempt(" ")] * 2, "a", stated, 0).actions[0].text == " "
 
+    def test_an_empty_text_has_no_vote_beside_those_that_say_something(self) -> None:
+        attempts = [self.attempt(text) for text in (" ", "  ", "7")]
+        assert voted(attempts, "a", stated, 0) is attempts[2]
+
+    def test_where_nobody_gives_an_answer_any_attempt_is_drawn(self) -> None:
+        attempts = [self.attempt(" ", reward) for reward in (0.0, 1.0, 2.0)]
+        assert {voted(attempts, "a", stated, seed).total_reward for seed in range(40)} == {0.0, 1.0, 2.0}
+
+    def test_the_vote_is_on_what_the_agent_said_last_and_on_nobody_elses_words(self) -> None:
+        def said(*texts: str) -> Episode:
+            mine = [make_action("a", text=text, call=call, index=call) for call, text in enumerate(texts)]
+            return replace(self.attempt(""), actions=(*mine, make_action("b", text="0", index=len(mine))))
+
+        attempts = [said("7", "1"), said("8", "2"), said("9", "2")]
+        assert voted(attempts, "a", stated, 0) is attempts[1]
+
     def test_a_canonical_form_of_ones_own(self) -> None:
         attempts = [self.attempt(text) for text in ("one half", "0.5", "7")]
         half = {"one half": "1/2", "0.5": "1/2"}
@@ -48,6 +64,14 @@ class TestChoosing:
         attempts = [self.attempt("x", 3.0, False), self.attempt("y", 1.0, True), self.attempt("z", 4.0, False)]
         assert best(attempts) is attempts[1]
         assert best([replace(each, success=None) for each in attempts]).total_reward == 4.0
+        unknown = self.attempt("z", 9.0, None)
+        assert best([unknown, attempts[1]]) is attempts[1]
+
+    def test_a_budget_that_is_just_enough_pays_and_tasks_without_attempts_do_not(self) -> None:
+        assert affordable([[10.0, 10.0], [10.0, 10.0]], 20.0) == 2
+        assert affordable([[10.0, 10.0], []], 10.0) == 1
+        assert affordable([[10.0], [10.0, 10.0, 10.0]], 15.0) == 2  # what one lacks costs nothing
+        assert affordable([], 10.0) == 0
 
     @given(st.lists(st.lists(st.floats(1, 100), min_size=4, max_size=4), min_size=1, max_size=5), st.floats(0, 500))
     def test_as_many_attempts_as_the_budget_pays_for(self, costs: list[list[float]], budget: float) -> None:
@@ -70,6 +94,7 @@ class TestChoosing:
             chosen = {task: best(some[:count]) for task, some in groups.items()}
             scores = scores_of_chosen(chosen, {task: some[:count] for task, some in groups.items()}, 0, count)
             values.append(Ratio.total(scores.measures["accuracy"].values()).value)
+            assert scores.attempts == count
             assert Ratio.total(scores.tokens.values()).value == 5 * count  # three of the prompt and two said
         assert values == sorted(values)  # type: ignore[type-var]
         assert values[-1] == fmean(map(any, outcomes))
@@ -111,6 +136,36 @@ class TestScores:
             True,
             True,
         ]
+
+    def test_no_share_of_few_is_surely_above_0_or_below_it(self) -> None:
+        few = {str(n): Ratio(float(n == 0)) for n in range(8)}
+        share, reward = value_of(few, few, shares=True), value_of(few)
+        assert share is not None
+        assert reward is not None
+        assert (share.interval and share.interval[0], reward.interval and reward.interval[0] < 0) == (0.0, True)
+
+    def test_tasks_that_are_all_solved_half_of_the_time_tell_nothing_of_others(self) -> None:
+        halves = {str(n): Ratio(1.0, 2) for n in range(9)}
+        found = value_of(halves, halves, shares=True)
+        assert found is not None
+        assert (found.value, found.interval, found.difference_interval) == (0.5, None, None)
+
+    def test_tasks_that_only_one_of_them_has_are_in_no_difference(self) -> None:
+        team, arm = ({str(n): Ratio(1.0) for n in range(*span)} for span in ((0, 10), (5, 20)))
+        found = value_of(arm, team, shares=True)
+        same = value_of({str(n): Ratio(1.0) for n in range(5, 10)}, team, shares=True)
+        assert found is not None
+        assert same is not None
+        assert (found.difference, found.difference_interval) == (same.difference, same.difference_interval)
+        assert same.difference_interval is not None
+
+    def test_a_row_counts_tasks_failures_and_attempts_for_an_answer(self) -> None:
+        attempts = [replace(TestChoosing().attempt("x", 1.0), task=Task(str(n), "?")) for n in range(4)]
+        row = row_of("single", "best of 3", scores_of_chosen(
+            {e.task.id: e for e in attempts}, {e.task.id: [e] * 3 for e in attempts}, failed=2, attempts=3
+        ))  # fmt: skip
+        assert (row.tasks, row.failed, row.attempts, row.tokens) == (4, 2, 3, 15.0)
+        assert "accuracy" not in row.values
 
     def test_what_could_not_be_scored_is_counted_and_in_no_mean(self) -> None:
         good = TestChoosing().attempt("x", 1.0, True)
@@ -191,3 +246,39 @@ class TestContributions:
             for other in episode.actions:
                 saw = any(name in again for name in other.sees)
                 assert (other.id in again) == (other.id == action.id or other.step > action.step or saw)
+
+    def test_a_fork_that_could_not_be_scored_is_no_reward_of_0(self) -> None:
+        episode = replace(TestChoosing().attempt("x", 1.0), stream="train/0")
+        (action,) = episode.actions
+        fork = replace(TestChoosing().attempt("y", 2.0), fork=Fork(episode.name, action.id))
+        forks = [fork, replace(TestChoosing().attempt("y"), fork=fork.fork, status="failed")]
+        assert [one.resampled for one in contributions(episode, forks)] == [[2.0]]
+        assert contributions(episode, forks[1:]) == []
+
+
+class TestShares:
+    @staticmethod
+    def of(agent: str, reward: float, again: float, own: float | None = None) -> Contribution:
+        return Contribution("0/a/0", agent, reward, [again], own)
+
+    def test_they_are_means_over_an_agents_actions_of_all_tasks(self) -> None:
+        of = self.of
+        planner, actor = shares(
+            {
+                "t": [of("planner", 1.0, 0.0, 0.5), of("planner", 1.0, 1.0), of("actor", 1.0, -3.0)],
+                "u": [of("planner", 0.0, 2.0, 0.2), of("actor", 0.0, 0.0)],
+            },
+            ["planner", "actor"],
+        )
+        assert (planner.agent, planner.actions, actor.agent, actor.actions) == ("planner", 3, "actor", 2)
+        assert planner.contribution.value == pytest.approx((1 + 0 - 2) / 3)
+        assert planner.variance.value == pytest.approx((0.5 + 0 + 2) / 3)
+        assert planner.own is not None
+        assert planner.own.value == pytest.approx((0.5 + 0.2) / 2)
+        assert (actor.contribution.value, actor.variance.value, actor.own) == (2.0, 4.0, None)
+
+    def test_tasks_in_which_an_agent_did_nothing_say_nothing_of_it(self) -> None:
+        acted = {str(n): [self.of("planner", float(n), 0.0, float(n))] for n in range(5)}
+        others = {f"other {n}": [self.of("actor", 0.0, 0.0)] for n in range(20)}
+        assert shares({**acted, **others}, ["planner"]) == shares(acted, ["planner"])
+        assert shares(others, ["planner"]) == []

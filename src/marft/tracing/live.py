@@ -131,6 +131,9 @@ class Traced(Observer):
             self._said = True
             self._observer.note(f"traces: {self._live.problem}. The run goes on, and this is said once")
 
+    def guard(self, step: int, name: str, sentence: str) -> None:
+        self._observer.guard(step, name, sentence)
+
     def note(self, text: str) -> None:
         self._observer.note(text)
 
