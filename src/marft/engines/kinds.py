@@ -42,8 +42,8 @@ class Local(EnginePart):
 
 
 class Vllm(EnginePart):
-    """vLLM, in a process and a Python environment of its own that ``marft engine install vllm`` makes. One process samples
-    for all adapters of a base; a fully tuned policy has one of its own."""
+    """vLLM, in a process and a Python environment of its own, which ``marft engine install vllm`` makes. One process
+    samples for all adapters of a base; a fully tuned policy has one of its own."""
 
     tells_tokens: ClassVar[bool] = True
     apart: ClassVar[bool] = True

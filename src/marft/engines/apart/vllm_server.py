@@ -94,10 +94,10 @@ def _start(opened: Open) -> tuple[Any, str]:
         "skip_tokenizer_init": True,  # tokens in, tokens out
         "generation_config": "vllm",  # nothing of the model's own: a policy is sampled as its recipe says
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
+        "max_logprobs": MOST_AT_ONCE,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        # on a CPU a prompt that is read in pieces breaks off where its request has a seed (0.32: "CPU Generator does not
-        # use offset")
+        # a prompt that is read in pieces, of a request with a seed, ends vLLM 0.32 on a CPU
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
         **lora,
         **opened.options,
@@ -155,12 +155,10 @@ class Server:
         try:
             await slot.there.wait()
             await (self._say(asked, slot) if isinstance(asked, Ask) else self._weigh(asked, slot))
-        except ValueError as error:
-            self.connection.send(Refused(asked.number, str(error)))
-        except Exception:  # the engine is dead, and so are we: the run starts another
-            if self.engine.errored:
+        except Exception as error:  # noqa: BLE001  the run must hear of it
+            if self.engine.errored:  # it is dead, and so are we: the run starts another
                 os._exit(1)
-            raise
+            self.connection.send(Refused(asked.number, f"{type(error).__name__}: {error}"))
         finally:
             self._under_way[slot.name] -= 1
             del self._requests[asked.number]
@@ -214,7 +212,7 @@ class Server:
         async def scored(number: int, beginning: tuple[int, ...], ids: Sequence[int]) -> dict[tuple[int, ...], float]:
             sampling = SamplingParams(
                 temperature=asked.temperature, max_tokens=1, seed=0, ignore_eos=True, detokenize=False,
-                logprobs=0, logprob_token_ids=list(ids),
+                logprobs=len(ids), logprob_token_ids=list(ids),
             )  # fmt: skip
             prompt = [*asked.prompt.tolist(), *beginning]
             async for output in self._sampled(prompt, sampling, f"{asked.number}.{number}", slot):
