@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -50,7 +50,7 @@ class Vllm(EnginePart):
     python: str = ""  # of the environment that vLLM is in; "": the one that `marft engine install vllm` makes
     max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
     patience_seconds: Positive = 600.0  # without a word from it, before it is started again
-    options: Mapping[str, Any] = {}  # other arguments of its own (AsyncEngineArgs), such as gpu_memory_utilization
+    options: dict[str, object] = {}  # other arguments of its own (AsyncEngineArgs), such as gpu_memory_utilization
 
     def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
         """Processes that sample with copies of the learner's weights."""
