@@ -1,6 +1,7 @@
 # make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
 # make test   install, run the tests that are fast
 # make test-slow  those that start processes or take seconds: CI runs both
+# make test-vllm  those of vLLM, which it installs first, in an environment of its own: gigabytes
 # make check  lint, types, fast tests
 # make real   get a real model of 135 million parameters, train a team of two on it, evaluate it: runs/sums/report.html
 # make docs   the docs as a site: build/site/index.html
@@ -14,7 +15,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo real test test-slow docs mutants mutants-sample nightly check lint types format install clean
+.PHONY: demo real test test-slow test-vllm docs mutants mutants-sample nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -39,6 +40,10 @@ test: install
 
 test-slow: install
 	$(BIN)/pytest --numprocesses auto -m slow
+
+test-vllm: install
+	$(BIN)/marft engine install vllm $(if $(shell command -v nvidia-smi),,--cpu)
+	$(BIN)/pytest tests/test_vllm.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -17,10 +17,10 @@ from marft.game.engine import Sampler
 from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
+from marft.processes.child import Child
 from marft.types import Task
 from marft.workers import crew as crews
 from marft.workers import worker as workers
-from marft.workers.child import Child
 from marft.workers.client import Client
 from marft.workers.crew import TRIES, Crew
 from marft.workers.messages import Begin, Cancelled, Change
@@ -66,7 +66,7 @@ class FakeLink:
 def crewed(test: Callable[[Crew], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
     FakeLink.made, FakeLink.failures = [], 0
     monkeypatch.setattr(crews, "Link", FakeLink)
-    monkeypatch.setattr(crews, "Child", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(crews, "Child", lambda name, _: SimpleNamespace(name=name))
 
     async def whole() -> None:
         crew = Crew(Begin(b"", b"", 0), cast("Sampler", None), 1.0)
@@ -92,7 +92,7 @@ class TestCrew:
         crewed(test, monkeypatch)
 
     def test_nor_is_it_counted_again_where_no_process_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def no_process(name: str) -> None:
+        def no_process(name: str, _: object) -> None:
             raise OSError(f"{name}: too many processes")
 
         async def test(crew: Crew) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from marft.game.engine import Sampler
 from marft.game.game import Attempt, EpisodeFailedError, Replay
+from marft.processes.child import Child
 from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
-from marft.workers.child import Child
 from marft.workers.link import Link
 from marft.workers.messages import (
     Answer,

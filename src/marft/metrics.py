@@ -135,6 +135,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower"),
         Metric("workers_lost", "workers lost", "worker processes that ended or hung, with what they played", ".0f",
                better="lower", unless_zero=True, advice="`marft show --failed` says how each of them ended"),
+        Metric("engine_restarts", "engine restarts", "how often an engine apart was started again", ".0f",
+               better="lower", unless_zero=True, advice="give it more memory, or engine.patience_seconds"),
     ],
     "The joint trajectory": [
         Metric("goal_progress", "progress", "declared progress after the last step, p_T, mean over episodes that have "

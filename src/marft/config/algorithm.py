@@ -90,7 +90,8 @@ class SamplerCorrectionSettings(Settings):
     at ``cap``; outside ``[low, high]`` it is 0 (IcePop's mask; ``high = 0`` is off).
     """
 
-    level: Literal["none", "token", "action", "geometric"] = "none"  # what gets a weight; none: no correction
+    # what gets a weight; none: no correction. Engines apart: token at token level, else geometric
+    level: Literal["none", "token", "action", "geometric"] = "none"
     cap: Positive = 2.0  # the largest weight
     low: NotNegative = 0.0  # weights below it become 0; needs high
     high: NotNegative = 0.0  # weights above it become 0; 0 is off

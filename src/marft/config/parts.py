@@ -33,6 +33,7 @@ class EnginePart(Plugin):
     """Base of engines."""
 
     holds_grammars: ClassVar[bool] = False  # it samples what a grammar allows for, and says what that was
+    apart: ClassVar[bool] = False  # it has weights of its own, which come out otherwise than the learner's
     tells_tokens: ClassVar[bool] = False  # it calls Sampling.listener with each token that it samples
 
 

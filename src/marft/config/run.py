@@ -140,6 +140,17 @@ class RunSettings(Settings):
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
         return self
 
+    @model_validator(mode="after")
+    def _correct_what_samples_elsewhere(self) -> RunSettings:
+        """Weights that are computed elsewhere come out otherwise: π_old/μ counts, unless the recipe says that it does
+        not."""
+        correction = self.algorithm.sampler_correction
+        if self.engine.apart and "level" not in correction.model_fields_set:
+            level = "token" if self.algorithm.level == "token" else "geometric"
+            correction = correction.model_copy(update={"level": level})
+            self.__dict__["algorithm"] = self.algorithm.model_copy(update={"sampler_correction": correction})
+        return self
+
     @property
     def given(self) -> Mapping[str, Any]:
         """What was given in Python, by the words that it is recorded by: files that name it are read with it."""

@@ -51,18 +51,25 @@ def choose(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[Choice
     for group in in_batches(list(same.values()), lambda alike: alike[0].tokens, PREFILL_TOKENS):
         table = _score(backbone, [alike[0] for alike in group])
         for log_probs, alike in zip(table, group, strict=True):
-            options = tuple(alike[0].options)
-            logs = log_probs[: len(options)].float()
-            uniforms = torch.tensor([request.uniform for request in alike], device=logs.device)
-            allowed = allowed_tokens(logs[None], [alike[0].sampling])
-            weights = logs.exp()[None] if allowed is None else logs.exp() * allowed
-            drawn = inverse(weights.expand(len(alike), -1), uniforms).tolist()
-            best = int(logs.argmax())
-            for request, index in zip(alike, drawn, strict=True):
-                chosen[id(request)] = Choice(
-                    options, index if request.sampling.temperature else best, logs.cpu().numpy()
-                )
+            logs = log_probs[: len(alike[0].options)].float()
+            uniforms = [request.uniform for request in alike]
+            choices = drawn(alike[0].options, logs, alike[0].sampling, uniforms)
+            chosen.update(zip(map(id, alike), choices, strict=True))
     return [chosen[id(request)] for request in requests]
+
+
+def drawn(options: Sequence[Option], logs: Tensor, sampling: Sampling, uniforms: Sequence[float]) -> list[Choice]:
+    """A choice for each of the uniform numbers.
+
+    Args:
+        logs: ``log π`` of the options, [A].
+    """
+    allowed = allowed_tokens(logs[None], [sampling])
+    weights = logs.exp()[None] if allowed is None else logs.exp() * allowed
+    numbers = torch.tensor(uniforms, device=logs.device)
+    indices = inverse(weights.expand(len(uniforms), -1), numbers).tolist()
+    best = int(logs.argmax())
+    return [Choice(tuple(options), i if sampling.temperature else best, logs.cpu().numpy()) for i in indices]
 
 
 def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from marft.config.parts import EnginePart
-from marft.config.settings import CountOrNone
+from marft.config.settings import CountOrNone, Positive
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -39,3 +39,21 @@ class Local(EnginePart):
             prefix_bytes=self.prefix_cache_mb * 2**20,
             in_order=self.admission == "in_order" or (self.admission == "auto" and models.device.type == "cpu"),
         )
+
+
+class Vllm(EnginePart):
+    """vLLM, in a process and a Python environment of its own, which ``marft engine install vllm`` makes. One process
+    samples for all adapters of a base; a fully tuned policy has one of its own."""
+
+    tells_tokens: ClassVar[bool] = True
+    apart: ClassVar[bool] = True
+    python: str = ""  # of the environment that vLLM is in; "": the one that `marft engine install vllm` makes
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
+    patience_seconds: Positive = 600.0  # without a word from it, before it is started again
+    options: dict[str, object] = {}  # other arguments of its own (AsyncEngineArgs), such as gpu_memory_utilization
+
+    def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
+        """Processes that sample with copies of the learner's weights."""
+        from marft.engines.apart.vllm import open_vllm  # torch, which reading a recipe does without
+
+        return open_vllm(self, run, models, policies, thread)

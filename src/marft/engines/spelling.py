@@ -39,7 +39,7 @@ class Ending:
     """
 
     def __init__(self, spelling: Spelling, stops: Sequence[str | Said]) -> None:
-        self._spelling, self._stops = spelling, stops
+        self._spelling, self.stops = spelling, stops
         self._words = [stop.text if isinstance(stop, Said) else stop for stop in stops]
         self._longest = max(map(len, self._words))
 
@@ -51,6 +51,6 @@ class Ending:
         new = self._spelling.text[max(0, known - self._longest + 1) :] + rest
         return any(
             isinstance(stop, str) or stop.find(self._spelling.text + rest) >= 0
-            for stop, word in zip(self._stops, self._words, strict=True)
+            for stop, word in zip(self.stops, self._words, strict=True)
             if word in new
         )

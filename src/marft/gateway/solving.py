@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from marft.game.outcome import Grade, Outcome
 from marft.game.reading import LARGEST_TEXT, RefusedError, flag, number, own_rewards
 from marft.gateway.client import Client, environment
+from marft.processes import SUBREAPER
 from marft.texts import cut, storable
-from marft.tools.connection import SUBREAPER
 from marft.types import Task
 
 MOST_OUTPUT = 2**20  # bytes of what a command prints that are kept: the last ones

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from marft.endpoints.keys import masked, read_key, secrets_in, without
 from marft.game.loop_threads import LoopThread
+from marft.processes import SUBREAPER
 from marft.types import Tool
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp_types import CallToolResult
 
-SUBREAPER = Path(__file__).with_name("subreaper.py")
 CLOSE_SECONDS = 15.0  # the client gives a server some time to end, then kills it
 PING_SECONDS = 5.0  # for a server to answer anything, after a call that did not end
 

@@ -10,9 +10,10 @@ from marft.game.engine import Sampler
 from marft.game.game import Attempt
 from marft.game.loop_threads import LoopThreadPool
 from marft.playing import added
-from marft.workers.child import Child
+from marft.processes.child import Child
 from marft.workers.link import Link, Playing
 from marft.workers.messages import Begin
+from marft.workers.program import worker_command
 
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 5.0  # for a worker to answer, beside the time that a call into an environment may take
@@ -109,7 +110,7 @@ class Crew:
         """
         name = self.links[index].child.name
         for number in range(TRIES):
-            self.links[index] = link = Link(Child(name), self.engine, self._slots, self.patience)
+            self.links[index] = link = Link(Child(name, worker_command), self.engine, self._slots, self.patience)
             try:
                 await link.start(self.begin)
             except RunError as error:

@@ -14,8 +14,8 @@ from marft.errors import RunError
 from marft.game.agents import Agent
 from marft.game.engine import Sampler
 from marft.game.game import Attempt, EpisodeFailedError
+from marft.processes.child import END_SECONDS, Child
 from marft.types import Episode, Fork, Status
-from marft.workers.child import END_SECONDS, Child
 from marft.workers.messages import (
     Answer,
     Begin,

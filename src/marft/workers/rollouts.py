@@ -13,12 +13,13 @@ from marft.game.rendering import Channel
 from marft.game.rollout import at_most
 from marft.game.team import Organization, Team
 from marft.playing import added, nobody
+from marft.processes.child import Child
 from marft.samplers import Samplers
 from marft.types import Episode
-from marft.workers.child import Child
 from marft.workers.crew import Crew
 from marft.workers.link import Playing
 from marft.workers.messages import Begin, pickled
+from marft.workers.program import worker_command
 
 
 class WorkerRollouts:
@@ -38,7 +39,7 @@ class WorkerRollouts:
         with ExitStack() as started:  # what has been started ends, should the rest fail
             self.run = run
             settings = pickled(run, "the recipe")
-            children = [Child(f"worker {number}") for number in range(run.rollout.processes)]
+            children = [Child(f"worker {number}", worker_command) for number in range(run.rollout.processes)]
             for child in children:  # which import what they need while models are loaded here
                 started.callback(child.close)
             self._samplers = Samplers(run)

@@ -1,54 +1,56 @@
-"""A worker process from outside: how it is started and ended, and what it prints."""
+"""A process of ours from outside: how it is started and ended, and what it prints."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
+from marft.processes import SUBREAPER
 from marft.texts import visible
-from marft.tools.connection import SUBREAPER
 
-START = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from marft.workers.worker import main
-main(int(sys.argv[2]))
-"""
 END_SECONDS = 5.0  # for a process that is asked to end
 LONGEST_LINE = 2000  # bytes; what is longer comes in pieces
+LAST_LINES = 20  # that are remembered
+Command = Callable[[int], Sequence[str]]  # from the number of its end of the connection
 
 
 class Child:
-    """A process of Python that ends with this one, and with all that it has started, however that ends.
+    """A process that ends with this one, and with all that it has started, however that ends.
 
     It has a session of its own, so that a Ctrl-C in the terminal is this process's alone. What it prints comes out here
     on stderr, line by line, as something that no terminal obeys.
 
     Args:
         name: for what it prints.
+        command: what is started.
+        quiet: keep what it prints, without showing it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, command: Command, *, quiet: bool = False) -> None:
+        self.name, self.quiet = name, quiet
+        self.said: deque[str] = deque(maxlen=LAST_LINES)  # last lines of what it printed
         self.socket, theirs = socket.socketpair()
         begun: Future[subprocess.Popen[bytes]] = Future()
-        self._keeper = threading.Thread(target=self._keep, args=(theirs, begun), name="marft-worker", daemon=True)
+        self._keeper = threading.Thread(
+            target=self._keep, args=(command, theirs, begun), name="marft-child", daemon=True
+        )
         self._keeper.start()
         self._process = begun.result()
 
-    def _keep(self, theirs: socket.socket, begun: Future[subprocess.Popen[bytes]]) -> None:
+    def _keep(self, command: Command, theirs: socket.socket, begun: Future[subprocess.Popen[bytes]]) -> None:
         """Start the process, on a thread that is there as long as it is: a process that ends with its parent ends, on
         Linux, with the thread that has started it."""
         try:
             with theirs:
-                process = _start(theirs.fileno())
+                process = _start(command, theirs.fileno())
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it
             begun.set_exception(error)
             return
@@ -56,6 +58,9 @@ class Child:
         assert process.stdout is not None
         while line := process.stdout.readline(LONGEST_LINE):
             said = visible(line.decode("utf-8", "replace").rstrip("\r\n"))
+            self.said.append(said)
+            if self.quiet:
+                continue
             with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is no stderr
                 sys.stderr.write(f"{self.name}: {said}\n")
 
@@ -84,11 +89,9 @@ class Child:
         return f"ended itself (exit status {status})"
 
 
-def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+def _start(command: Command, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()),
-         sys.executable, "-u", "-X", "faulthandler", "-c", START, path, str(descriptor)],
+        [sys.executable, "-I", "-S", str(SUBREAPER), str(os.getpid()), *command(descriptor)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[descriptor],
         start_new_session=True,
     )  # fmt: skip

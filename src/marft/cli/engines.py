@@ -1,0 +1,12 @@
+"""``marft engine``: Python environments of engines."""
+
+from __future__ import annotations
+
+from marft.cli.commands import console
+from marft.engines.apart.installing import install as make_environment
+
+
+def install(engine: str, *, cpu: bool) -> None:
+    """``marft engine install``."""
+    python = make_environment(engine, cpu=cpu, say=lambda text: console.print(text, soft_wrap=True, style="dim"))
+    console.print(f"{engine} is there: {python}. Train with it:  marft train RECIPE --engine.kind {engine}")

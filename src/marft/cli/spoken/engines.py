@@ -1,0 +1,26 @@
+"""What is said of engines that want a Python environment of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from marft.cli.app import app
+
+engines = typer.Typer(name="engine", help="Engines with a Python environment of their own.", no_args_is_help=True)
+app.add_typer(engines)
+
+
+@engines.command()
+def install(
+    engine: Annotated[str, typer.Argument(help="vllm.")],
+    cpu: Annotated[bool, typer.Option("--cpu", help="The build for processors, instead of CUDA's.")] = False,
+) -> None:
+    """Make the environment of an engine, anew where there is one.
+
+    In ~/.local/share/marft (or XDG_DATA_HOME): gigabytes, and minutes.
+    """
+    from marft.cli import engines as commands
+
+    commands.install(engine, cpu=cpu)

@@ -1,0 +1,387 @@
+"""An engine in a process of its own: what is asked for goes there, and again to the next one when that process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from marft import seeds
+from marft.engines.apart.frames import Connection
+from marft.engines.apart.handover import new_folder
+from marft.engines.apart.words import (
+    FROM_ENGINE,
+    NO_IDS,
+    Ask,
+    Forget,
+    Load,
+    Loaded,
+    Open,
+    Ready,
+    Refused,
+    Said,
+    Weigh,
+    Weighed,
+)
+from marft.engines.choice_sampling import drawn
+from marft.engines.spelling import Ending, spelling_of
+from marft.errors import RunError
+from marft.game.engine import Weights
+from marft.processes.child import Child, Command
+from marft.texts import until
+from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+
+MOST_DEATHS = 3  # one after the other, without an answer in between
+LARGEST_SEED = 2**63 - 1
+TICK_SECONDS = 1.0  # how often it is looked whether anything was heard
+LAST_WORDS = 12  # lines of a dead engine's that an error shows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyApart:
+    """What an engine elsewhere must be given of a policy, and how what it says is read here.
+
+    Args:
+        save: writes an adapter in peft's format, or a whole model; None: the policy is the base itself.
+        whole: it writes a whole model.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: tuple[int, ...]
+    save: Callable[[Path], None] | None = None
+    whole: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request, and what has come of it."""
+
+    message: Ask | Weigh
+    result: asyncio.Future[None]
+    ending: Ending | None = None
+    listener: Callable[[int], None] | None = None
+    said: list[Said] = field(default_factory=list)
+    weighed: Weighed | None = None
+    stopped: bool = False  # by a text of ours
+    told: int = 0  # tokens that the listener has heard
+
+    def take(self, said: Said) -> bool:
+        """Take in tokens → whether it is over."""
+        for place, token in enumerate(said.tokens.tolist()):
+            if self.listener and self._count() + place >= self.told:  # asked again, it hears nothing twice
+                self.listener(token)
+                self.told += 1
+            if self.ending and self.ending.take(token):
+                self.said.append(_first(said, place + 1))
+                self.stopped = True
+                return True
+        self.said.append(said)
+        return bool(said.finish)
+
+    def begin_again(self, ending: Ending | None) -> None:
+        """Nothing has come of it yet."""
+        self.said.clear()
+        self.ending = ending
+
+    def _count(self) -> int:
+        return sum(len(said.tokens) for said in self.said)
+
+
+class EngineApart:
+    """Samples in another process, whose program speaks as :mod:`marft.engines.apart.words` has it.
+
+    A process that ends, or from which nothing is heard for ``patience`` seconds, is started again: it gets the weights
+    that are published, and what was asked for is asked again under the same keys.
+
+    Args:
+        name: of the engine, for messages.
+        command: that is started.
+        opened: what it is told first.
+        policies: by name.
+        seed: of the run.
+        patience: seconds.
+
+    Raises:
+        RunError: (of all that is asked) it ended three times without an answer in between, or refuses what it is asked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Command,
+        opened: Open,
+        policies: Mapping[str, PolicyApart],
+        *,
+        seed: int,
+        patience: float,
+    ) -> None:
+        self.name, self.command, self.opened, self.policies = name, command, opened, policies
+        self.seed, self.patience = seed, patience
+        self.program = ""  # what samples there, once it is ready
+        self._spellings = {one: spelling_of(each.tokenizer, each.stop_ids) for one, each in policies.items()}
+        self._folder = new_folder()
+        self._weights: dict[str, Load] = {}  # as published
+        self._old: list[tuple[str, set[int]]] = []  # folders of weights before, and requests that may still use them
+        self._loading: dict[int, asyncio.Future[None]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._number = 0
+        self._ready: asyncio.Future[None] | None = None
+        self._deaths = self._in_a_row = 0
+        self._sampled = self._read = 0
+        self._gone: BaseException | None = None
+
+    async def start(self) -> None:
+        """Start the process, and give it every policy as it is.
+
+        Raises:
+            RunError: it does not come up.
+        """
+        self._keeper = asyncio.create_task(self._keep())
+        self._keeper.add_done_callback(self._kept)
+        for name in self.policies:
+            await self._load(name, 0)
+
+    async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
+        """Sample one action. Its stream there is named by the run's seed and the key."""
+        ending = self._ending(policy, sampling)
+        message = Ask(
+            self._next(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
+            sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % LARGEST_SEED,
+            list(self.policies[policy].stop_ids), sampling.alternatives, bool(ending or sampling.listener),
+        )  # fmt: skip
+        waiting = await self._asked(_Waiting(message, _future(), ending, sampling.listener))
+        return self._completion(policy, sampling, waiting)
+
+    async def choose(
+        self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
+    ) -> tuple[Choice, Versions]:
+        """Choose one of the options: the engine says how likely each is, and one is drawn here."""
+        message = Weigh(
+            self._next(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
+            np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
+        )  # fmt: skip
+        weighed = (await self._asked(_Waiting(message, _future()))).weighed
+        assert weighed is not None
+        uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
+        scores = weighed.log_probs / np.array([option.normaliser for option in options], np.float32)
+        logs = torch.from_numpy(scores).log_softmax(0)
+        (choice,) = drawn(options, logs, sampling, [uniform])
+        return choice, Versions(weighed.lowest, weighed.highest)
+
+    @contextmanager
+    def external_wait(self) -> Iterator[None]:
+        """Requests are taken as they come."""
+        yield
+
+    async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
+        """Write the policies down, and have them loaded there."""
+        await asyncio.gather(*(self._load(name, version) for name in policies))
+
+    async def settle(self) -> None:
+        """What nobody waits for any more is given up there by itself."""
+
+    def version(self, policy: str) -> int:
+        """The version of a policy that was published last; 0 where none was."""
+        return self._weights[policy].version
+
+    def usage(self) -> Mapping[str, float]:
+        """``sampled_tokens`` so far, the prompts' tokens, and how often the process was started again."""
+        return {
+            "sampled_tokens": float(self._sampled),
+            "prefill/asked": float(self._read),
+            "engine_restarts": float(self._deaths),
+        }
+
+    async def close(self) -> None:
+        """End the process, and take its folder away."""
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    # what is asked
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _ending(self, policy: str, sampling: Sampling) -> Ending | None:
+        return Ending(self._spellings[policy](), sampling.stop) if sampling.stop else None
+
+    async def _asked(self, waiting: _Waiting) -> _Waiting:
+        if self._gone:
+            raise self._gone
+        number = waiting.message.number
+        self._waiting[number] = waiting
+        self._read += len(waiting.message.prompt)
+        self._send(waiting.message)
+        try:
+            await waiting.result
+        finally:
+            del self._waiting[number]
+            self._tidy(number)
+            if waiting.stopped or waiting.result.cancelled():
+                self._send(Forget(number))
+        return waiting
+
+    def _send(self, message: object) -> None:
+        """To a process that is ready; to one that is not, all that waits is sent once it is."""
+        if self._ready is not None and self._ready.done():
+            self._connection.send(message)
+
+    def _completion(self, policy: str, sampling: Sampling, waiting: _Waiting) -> Completion:
+        said, mine = waiting.said, self.policies[policy]
+        tokens = np.concatenate([each.tokens for each in said])
+        self._sampled += len(tokens)
+        ids = tokens.tolist()
+        text = str(mine.tokenizer.decode(ids[:-1] if ids[-1] in mine.stop_ids else ids, skip_special_tokens=True))
+        return Completion(
+            tokens,
+            np.concatenate([each.log_probs for each in said]),
+            until(text, sampling.stop),
+            "stop" if waiting.stopped or said[-1].finish == "stop" else "length",
+            Versions(min(each.lowest for each in said), max(each.highest for each in said)),
+            alternatives=tuple(
+                tuple(zip(row.tolist(), numbers.tolist(), strict=True))
+                for each in said
+                for row, numbers in zip(each.top_ids, each.top_log_probs, strict=True)
+            ),
+        )
+
+    async def _load(self, name: str, version: int) -> None:
+        policy, before = self.policies[name], self._weights.get(name)
+        number = self._next()
+        folder = self._folder / f"{number}"
+        if policy.save:
+            await asyncio.to_thread(policy.save, folder)
+        load = Load(number, name, version, str(folder) if policy.save else "", policy.whole)
+        self._weights[name] = load
+        loaded = self._loading[number] = _future()
+        self._send(load)
+        if self._gone:
+            raise self._gone
+        await loaded
+        if before and before.path:
+            self._old.append((before.path, set(self._waiting)))
+            self._tidy(number)
+
+    def _tidy(self, number: int) -> None:
+        """A request is over: weights that nobody is sampled with any more are taken away."""
+        for path, users in self._old:
+            users.discard(number)
+            if not users:
+                shutil.rmtree(path, ignore_errors=True)
+        self._old = [(path, users) for path, users in self._old if users]
+
+    # the process
+
+    async def _keep(self) -> None:
+        """Have a process there, until this is cancelled or the processes end one after the other."""
+        outcome = ""
+        try:
+            while self._in_a_row < MOST_DEATHS:
+                child = await asyncio.to_thread(Child, self.name, self.command, quiet=True)
+                try:
+                    outcome = await self._listen(child)
+                finally:
+                    self._ready = None
+                    await asyncio.to_thread(child.close)
+                self._deaths += 1
+                self._in_a_row += 1
+                said = "\n".join(list(child.said)[-LAST_WORDS:])
+                outcome = f"{outcome or child.outcome()}{'; the last that it said:' if said else ''}\n{said}".rstrip()
+            self._fail(RunError(f"{self.name}: its process {outcome}"))
+        except RunError as error:
+            self._fail(error)
+
+    async def _listen(self, child: Child) -> str:
+        """Heed a process → why it is given up, or "" where it has ended."""
+        self._ready = _future()
+        self._connection = await Connection.over(child.socket, FROM_ENGINE)
+        self._connection.send(self.opened)
+        receiving, quiet = asyncio.ensure_future(self._connection.receive()), 0.0
+        try:
+            while quiet < self.patience:
+                done, _ = await asyncio.wait([receiving], timeout=TICK_SECONDS)
+                quiet = quiet + TICK_SECONDS if self._busy() and not done else 0.0
+                if done:
+                    self._heed(receiving.result())
+                    receiving = asyncio.ensure_future(self._connection.receive())
+        except EOFError:
+            return ""
+        except ValueError as error:
+            return f"was ended: {error}"
+        finally:
+            receiving.cancel()
+            self._connection.close()
+        return f"said nothing for {self.patience:g} s, and was ended"
+
+    def _busy(self) -> bool:
+        return bool(self._waiting or self._loading) or self._ready is None or not self._ready.done()
+
+    def _heed(self, message: object) -> None:
+        match message:
+            case Ready(program):
+                self._begin(program)
+            case Loaded(number):
+                loaded = self._loading.pop(number, None)
+                if loaded and not loaded.done():
+                    loaded.set_result(None)
+            case Refused(number, reason):
+                self._refuse(number, reason)
+            case Said() | Weighed():
+                self._in_a_row = 0
+                waiting = self._waiting.get(message.number)
+                if waiting is None or waiting.result.done():
+                    return
+                if isinstance(message, Weighed):
+                    waiting.weighed = message
+                if isinstance(message, Weighed) or waiting.take(message):
+                    waiting.result.set_result(None)
+
+    def _begin(self, program: str) -> None:
+        """The process is ready: it gets all weights, and what waits."""
+        assert self._ready is not None
+        self.program = program
+        self._ready.set_result(None)
+        for load in self._weights.values():
+            self._connection.send(load)
+        for waiting in self._waiting.values():
+            message = waiting.message
+            stops = waiting.ending.stops if waiting.ending else ()
+            waiting.begin_again(Ending(self._spellings[message.policy](), stops) if stops else None)
+            self._connection.send(message)
+
+    def _refuse(self, number: int, reason: str) -> None:
+        error = RunError(f"{self.name}: {reason}")
+        if number < 0:
+            raise error
+        waiting = self._waiting.get(number)
+        if waiting and not waiting.result.done():
+            waiting.result.set_exception(error)
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled() and (error := keeper.exception()):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._gone = error
+        for future in [*(waiting.result for waiting in self._waiting.values()), *self._loading.values()]:
+            if not future.done():
+                future.set_exception(error)
+
+
+def _future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+def _first(said: Said, count: int) -> Said:
+    """The first tokens of what was said."""
+    tops = (said.top_ids[:count], said.top_log_probs[:count]) if len(said.top_ids) else (NO_IDS, said.top_log_probs)
+    return Said(said.number, said.tokens[:count], said.log_probs[:count], "", said.lowest, said.highest, *tops)

@@ -1,0 +1,54 @@
+"""Where Python environments of engines are, which want other versions of libraries than MARFT."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2]  # of MARFT
+START = """\
+import sys, types
+marft = types.ModuleType("marft")
+marft.__path__ = [sys.argv[1]]
+sys.modules["marft"] = marft
+from marft.engines.apart.{program} import main
+main(int(sys.argv[2]))
+"""  # modules of ours that need numpy alone, and nothing else of this environment
+
+
+def place(engine: str) -> Path:
+    """The folder of an engine's environment."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "marft" / "engines" / engine
+
+
+def python_of(engine: str, given: str) -> str:
+    """The Python that an engine runs on.
+
+    Args:
+        given: by the recipe; "": the one that was installed.
+
+    Raises:
+        ValueError: it is not there, or the engine is not there.
+    """
+    python = Path(given).expanduser() if given else place(engine) / "bin" / "python"
+    remedy = f"install it:  marft engine install {engine}  or give the Python of an environment that has it"
+    if not python.is_file():
+        raise ValueError(f"engine.python: there is no {python}; {remedy}")
+    look = f"import sys, importlib.util as u; sys.exit(u.find_spec('{engine}') is None)"
+    if subprocess.run([str(python), "-c", look], check=False, capture_output=True).returncode:
+        raise ValueError(f"engine.python: {python} has no {engine}; {remedy}")
+    return str(python)
+
+
+def command(python: str, program: str, descriptor: int) -> Sequence[str]:
+    """A program of ours on another Python.
+
+    Args:
+        program: the module's name.
+        descriptor: its end of the connection.
+    """
+    start = START.format(program=program)
+    return [python, "-u", "-X", "faulthandler", "-c", start, str(PACKAGE), str(descriptor)]

@@ -1,0 +1,153 @@
+"""What a run and an engine apart from it say to each other. Read on both sides: nothing here needs more than numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.float32]
+NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Open:
+    """To the engine, first: the base that it samples from, and how.
+
+    Args:
+        model: a folder or an id of the hub.
+        dtype: of weights and cache.
+        context: tokens of prompt and action.
+        rows: requests that are sampled together.
+        adapters: that are there at once, at most.
+        rank: the largest of theirs.
+        seed: of what has none of its own.
+        options: of the engine's own, by their names there.
+    """
+
+    model: str
+    dtype: str
+    context: int
+    rows: int
+    adapters: int
+    rank: int
+    seed: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """From the engine: it takes requests."""
+
+    program: str  # its name and version
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """To the engine: a policy is this from now on. What has been asked for before is sampled as it was.
+
+    Args:
+        number: of this load: none of the run's has another's.
+        path: of an adapter in peft's format, or of a whole model; "": the base itself.
+        whole: it is a whole model, in place of the base.
+    """
+
+    number: int
+    policy: str
+    version: int
+    path: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """From the engine: it is."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """To the engine: sample one action.
+
+    Args:
+        top_k: 0 is off.
+        stop_ids: tokens that end it, and are its last.
+        alternatives: how many of the likeliest tokens are told beside each.
+        tells: every token is told once it is sampled, not all of them at the end.
+    """
+
+    number: int
+    policy: str
+    prompt: Ids  # [P]
+    temperature: float
+    most: int
+    top_p: float
+    top_k: int
+    seed: int
+    stop_ids: list[int]
+    alternatives: int = 0
+    tells: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """From the engine: tokens of an action, those that had not been told before."""
+
+    number: int
+    tokens: Ids  # [T]
+    log_probs: Numbers  # [T], at the sampling temperature; at 1 for a greedy sample
+    finish: str  # "stop" or "length"; "": more is to come
+    lowest: int
+    highest: int
+    top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
+    top_log_probs: Numbers = field(default_factory=lambda: NO_NUMBERS)  # [T, alternatives]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weigh:
+    """To the engine: how likely is each of these continuations?"""
+
+    number: int
+    policy: str
+    prompt: Ids  # [P]
+    options: Ids  # [sum of sizes], one after the other
+    sizes: Ids  # [A]
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighed:
+    """From the engine: as likely as this."""
+
+    number: int
+    log_probs: Numbers  # [A], of whole options
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forget:
+    """To the engine: nobody waits for this any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """From the engine: it cannot do this, and could not if it were started again.
+
+    Args:
+        number: of the request; −1 where it was none.
+    """
+
+    number: int
+    reason: str
+
+
+TO_ENGINE = (Open, Load, Ask, Weigh, Forget)
+FROM_ENGINE = (Ready, Loaded, Said, Weighed, Refused)

@@ -1,0 +1,251 @@
+"""An engine in a process of its own: what it is given and asked, what comes back, and what happens when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from transformers import PreTrainedTokenizerBase
+
+from marft.engines.apart import handover
+from marft.engines.apart.engine import EngineApart, PolicyApart
+from marft.engines.apart.environment import python_of
+from marft.engines.apart.frames import LENGTHS, packed, unpacked
+from marft.engines.apart.options import nodes
+from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Load, Open, Said
+from marft.errors import RunError
+from marft.types import ActionKey, Option, Prompt, Sampling, Versions
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[1]
+START = "import sys; sys.path[:] = {path!r}; from tests.engine_apart import main; main({descriptor})"
+KINDS = {kind.__name__: kind for kind in (*TO_ENGINE, *FROM_ENGINE)}
+PROMPT = Prompt(np.array([5, 6, 7, 8], np.int32))
+
+
+class Weights:
+    """What is published of a policy: written down as it is then."""
+
+    def __init__(self) -> None:
+        self.written: list[Path] = []
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "adapter").write_text("weights", encoding="utf-8")
+        self.written.append(folder)
+
+    def parameters(self) -> dict[str, Any]:
+        return {}
+
+
+def key(call: int = 0) -> ActionKey:
+    return ActionKey("train/0", "t", 0, 0, "actor", call)
+
+
+def command(descriptor: int) -> list[str]:
+    return [sys.executable, "-c", START.format(path=[str(ROOT), *sys.path], descriptor=descriptor)]
+
+
+@pytest.fixture
+def with_engine(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Runs what is done with an engine whose program does as it is told."""
+    monkeypatch.setattr("marft.engines.apart.engine.TICK_SECONDS", 0.1)
+
+    def run(use: Callable[[EngineApart, Weights], Awaitable[T]], *, patience: float = 20.0, **does: Any) -> T:
+        async def whole() -> T:
+            weights = Weights()
+            opened = Open("model", "float32", 64, 4, 1, 8, 0, {"folder": str(tmp_path), **does})
+            policies = {"actor": PolicyApart(tiny_tokenizer, (2,), weights.save)}
+            engine = EngineApart("fake", command, opened, policies, seed=1, patience=patience)
+            try:
+                await engine.start()
+                return await use(engine, weights)
+            finally:
+                await engine.close()
+                assert not engine._folder.exists()
+
+        return asyncio.run(asyncio.wait_for(whole(), 60))
+
+    return run
+
+
+async def said(engine: EngineApart, call: int = 0, **sampling: Any) -> Any:
+    return await engine.sample("actor", PROMPT, Sampling(**{"max_new_tokens": 6, **sampling}), key(call))
+
+
+class TestFrames:
+    @given(
+        arrays.arrays(st.sampled_from([np.int32, np.uint8]), st.integers(0, 9)),
+        st.text(max_size=9), st.floats(allow_nan=False), st.lists(st.integers(), max_size=4),
+    )  # fmt: skip
+    def test_what_is_packed_is_what_comes_out(
+        self, prompt: np.ndarray, policy: str, temperature: float, stops: list[int]
+    ) -> None:
+        frame = packed(Ask(1, policy, prompt, temperature, 5, 1.0, 0, 2**63 - 2, stops))
+        length, size = LENGTHS.unpack(frame[: LENGTHS.size])
+        assert length == len(frame) - LENGTHS.size
+        asked = unpacked(frame[LENGTHS.size :], size, KINDS)
+        assert isinstance(asked, Ask)
+        assert asked.prompt.dtype == prompt.dtype
+        assert asked.prompt.tolist() == prompt.tolist()
+        assert (asked.policy, asked.temperature, asked.stop_ids) == (policy, temperature, stops)
+
+    @given(st.binary(max_size=60), st.integers(0, 60))
+    def test_what_is_no_message_is_refused(self, body: bytes, size: int) -> None:
+        with pytest.raises(ValueError, match="no message"):
+            unpacked(body, size, KINDS)
+
+    def test_a_message_of_the_other_direction_is_none(self) -> None:
+        frame = packed(Load(1, "actor", 0))
+        _, size = LENGTHS.unpack(frame[: LENGTHS.size])
+        with pytest.raises(ValueError, match="no message"):
+            unpacked(frame[LENGTHS.size :], size, {kind.__name__: kind for kind in FROM_ENGINE})
+
+    def test_arrays_of_objects_are_no_message(self) -> None:
+        frame = packed(Said(1, np.zeros(1, np.int32), np.zeros(1, np.float32), "", 0, 0)).replace(b"<i4", b"|O8")
+        _, size = LENGTHS.unpack(frame[: LENGTHS.size])
+        with pytest.raises(ValueError, match="no message"):
+            unpacked(frame[LENGTHS.size :], size, KINDS)
+
+
+def test_every_beginning_of_an_option_is_asked_for_once() -> None:
+    assert nodes([(1, 2), (1, 2, 3), (1, 4)]) == {(): [1], (1,): [2, 4], (1, 2): [3]}
+
+
+@pytest.mark.slow
+class TestEngine:
+    def test_tokens_come_as_they_were_sampled(self, with_engine: Callable[..., Any]) -> None:
+        heard: list[int] = []
+
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            first = await said(engine)
+            return first, await said(engine, listener=heard.append), dict(engine.usage()), engine.program
+
+        first, listened, usage, program = with_engine(use)
+        assert first.tokens.tolist() == listened.tokens.tolist() == heard == [5, 6, 7, 8, 5, 6]
+        assert first.log_probs.tolist() == [0, -1, -2, -3, -4, -5]
+        assert (first.finish, first.versions, program) == ("length", Versions(0, 0), "a fake, 1.0")
+        assert usage == {"sampled_tokens": 12, "prefill/asked": 8, "engine_restarts": 0}
+
+    def test_choices_count_temperature_and_length(self, with_engine: Callable[..., Any]) -> None:
+        options = [Option(np.array([1, 2, 3], np.int32), 3.0), Option(np.array([4], np.int32), 0.5)]
+
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await engine.choose("actor", PROMPT, options, Sampling(temperature=0.5), key())
+
+        choice, versions = with_engine(use)
+        scores = np.array([-3 * 0.5 / 3.0, -1 * 0.5 / 0.5])
+        assert choice.log_probs == pytest.approx(scores - np.log(np.exp(scores).sum()), abs=1e-6)
+        assert versions == Versions(0, 0)
+
+    def test_what_is_published_is_loaded_and_what_was_before_is_taken_away(
+        self, with_engine: Callable[..., Any]
+    ) -> None:
+        async def use(engine: EngineApart, weights: Weights) -> Any:
+            await engine.publish({"actor": weights}, 7)
+            now = [folder.exists() for folder in weights.written]
+            return now, engine.version("actor"), (await said(engine)).versions
+
+        assert with_engine(use) == ([False, True], 7, Versions(7, 7))
+
+    def test_a_text_that_stops_ends_an_action_at_its_last_token(
+        self, with_engine: Callable[..., Any], tiny_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        stop = str(tiny_tokenizer.decode([7]))
+
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine, stop=(stop,)), await said(engine)
+
+        stopped, whole = with_engine(use)
+        assert stopped.tokens.tolist() == [5, 6, 7]
+        assert stopped.finish == "stop"
+        assert stopped.text == whole.text.partition(stop)[0]
+
+    @pytest.mark.parametrize("how", ["dies", "stillborn"])
+    def test_one_that_ends_is_started_again_and_asked_again(self, with_engine: Callable[..., Any], how: str) -> None:
+        heard: list[int] = []
+
+        async def use(engine: EngineApart, weights: Weights) -> Any:
+            await engine.publish({"actor": weights}, 3)
+            answers = await asyncio.gather(said(engine, 0), said(engine, 1, listener=heard.append))
+            return answers, dict(engine.usage())
+
+        answers, usage = with_engine(use, **{how: 2})
+        assert [answer.tokens.tolist() for answer in answers] == [[5, 6, 7, 8, 5, 6]] * 2
+        assert heard == [5, 6, 7, 8, 5, 6]
+        assert {answer.versions for answer in answers} == {Versions(3, 3)}
+        assert usage["engine_restarts"] == 2
+        assert usage["sampled_tokens"] == 12
+
+    def test_one_that_says_nothing_is_ended_and_started_again(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine), engine.usage()["engine_restarts"]
+
+        answer, restarts = with_engine(use, patience=3.0, hangs=1)
+        assert answer.tokens.tolist() == [5, 6, 7, 8, 5, 6]
+        assert restarts == 1
+
+    def test_one_that_never_comes_up_ends_the_run_with_its_last_words(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine)
+
+        with pytest.raises(RunError, match=r"exit status 3\); the last that it said:\nthere is no room for it"):
+            with_engine(use, stillborn=9)
+
+    def test_one_that_talks_nonsense_ends_the_run(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine)
+
+        with pytest.raises(RunError, match="was ended: no message"):
+            with_engine(use, garbles=True)
+
+    def test_what_it_refuses_at_the_start_is_said(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine)
+
+        with pytest.raises(RunError, match=r"^fake: no such model$"):
+            with_engine(use, refuses=True)
+
+    def test_who_no_longer_waits_is_forgotten(self, with_engine: Callable[..., Any], tmp_path: Path) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            asking = asyncio.create_task(said(engine))
+            await asyncio.sleep(0.3)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                if "Forget" in (tmp_path / "log").read_text(encoding="utf-8"):
+                    return engine._waiting
+            return None
+
+        assert with_engine(use, hangs=9) == {}
+
+
+def test_folders_of_processes_that_are_no_more_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "SHARED", tmp_path)
+    stale = tmp_path / f"{handover.PREFIX}{2**22 + 1}-abc"
+    stale.mkdir()
+    kept = handover.new_folder()
+    assert handover.new_folder().is_dir()
+    assert kept.is_dir()
+    assert not stale.exists()
+
+
+def test_a_python_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no /no/python; install it:  marft engine install vllm"):
+        python_of("vllm", "/no/python")
+
+
+def test_a_python_without_the_engine_is_named() -> None:
+    with pytest.raises(ValueError, match="has no no_such_engine"):
+        python_of("no_such_engine", sys.executable)

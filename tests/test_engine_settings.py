@@ -1,0 +1,39 @@
+"""What ``[engine]`` changes of the rest of a recipe."""
+
+from __future__ import annotations
+
+import pytest
+
+from marft.config import parse_recipe, to_toml
+from tests.helpers import recipe, settings
+
+VLLM = ("--engine.kind", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level"),
+    [
+        ((), "none"),
+        (VLLM, "geometric"),
+        ((*VLLM, "--algorithm.level", "token"), "token"),
+        ((*VLLM, "--algorithm.sampler_correction.level", "none"), "none"),
+        ((*VLLM, "--algorithm.sampler_correction.level", "action"), "action"),
+    ],
+)
+def test_what_samples_elsewhere_is_corrected_unless_the_recipe_says_otherwise(
+    overrides: tuple[str, ...], level: str
+) -> None:
+    assert settings("tiny", "runs", *overrides).algorithm.sampler_correction.level == level
+
+
+def test_a_recipe_that_is_written_out_says_how_it_is_corrected() -> None:
+    import tomllib
+
+    written = tomllib.loads(to_toml(parse_recipe(recipe("tiny", "runs"), VLLM)))
+    assert written["algorithm"]["sampler_correction"]["level"] == "geometric"
+    assert parse_recipe(written).algorithm.sampler_correction.level == "geometric"
+
+
+def test_grammars_are_refused_where_the_engine_holds_none() -> None:
+    with pytest.raises(ValueError, match="cannot hold what it samples to a grammar"):
+        settings("tiny", "runs", *VLLM, "--agents.actor.sampling.grammar", "start: /[0-9]+/")
