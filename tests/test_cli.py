@@ -16,6 +16,7 @@ import pytest
 
 from marft import __version__
 from marft.algorithms import PRESETS
+from marft.cli.commands import bar
 from marft.cli.main import app, main
 from marft.config import RunSettings, to_toml
 from marft.models.paths import resolve_path
@@ -80,6 +81,13 @@ def test_a_checkpoint_of_two_names_is_evaluated_once(
     assert "last and step_000002 are one checkpoint, step_000002: it is evaluated once" in text
     assert text.count("step_000002 greedy own 2") == 1
     assert text.count("base greedy own 2") == 1
+
+
+def test_a_bar_writes_nothing_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with bar("playing") as advance:
+        advance(2)
+        advance()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_recipe_alone_can_be_evaluated(capsys: pytest.CaptureFixture[str], recipe_file: Path) -> None:

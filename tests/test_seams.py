@@ -137,3 +137,8 @@ def test_the_parts_that_benchmarks_bring_are_parts(kind: str, path: str, monkeyp
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     module, _, name = path.partition(":")
     assert not class_problems(kind, getattr(importlib.import_module(module), name))
+
+
+def test_what_is_no_plugin_at_all_is_refused_with_the_class_to_derive_from() -> None:
+    said = "is not an environment: its class must derive from marft.config.parts.EnvironmentPart"
+    assert said in complaint("environments", "collections:Counter")

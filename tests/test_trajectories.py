@@ -106,6 +106,15 @@ def test_the_table_has_a_column_an_evaluation_and_a_row_for_what_any_of_them_say
     ]  # fmt: skip
 
 
+def test_the_table_says_what_was_evaluated_where_there_are_several() -> None:
+    about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
+    console = Console(width=100, file=io.StringIO())
+    console.print(trajectory_table([{**about, "target": "runs/a"}, {**about, "target": "runs/b"}], targets=True))
+    above, below = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert above.split()[-2:] == ["runs/a", "runs/b"]
+    assert below.split()[-4:] == ["base", "greedy", "base", "greedy"]
+
+
 def test_completion_is_of_the_episodes_that_say_so() -> None:
     assert of("accuracy", episode(success=True), episode(success=False), episode(success=False), episode()) == 1 / 3
 

@@ -220,8 +220,8 @@ def _run_of(path: Path, overrides: Sequence[str]) -> tuple[RunSettings, RunFolde
 
 @contextmanager
 def bar(label: str, shown: bool = True) -> Iterator[Advance]:
-    """Shows how far something is, and goes when it is over."""
-    with Progress(console=console, transient=True, disable=not shown) as progress:
+    """Shows on a terminal how far something is, and goes when it is over."""
+    with Progress(console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
         task = progress.add_task(label, total=None)
 
         def advance(total: int | None = None) -> None:

@@ -99,7 +99,7 @@ def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool) -> None
     out.say(evaluation_table(rows, targets=several), "")
     if any(row["passes"] for row in rows):
         out.say(passes_table(rows, targets=several), "")
-    out.say(trajectory_table(rows))
+    out.say(trajectory_table(rows, targets=several))
 
 
 def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:

@@ -42,7 +42,7 @@ def score(
     with output(how) as out:
         with Progress(
             TextColumn("scoring"), TextColumn("{task.completed} episodes"), TimeElapsedColumn(), console=console,
-            transient=True, disable=bool(how),
+            transient=True, disable=bool(how) or not console.is_terminal,
         ) as progress:  # fmt: skip
             bar = progress.add_task("scoring", total=None)
             scores = score_traces(run, folder, tally, overwrite=overwrite, on_done=lambda _: progress.advance(bar))

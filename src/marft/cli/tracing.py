@@ -50,7 +50,8 @@ def trace(
 def _send(recording: Recording, take: Callable[[Tracer], Take], content: bool) -> Sent:
     sent = Sent()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=wide_console(), transient=True) as progress:
+    console = wide_console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("files of episodes", total=len(recording.files))
         try:
             recording.send(take, content, sent, lambda: progress.advance(bar))

@@ -160,7 +160,7 @@ def find_plugin(kind: str, name: str, context: Mapping[str, object] | None = Non
     if isinstance(found, Plugin):
         found = type(found)
     if not (isinstance(found, type) and issubclass(found, Plugin)):
-        raise ValueError(f"{name!r} is not a {kind[:-1]}: its class must derive from {SEAMS[kind].base}")
+        raise ValueError(f"{name!r} is not {SEAMS[kind].noun}: its class must derive from {SEAMS[kind].base}")
     problems = class_problems(kind, found)
     if problems:
         raise ValueError(refusal(kind, found, problems))

@@ -31,9 +31,12 @@ class Row:
     cells: Sequence[str]
 
 
-def headings(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each of the evaluations is called."""
-    return [f"{e['checkpoint']} {e['mode']}{' shuffled' if e['shuffled_messages'] else ''}" for e in evaluations]
+def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> list[str]:
+    """What each of the evaluations is called; with ``targets``, on a line below what was evaluated."""
+    called = [f"{e['checkpoint']} {e['mode']}{' shuffled' if e['shuffled_messages'] else ''}" for e in evaluations]
+    if not targets:
+        return called
+    return [f"{one_line(e['target'])}\n{name}" for e, name in zip(evaluations, called, strict=True)]
 
 
 def trajectory_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -49,11 +52,11 @@ def trajectory_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def trajectory_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
+def trajectory_table(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) -> Table:
     """A column for each evaluation, and a row for each metric that is shown."""
     table = Table(box=None, pad_edge=False)
     table.add_column("over trajectories", overflow="fold")
-    for heading in headings(evaluations):
+    for heading in headings(evaluations, targets):
         table.add_column(Text(heading), justify="right")
     for row in trajectory_rows(evaluations):
         table.add_row(Text(f"  {one_line(row.agent)}" if row.agent else row.label), *map(Text, row.cells))
