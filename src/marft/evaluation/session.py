@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,8 @@ def evaluate_checkpoints(
                 results.append(result)
                 if shuffled_too:
                     results.append(table.row(name, path, mode, shuffle(episodes, run.seed))[0])
+        if table.kept:
+            note(f"{len(table.kept)} of {len(results)} evaluations were kept from before; --again plays them anew")
     return results
 
 
@@ -108,6 +110,7 @@ class _Table:
     scenarios: Scenarios | None
     advance: Advance
     note: Callable[[str], None]
+    kept: list[str] = field(default_factory=list)  # names of what was read instead of played
 
     def row(
         self, name: str, path: Path | None, mode: Mode, donors: Sequence[Episode] | None
@@ -130,6 +133,7 @@ class _Table:
             size = self.rollouts.run.evaluation.kept_every
             episodes = played(self.rollouts, attempts, team, size, place, self.advance)
         else:
+            self.kept.append(f"{name}-{mode}")
             for _ in episodes:
                 self.advance()
         found = summed(
