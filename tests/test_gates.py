@@ -69,8 +69,10 @@ def test_a_gate_is_of_the_tasks_that_both_have_and_of_roles_with_dots() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "accuracy", "accuracy < ", "accuracy <= 1", "accuracy < one", "nonsense < 1", "< 1"]
-)
+    "text",
+    ["", "accuracy", "accuracy < ", "accuracy <= 1", "accuracy < one", "nonsense < 1", "< 1", "accuracy[ =3] < 1",
+     f"accuracy > {'9' * 400}%", f"seconds > {'9' * 400}%"],
+)  # fmt: skip
 def test_what_is_no_gate_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="gate"):
         Gate.read(text)
