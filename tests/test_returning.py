@@ -116,3 +116,13 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
         told = [note for note in listening.notes if "it goes on as it is" in note]
         assert len(told) == 1, "once"
         assert "has gone back 2 times" in told[0]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp_path: Path) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.every", "3", "--training.steps", "3")
+    folder = RunFolder.create(run)
+    train(run, folder)
+    assert RETURNED in folder.read_metrics()[-1]
+    state = verify(folder.checkpoints / "step_000003")
+    assert (state.returns, state.best_step) == (1, 0), "its weights are those of step 0"
