@@ -119,6 +119,26 @@ def test_runs_are_held_together_by_the_last_checkpoint_of_each_mode_that_both_we
         compared(two, saved(("last", "sampled", False, AFTER)), ("two", "one"))
 
 
+def test_a_base_does_not_speak_for_a_checkpoint_of_which_nothing_was_measured() -> None:
+    both = [("base", mode, False, AFTER) for mode in ("greedy", "sampled")]
+    unmeasured = saved(
+        *both, ("step_000002", "greedy", False, {"measured": {}}), ("step_000002", "sampled", False, AFTER)
+    )
+    found = compared(unmeasured, saved(*both), ("one", "two"), ["accuracy < -1%"])
+    assert [(label, verdict.failed) for label, (verdict,) in found.verdicts.items()] == [
+        ("greedy", True), ("sampled", False)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no task of theirs could be scored"):
+        compared(unmeasured[:3:2], saved(*both), ("one", "two"))
+
+
+def test_steps_of_seven_digits_are_later_than_those_of_six() -> None:
+    other = evaluation(accuracy=[MISSED] * 100)
+    one = saved(("step_999999", "greedy", False, other), ("step_1000000", "greedy", False, BEFORE))
+    (change, *_) = compared(one, saved(("base", "greedy", False, AFTER)), ("one", "two")).changes["greedy"]
+    assert change.difference.before == 0.9
+
+
 def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> None:
     gate, kinds = "accuracy < -1%", {"kind": {str(n): "a|b" if n % 2 else "c" for n in range(100)}}
     only = {"measured": {t: {**of, "reward": [1.0, 1.0]} for t, of in BEFORE["measured"].items()}}
