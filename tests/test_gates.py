@@ -69,8 +69,10 @@ def test_a_gate_is_of_the_tasks_that_both_have_and_of_roles_with_dots() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "accuracy", "accuracy < ", "accuracy <= 1", "accuracy < one", "nonsense < 1", "< 1"]
-)
+    "text",
+    ["", "accuracy", "accuracy < ", "accuracy <= 1", "accuracy < one", "nonsense < 1", "< 1", "accuracy[ =3] < 1",
+     f"accuracy > {'9' * 400}%", f"seconds > {'9' * 400}%"],
+)  # fmt: skip
 def test_what_is_no_gate_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="gate"):
         Gate.read(text)
@@ -115,6 +117,26 @@ def test_runs_are_held_together_by_the_last_checkpoint_of_each_mode_that_both_we
     assert (accuracy.difference.before, accuracy.difference.after) == (0.9, 0.88)
     with pytest.raises(ValueError, match="were not evaluated in the same mode, or no task of theirs could be scored"):
         compared(two, saved(("last", "sampled", False, AFTER)), ("two", "one"))
+
+
+def test_a_base_does_not_speak_for_a_checkpoint_of_which_nothing_was_measured() -> None:
+    both = [("base", mode, False, AFTER) for mode in ("greedy", "sampled")]
+    unmeasured = saved(
+        *both, ("step_000002", "greedy", False, {"measured": {}}), ("step_000002", "sampled", False, AFTER)
+    )
+    found = compared(unmeasured, saved(*both), ("one", "two"), ["accuracy < -1%"])
+    assert [(label, verdict.failed) for label, (verdict,) in found.verdicts.items()] == [
+        ("greedy", True), ("sampled", False)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no task of theirs could be scored"):
+        compared(unmeasured[:3:2], saved(*both), ("one", "two"))
+
+
+def test_steps_of_seven_digits_are_later_than_those_of_six() -> None:
+    other = evaluation(accuracy=[MISSED] * 100)
+    one = saved(("step_999999", "greedy", False, other), ("step_1000000", "greedy", False, BEFORE))
+    (change, *_) = compared(one, saved(("base", "greedy", False, AFTER)), ("one", "two")).changes["greedy"]
+    assert change.difference.before == 0.9
 
 
 def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marft import atomic
 from marft.config import RunSettings
 from marft.config.parts import EnvironmentPart
 from marft.evaluation import session
@@ -234,6 +235,27 @@ def test_what_is_damaged_is_named_and_played_anew(tmp_path: Path, plays: list[in
     assert len(notes) == 1
     assert "base-sampled.json is not whole" in notes[0]
     assert said(before) == said(after)
+
+
+def test_what_is_cut_short_between_its_episodes_and_what_they_come_to_is_not_taken_for_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other, kept = lengths(tmp_path), lengths(tmp_path, "--seed", "5"), tmp_path / "evaluations"
+    (before,) = found(run, kept)
+    write_file = atomic.write_file
+
+    def dying(path: Path, data: bytes | str) -> None:
+        if path.name == "base-sampled.json":
+            raise KeyboardInterrupt
+        write_file(path, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(atomic, "write_file", dying)
+        with pytest.raises(KeyboardInterrupt):
+            found(other, kept)
+    (after,) = found(run, kept)
+    assert said(after) == said(before)
+    assert said(found(other, kept)[0]) == said(found(other, None)[0]) != said(before)
 
 
 def test_a_damaged_part_is_named_and_it_alone_is_played_anew(tmp_path: Path, plays: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -99,8 +100,9 @@ def test_a_receiver_that_is_busy_is_asked_again_when_it_says() -> None:
             1,
         ),
         ({"answer": lambda _: (307, {"Location": "http://127.0.0.1:9/"}, b"")}, "answered 307", 1),
+        ({"answer": lambda _: (302, {"Location": "http://["}, b"")}, "it cannot be asked: Invalid IPv6", 1),
     ],
-    ids=["500", "429", "page", "garbage", "infinite", "redirect"],
+    ids=["500", "429", "page", "garbage", "infinite", "redirect", "nowhere"],
 )
 def test_a_receiver_that_refuses_is_an_error_that_says_so(settings: dict[str, Any], said: str, asked: int) -> None:
     with collecting(**settings) as collector, pytest.raises(UnsentError, match=said):
@@ -113,6 +115,39 @@ def test_a_receiver_that_hangs_or_is_not_there_is_not_waited_for_long() -> None:
         Receiver(traces_url(collector.url), timeout=0.05, tries=2, wait=lambda _: None).send(b"")
     with pytest.raises(UnsentError, match="refused"):
         Receiver(traces_url(collector.url), tries=1).send(b"")
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "b\u0430d"])
+def test_a_name_that_no_host_can_have_is_an_error_that_says_so(host: str) -> None:
+    with pytest.raises(UnsentError, match="it cannot be asked"):
+        Receiver(traces_url(f"http://{host}"), wait=lambda _: None).send(b"")
+
+
+def test_a_receiver_with_a_certificate_of_its_own_is_asked_once_and_the_remedy_is_named() -> None:
+    context, certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path(__file__).with_name("self_signed.pem")
+    context.load_cert_chain(certificate)
+
+    def accept() -> None:
+        with suppress(OSError), server.accept()[0] as peer:
+            context.wrap_socket(peer, server_side=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        with pytest.raises(UnsentError, match=r"not trusted \(self-signed certificate\); SSL_CERT_FILE"):
+            Receiver(f"https://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=10, tries=3).send(b"")
+
+
+def test_what_a_server_says_that_speaks_no_http_is_cut_short() -> None:
+    def babble() -> None:
+        with suppress(OSError), server.accept()[0] as peer:
+            peer.recv(10_000)
+            peer.sendall(b"x" * 2000 + b"\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=babble, daemon=True).start()
+        with pytest.raises(UnsentError) as caught:
+            Receiver(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces", timeout=10, tries=1).send(b"")
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nA: "], ids=["status", "header"])

@@ -169,3 +169,13 @@ def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) 
         checkpoints = Checkpoints(folder, run.checkpoints)
         Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), print).begin(State())
     assert checkpoints.steps() == []
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp_path: Path) -> None:
+    run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.every", "3", "--training.steps", "3")
+    folder = RunFolder.create(run)
+    train(run, folder)
+    assert RETURNED in folder.read_metrics()[-1]
+    state = verify(folder.checkpoints / "step_000003")
+    assert (state.returns, state.best_step) == (1, 0), "its weights are those of step 0"

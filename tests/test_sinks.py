@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from marft.runs.sinks import MetricSinks, parameters
 from marft.sinks.feed import Feed
 from marft.sinks.interface import Opening
 from marft.training import train
-from tests.helpers import recipe, settings
+from tests.helpers import recipe, settings, until
 from tests.runs import Listening
 from tests.sink_parts import NEVER, Bad, Keeps
 
@@ -91,6 +92,29 @@ def test_what_a_sink_did_not_take_is_counted(tmp_path: Path, where: str, lost: i
         for step in range(1, 6):
             sinks.write(step, {"reward": 0.0})
     assert f"has not got {lost} of 6 entries" in listening.notes[-1]
+
+
+def test_a_process_that_a_sink_forks_ends_and_leaves_the_runs_to_it(heard: list[tuple[Any, ...]]) -> None:
+    children: list[int] = []
+
+    def forks(_: object) -> None:
+        child = os.fork()
+        if not child:
+            raise ConnectionError
+        children.append(child)
+
+    feed = Feed(Keeps(), OPENING)
+    feed.put(forks)
+    feed.end()
+    assert feed.wait(time.monotonic() + 60) == ""
+    assert heard[-1] == ("close",)
+    ended = [(0, 0)]
+    try:
+        until(lambda: ended.append(os.waitpid(children[0], os.WNOHANG)) or bool(ended[-1][0]))
+    finally:
+        if not ended[-1][0]:
+            os.kill(children[0], signal.SIGKILL)
+    assert ended[-1] == (children[0], 0)
 
 
 def test_what_waits_for_a_sink_is_bounded_and_what_goes_beyond_is_counted() -> None:

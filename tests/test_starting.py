@@ -42,6 +42,29 @@ class TestOverwriting:
             train(run, RunFolder(tmp_path / "test"), overwrite=True)
         assert [path.name for path in (tmp_path / "test").iterdir()] == ["run.json"]
 
+    def test_a_start_that_was_killed_while_it_wrote_its_mark_keeps_nobody_from_starting(self, tmp_path: Path) -> None:
+        folder, draft = RunFolder(tmp_path / "test"), ".unfinished-0123456789abcdef"
+        folder.path.mkdir()
+        (folder.path / draft).write_text('{"form')
+        (folder.path / "run.lock").write_text("")
+        RunFolder.create(settings("tiny", tmp_path))
+        assert folder.is_run()
+        assert not (folder.path / draft).exists()
+        (tmp_path / "mine" / draft).mkdir(parents=True)
+        with pytest.raises(ValueError, match="no mark of one"):
+            RunFolder(tmp_path / "mine").check_free()
+
+    @pytest.mark.slow
+    def test_what_was_being_written_when_a_run_was_killed_goes_when_it_goes_on(
+        self, mine: tuple[RunSettings, RunFolder]
+    ) -> None:
+        run, folder = mine
+        drafts = [place / ".unfinished-0123456789abcdef" for place in (folder.episodes, folder.credit)]
+        for draft in drafts:
+            draft.write_bytes(b"PAR1")
+        train(run, folder, resume=True)
+        assert not any(draft.exists() for draft in drafts)
+
     def test_only_what_the_run_wrote_goes(self, mine: tuple[RunSettings, RunFolder]) -> None:
         run, folder = mine
         foreign = ["notes.txt", "checkpoints/mine/model.safetensors", "episodes/step.parquet", "evaluations/summary.json",

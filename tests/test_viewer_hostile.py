@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -53,6 +56,29 @@ def test_a_recipe_with_other_tables_than_expected_hides_no_run(run: Path) -> Non
 def test_a_folder_that_cannot_be_looked_into_hides_no_run(run: Path) -> None:
     (run.parent / "a").symlink_to("x" * 300)
     assert [one["id"] for one in asked(client(run.parent), "runs")["runs"]] == ["one"]
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "run.lock"])
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(run: Path, file: str) -> None:
+    (run / file).unlink(missing_ok=True)
+    os.mkfifo(run / file)
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(lambda: asked(client(run.parent), "runs"))
+        try:
+            (one,) = asking.result(30)["runs"]
+        finally:
+            os.close(os.open(run / file, os.O_RDWR | os.O_NONBLOCK))  # lets go of whoever waits
+    assert one["state"] != "training"
+
+
+def test_a_run_whose_name_is_no_text_is_found_by_the_name_that_it_is_given(run: Path) -> None:
+    names = [os.fsdecode(b"\xff"), os.fsdecode(b"\xfe")]
+    for name in names:
+        shutil.copytree(run, run.parent / name)
+    mine = client(run.parent)
+    found = [one["id"] for one in asked(mine, "runs")["runs"]]
+    assert len(set(found)) == 3
+    assert all(asked(mine, f"runs/{quote(name)}/steps")["steps"] for name in found)
 
 
 def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> None:

@@ -1,6 +1,6 @@
 """``python -m marft``: the command, where it is not on the path."""
 
-from marft.cli.main import main
+from marft.cli.main import command
 
 if __name__ == "__main__":
-    main()
+    command()

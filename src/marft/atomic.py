@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 UNFINISHED = ".unfinished-"
 BEFORE = "-before"
+DRAFT = re.compile(re.escape(UNFINISHED) + r"[0-9a-f]{16}")  # of a file
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -88,6 +90,18 @@ def remove_unfinished(folder: Path) -> None:
     """Clear what a crash left half-written."""
     for leftover in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def is_draft(path: Path) -> bool:
+    """Whether it is a file that was being written: of one whose writer was killed nobody has anything."""
+    return DRAFT.fullmatch(path.name) is not None and path.is_file() and not path.is_symlink()
+
+
+def remove_drafts(folder: Path) -> None:
+    """Clear files that were being written. Nobody may be at work there."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        if is_draft(path):
+            path.unlink()
 
 
 def remove_abandoned(folder: Path) -> None:

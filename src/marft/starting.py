@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from marft import atomic
 from marft.config.run import RunSettings
 from marft.envs.tasks import digest_of
 from marft.learning.keeping import Kept
@@ -117,6 +118,8 @@ class Start:
             if not self.folder.is_run():
                 self.folder.write_mark()
                 self.note(f"{self.folder.path} had lost its mark of a run (run.json), and has it again")
+            for written in (self.folder.episodes, self.folder.credit):
+                atomic.remove_drafts(written)
             self._rewind(state)
             self.folder.write_config(self.run)
             return

@@ -112,7 +112,7 @@ def _go_on(
             observer.step(state.step, metrics)
             stop = observer.wants_stop()
             due = state.step % run.checkpoints.every == 0 or state.step == run.training.steps
-            if due:
+            if due and not target:  # what is saved where it goes back are not the weights that were measured
                 state = _rate(state, metrics, validated=bool(run.evaluation.every))
             if target:
                 state = returning.go_back(state, target, watch.cooled())

@@ -1,24 +1,25 @@
-"""A command ends when it is over, also where a sink's package waits for a server that does not answer."""
+"""A command ends when it is over, also where somebody's package waits for a server that does not answer."""
 
 from __future__ import annotations
 
-import atexit
+import multiprocessing
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 PATIENCE = 3.0  # seconds that packages have to tidy up when a command is over
-NAMED = "sink "  # what the threads of sinks are called
 
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """Where a sink was left behind at the end, end the process after ``PATIENCE``, with the status that it has.
+    """For the last thing that a process does: where it is not gone ``PATIENCE`` after the command, end it, with the
+    status that it has.
 
-    What packages do when Python ends (``atexit``) can otherwise wait as long as they like.
+    What Python waits for when it ends (threads, those of pools too, and processes of ``multiprocessing``) and what
+    packages do then (``atexit``) can otherwise take as long as they like.
     """
     status = 1
     try:
@@ -28,15 +29,15 @@ def leaving() -> Iterator[None]:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     finally:
-        if any(thread.name.startswith(NAMED) for thread in threading.enumerate()):
-            ending = threading.Event()
-            threading.Thread(target=_end, args=(ending, status), daemon=True).start()
-            atexit.register(ending.set)  # called before what packages have registered
+        threading.Thread(target=_end, args=(status,), name="marft-leaving", daemon=True).start()
 
 
-def _end(ending: threading.Event, status: int) -> None:
-    ending.wait()
+def _end(status: int) -> None:
     time.sleep(PATIENCE)
+    for child in multiprocessing.active_children():
+        with suppress(OSError, ValueError):  # it has just ended
+            child.kill()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError, ValueError, AttributeError):  # nobody reads it any more, or it is no stream
+            stream.flush()
     os._exit(status)

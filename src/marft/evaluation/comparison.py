@@ -92,15 +92,22 @@ def _pairs(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, st
     if not both:
         raise ValueError(_nothing_in_common(one, two, names))
     pairs = {_label(one[under]): (one[under], two[under]) for under in both}
+    if not any(before.get("measured") and after.get("measured") for before, after in pairs.values()):
+        raise ValueError(_nothing_in_common(one, two, names))
     for pair in pairs.values():
         _check_tasks(*pair, names)
     return pairs
 
 
 def _last(evaluations: Sequence[Saved]) -> dict[Under, Saved]:
-    """By what was played; checkpoints go by their steps, and ``base`` before all."""
-    own = [e for e in evaluations if not e["shuffled_messages"] and e.get("measured")]
-    ordered = sorted(own, key=lambda e: (e["checkpoint"] != "base", str(e["checkpoint"])))
+    """By what was played; checkpoints go by their steps, and those of which nothing was measured, then ``base``, before
+    all: where others were evaluated, ``base`` never speaks for them."""
+
+    def place(one: Saved) -> tuple[bool, bool, int, str]:
+        name = str(one["checkpoint"])
+        return name != "base", bool(one.get("measured")), len(name), name
+
+    ordered = sorted((e for e in evaluations if not e["shuffled_messages"]), key=place)
     return {Under(e["mode"], e.get("scenarios", {}).get("digest", "")): e for e in ordered}
 
 

@@ -72,6 +72,10 @@ relative=False, after=False, field='', value='')
         if metric is None:
             raise ValueError(f"gate {text!r}: there is no metric {written!r}; docs/metrics.md lists them")
         percent, after = bool(found["percent"]), bool(found["after"])
+        if found["field"] is not None and not found["field"].strip():
+            raise ValueError(f"gate {text!r}: it names no field of tasks, as in 'accuracy[level=3] < -2%'")
+        if not math.isfinite(float(found["limit"])):
+            raise ValueError(f"gate {written!r}: no number is as large as its limit")
         if percent and after and metric.unit:
             raise ValueError(f"gate {text!r}: {written} is in {metric.unit}, and no share; leave out the %")
         limit = float(found["limit"]) / (100 if percent else 1)

@@ -94,9 +94,12 @@ class Place:
         return _episodes(self._part(number), attempts)
 
     def finish(self, episodes: Sequence[Episode], evaluation: Mapping[str, Any]) -> None:
-        """Put all episodes into one file, and then what they come to beside it."""
+        """Put all episodes into one file, and then what they come to beside it: what stood there of another key goes
+        first, or it would be taken for what these come to where this is cut short."""
+        told = self.folder / f"{self.name}.json"
+        told.unlink(missing_ok=True)
         write_episodes(self.whole, episodes)
-        atomic.write_file(self.folder / f"{self.name}.json", json.dumps(evaluation, indent=2) + "\n")
+        atomic.write_file(told, json.dumps(evaluation, indent=2) + "\n")
         shutil.rmtree(self.parts, ignore_errors=True)
 
     def _part(self, number: int) -> Path:

@@ -74,7 +74,7 @@ class RunFolder:
             ValueError: another process is at work on it, or it cannot be made.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        if not missing and [path.name for path in self.path.iterdir()] == ["run.lock"]:
+        if not missing and self._foreign() is None and (self.path / "run.lock").exists():
             missing = [self.path]  # somebody was killed before a run began
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class RunFolder:
                     "and nothing else than the run is removed"
                 )
             return
-        there = next(removing.written_by_a_run(self.path), None) or self._foreign()
+        there = self._foreign()
         if there is not None:
             raise ValueError(
                 f"{self.path} is no run of MARFT's, for it has no mark of one (run.json), but {there.name} is there, "
@@ -129,9 +129,12 @@ class RunFolder:
             )
 
     def _foreign(self) -> Path | None:
-        """The first thing in the folder, which no run has begun in."""
+        """The first thing in the folder, which no run has begun in, but what a start that was killed has left."""
         there = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        return next((path for path in there if path.name != "run.lock"), None)
+        left = (path for path in there if path.name != "run.lock" and not atomic.is_draft(path))
+        return next(
+            (path for path in removing.written_by_a_run(self.path) if not atomic.is_draft(path)), next(left, None)
+        )
 
     def refuse_links(self) -> None:
         """See that what the run writes lies in its own folder.
@@ -160,6 +163,7 @@ class RunFolder:
         """
         self.check_free(overwrite)
         replaces = self.is_run()
+        atomic.remove_drafts(self.path)
         try:
             self.write_mark(start_from, start)
             self.write_config(run)

@@ -49,6 +49,8 @@ def at_work(path: Path) -> bool:
     """Whether somebody may hold the lock of the file at ``path``, going by what it says: to try and take it would be in
     the way of whoever begins."""
     try:
+        if not path.is_file():  # from a pipe nothing may ever come
+            return False
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -32,9 +33,7 @@ class Feed:
         self._changed = threading.Condition()
         self._ended = False
         self._told, self._lost, self._why, self._said = 0, 0, "", False
-        self._thread = threading.Thread(
-            target=self._work, name=f"sink {part.name}", daemon=True
-        )  # as marft.cli.leaving knows them
+        self._thread = threading.Thread(target=self._work, name=f"sink {part.name}", daemon=True)
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
@@ -101,13 +100,19 @@ class Feed:
             return self._waiting.popleft() if self._waiting else None
 
     def _heard(self, call: Callable[[], T], costs: int = 0) -> T | None:
-        """What somebody's sink returns; None where it raises, which is noted."""
+        """What somebody's sink returns; None where it raises, which is noted. A process that it has forked ends with
+        what the sink had to do there: it has no run to go on with."""
+        process = os.getpid()
         try:
             return call()
         except BaseException as error:  # noqa: BLE001  somebody else's code, which may also exit: on this thread alone
-            with self._changed:
-                self._lose(costs, cut(one_line(raised(error)), SHOWN))
+            if os.getpid() == process:
+                with self._changed:
+                    self._lose(costs, cut(one_line(raised(error)), SHOWN))
             return None
+        finally:
+            if os.getpid() != process:
+                os._exit(0)
 
     def _lose(self, entries: int, why: str = "") -> None:
         self._lost += entries

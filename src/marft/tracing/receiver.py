@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
+from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -104,9 +105,16 @@ class Receiver:
             raise UnsentError(f"{self.url}: {why}") from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, SSLCertVerificationError):
+                raise UnsentError(
+                    f"{self.url}: its certificate is not trusted ({reason.verify_message}); SSL_CERT_FILE names a file "
+                    "of authorities that are"
+                ) from None
             late = isinstance(reason, TimeoutError)
             said = f"no answer within {self.timeout:g} s" if late else one_line(str(reason) or type(reason).__name__)
-            raise _AgainError(said) from None
+            raise _AgainError(said[:SHOWN]) from None
+        except ValueError as error:  # of a name that no host can have, or of where an answer redirects to
+            raise UnsentError(f"{self.url}: it cannot be asked: {one_line(str(error))[:SHOWN]}") from None
 
     def _read(self, response: Any) -> bytes:
         """The beginning of an answer, which may come forever, a byte at a time.

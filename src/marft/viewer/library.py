@@ -12,6 +12,7 @@ from typing import Any
 from marft.evaluation.prompts import Recorded as Written
 from marft.runs.folder import RunFolder
 from marft.runs.written import WrittenRecipe
+from marft.texts import storable
 from marft.viewer.browsing import Episodes
 from marft.viewer.indexing import IndexCache
 from marft.viewer.log import MetricsLog
@@ -179,11 +180,13 @@ class Library:
         return found.look()
 
     def _name(self, path: Path) -> str:
-        """What a run is called here: as its folder, and of namesakes the later ones with a mark of where they are."""
+        """What a run is called here: as its folder; with a mark of where it is, where another one has its name or that
+        is no text."""
         if path not in self._names:
             name, taken = path.resolve().name or "run", set(self._names.values())
             mark = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:6]
-            self._names[path] = f"{name}~{mark}" if name in taken else name
+            text = storable(name)
+            self._names[path] = f"{text}~{mark}" if text != name or name in taken else name
         return self._names[path]
 
 

@@ -46,6 +46,8 @@ class MetricsLog:
         anew; a last line without an end is not there yet."""
         with self._lock:
             try:
+                if not self._path.is_file():  # from a pipe nothing may ever come
+                    raise FileNotFoundError
                 with self._path.open("rb") as file:
                     if not self._goes_on(file.seek(0, 2), file):
                         self._begin()
