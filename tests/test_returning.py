@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +14,9 @@ from marft.guards.history import RETURNED
 from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
 from marft.rollouts import open_rollouts
+from marft.runs import returning
 from marft.runs.checkpoints import Checkpoints, State, verify
-from marft.runs.folder import RunFolder
+from marft.runs.folder import RunFolder, step_of
 from marft.runs.returning import Returning
 from marft.training import train
 from tests.helpers import settings
@@ -76,6 +79,35 @@ def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
     train(run, folder, observer=StopAfter(after))
     train(run, folder, resume=True)
     assert_same(folder, returned[0], "step_000009")
+
+
+@pytest.mark.parametrize(
+    ("kept", "best_then", "best_now", "expected"),
+    [
+        ([2, 4, 6, 8], (2, 0.5), (6, 0.9), (2, 0.5)),
+        ([2, 4, 6], (2, 0.5), (8, 0.9), (2, 0.5)),  # 8 is the step that goes back: what is saved there are old weights
+        ([4, 6, 8], (2, 0.5), (6, 0.9), (0, -1.0)),
+        ([2, 4, 6, 8], (2, 0.5), (2, 0.5), (2, 0.5)),
+        ([4, 6, 8], (4, 0.7), (4, 0.7), (4, 0.7)),
+    ],
+)
+def test_no_checkpoint_that_was_given_up_stays_the_best_one(
+    kept: list[int], best_then: tuple[int, float], best_now: tuple[int, float], expected: tuple[int, float],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(returning, "restore", lambda *_: None)
+    run = hot(tmp_path, "--guards.on_collapse", "return")
+    folder = RunFolder.create(run)
+    for step in kept:
+        (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
+        (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
+    checkpoints, learner = Checkpoints(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
+    goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None)
+    then = State(step=4, best_step=best_then[0], best_score=best_then[1])
+    now = State(step=8, best_step=best_now[0], best_score=best_now[1])
+    state = goes_back.go_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
+    assert (state.best_step, state.best_score) == expected
+    assert [step_of(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]
 
 
 @pytest.mark.slow
