@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.evaluation.bootstrap import Difference, paired
-from marft.evaluation.cohorts import cohorts_of
+from marft.evaluation.cohorts import named_cohorts
 from marft.evaluation.gates import Verdict, by_metric, shown
 from marft.texts import one_line
 
@@ -37,7 +37,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], by: str = "") -
         ValueError: the tasks have no such field.
     """
     one, two = by_metric(before), by_metric(after)
-    cohorts = {f"{by} = {value}": of for value, of in cohorts_of(after.get("fields", {}), by).items()} if by else {}
+    cohorts = named_cohorts(after.get("fields", {}), by) if by else {}
     found = []
     for cohort, tasks in {"all": None, **cohorts}.items():
         for metric in [name for name in one if name in two]:

@@ -85,8 +85,8 @@ def _of_runs(app: FastAPI, library: Library) -> None:
         return Json(answers.steps(library.run(run)))
 
     @app.get("/api/runs/{run}/evaluations")
-    def evaluations(run: str) -> Response:
-        return Json(evaluated(library.run(run)))
+    def evaluations(run: str, by: Text = "") -> Response:
+        return Json(evaluated(library.run(run), by))
 
     @app.get("/api/runs/{run}/credit")
     def credit(run: str, step: Text = "") -> Response:
