@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from marft.viewer import answers
 from marft.viewer.access import Access, refusal
+from marft.viewer.asking import sentence_of
 from marft.viewer.browsing import Sort, Wanted
 from marft.viewer.evaluated import evaluated
 from marft.viewer.library import Library, MissingError
@@ -146,5 +147,4 @@ def _errors(app: FastAPI) -> None:
 
 
 def _first_problem(error: RequestValidationError) -> str:
-    problem = error.errors()[0]
-    return f"{problem['loc'][-1]}: {problem['msg']}"
+    return sentence_of(error.errors()[0])
