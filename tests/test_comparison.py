@@ -78,8 +78,40 @@ def test_one_task_none_and_the_same_run_are_compared_too() -> None:
     assert over([saved(BEFORE)], [saved(BEFORE)], "accuracy < -1%", "accuracy > +1%").passed
     with pytest.raises(ValueError, match="not evaluated in the same mode, or no task"):
         over([saved(evaluation())], [saved(evaluation())])
-    with pytest.raises(ValueError, match="marft eval runs/a  and  marft eval runs/b"):
+    with pytest.raises(ValueError, match=r"run:  marft eval runs/a runs/b --mode greedy,sampled$"):
         over([saved(BEFORE)], [saved(AFTER, "sampled")])
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "said"),
+    [
+        ((False, False), "runs/a and runs/b have no evaluation; "),
+        ((True, False), "runs/b has no evaluation; "),
+        ((False, True), "runs/a has no evaluation; "),
+    ],
+)
+def test_a_run_that_was_never_evaluated_is_named_with_one_command_for_both(
+    evaluated: tuple[bool, bool], said: str
+) -> None:
+    with pytest.raises(ValueError, match=r":  marft eval runs/a runs/b$") as raised:
+        over(*([saved(BEFORE)] if one else [] for one in evaluated))
+    assert str(raised.value).startswith(said)
+
+
+def test_tasks_that_newly_fail_and_those_newly_solved_are_counted_and_a_few_named(tmp_path: Path) -> None:
+    after = saved(evaluation(accuracy=[MISSED] * 7 + [SOLVED] * 83 + [SOLVED] * 1 + [MISSED] * 9))
+    found = over([saved(BEFORE)], [after], "accuracy < -1%", "accuracy < -50%")
+    said = "newly failed: 7 (0, 1, 2, 3, 4 and 2 more); newly solved: 1 (90)"
+    assert found.turned["greedy"].sentence == said
+    assert f"Of all tasks {said}." in found.as_markdown()
+    (tmp_path / "gates.xml").write_text(found.as_junit(), encoding="utf-8")
+    xmlschema.XMLSchema(SCHEMA).validate(tmp_path / "gates.xml")
+    (failure,) = ElementTree.parse(tmp_path / "gates.xml").iter("failure")
+    assert (failure.text or "").endswith(f"; of all tasks {said}")
+    assert said not in failure.get("message", "")
+    same = over([saved(BEFORE)], [saved(BEFORE)])
+    assert same.turned["greedy"].sentence == ""
+    assert "newly" not in same.as_markdown()
 
 
 def test_what_is_on_scenarios_is_held_against_the_same_scenarios_alone() -> None:

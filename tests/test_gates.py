@@ -15,6 +15,7 @@ from marft.evaluation.changes import as_markdown, changes
 from marft.evaluation.cohorts import cohorts_of, fields_of
 from marft.evaluation.comparison import compared
 from marft.evaluation.gates import Gate, judged
+from marft.evaluation.turned import Turned
 from marft.runs.folder import RunFolder
 from marft.types import Task
 from tests.helpers import settings
@@ -144,7 +145,8 @@ def test_a_page_has_each_modes_own_verdicts_changes_cohorts_and_intervals() -> N
     only = {"measured": {t: {**of, "reward": [1.0, 1.0]} for t, of in BEFORE["measured"].items()}}
     found = {"greedy": changes(only, {**AFTER, "fields": kinds}, "kind"), "sampled": changes(BEFORE, BEFORE)}
     assert {change.metric for change in found["greedy"]} == {"accuracy", "cost_tokens"}
-    page = as_markdown(found, {"greedy": judged([gate], BEFORE, AFTER), "sampled": judged([gate], BEFORE, BEFORE)})
+    verdicts = {"greedy": judged([gate], BEFORE, AFTER), "sampled": judged([gate], BEFORE, BEFORE)}
+    page = as_markdown(found, verdicts, dict.fromkeys(found, Turned([], [])))
     greedy, sampled = page.split("## sampled")
     assert ("**failed**" in greedy, "**failed**" in sampled, "passed: `accuracy" in sampled) == (True, False, True)
     (whole,) = [line for line in greedy.splitlines() if line.startswith("| 100 | accuracy")]
@@ -172,6 +174,7 @@ def test_a_failed_gate_ends_the_command_with_1_and_a_reason_for_people_and_for_c
     assert result.exit_code == 1
     assert "failed: accuracy < -1% (greedy): accuracy went from 90.0% to 88.0% on 100 tasks" in result.output
     assert "passed: cost_tokens > +50% (greedy)" in result.output
+    assert "greedy: newly failed: 2 (88, 89); newly solved: 0" in result.output
 
     (suite,) = ElementTree.parse(tmp_path / "gates.xml").getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")

@@ -167,6 +167,25 @@ def test_metrics_over_trajectories_stand_on_the_page_for_team_and_agents(tmp_pat
     assert rows == [("calls failed", "75%", "25%"), ("actor", "75%", "25%")]
 
 
+def test_metrics_by_cohort_stand_on_the_page_but_of_fields_with_too_many(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings("tiny", tmp_path))
+    tasks = [f"t{n}" for n in range(50)]
+    measured = {task: {"accuracy": [n % 2, 1.0]} for n, task in enumerate(tasks)}
+    fields = {
+        "<level>": {task: "hard" if n % 2 else "easy" for n, task in enumerate(tasks)},
+        "pair": {task: str(n // 2) for n, task in enumerate(tasks)},
+    }
+    evaluated(folder, "base", measured=measured)
+    assert "By cohort" not in page_of(folder, [])
+    evaluated(folder, "base", measured=measured, fields=fields)
+    section = page_of(folder, []).partition("By cohort")[2]
+    assert re.findall(r"<th>(.*?)</th><th class=\"n\">(.*?)</th>", section) == [
+        ("", "base sampled"), ("&lt;level&gt; = easy", "25 tasks"), ("&lt;level&gt; = hard", "25 tasks"),
+    ]  # fmt: skip
+    assert re.findall(r"<td>accuracy</td><td class=\"n\">(.*?)</td>", section) == ["0.00", "1.00"]
+    assert "pair: more than 20 cohorts" in section
+
+
 def test_several_attempts_and_the_worth_of_the_team_stand_on_the_page_where_they_were_asked(tmp_path: Path) -> None:
     folder = RunFolder.create(settings("tiny", tmp_path))
     evaluated(folder, "base")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from marft.guards.history import RETURNED
 from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
 from marft.rollouts import LocalRollouts, open_rollouts
+from marft.runs import returning
 from marft.runs.checkpoints import Checkpoints, State, verify
-from marft.runs.folder import RunFolder
+from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.returning import Returning
 from marft.training import train
@@ -80,6 +83,35 @@ def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
     assert_same(folder, returned[0], "step_000009")
 
 
+@pytest.mark.parametrize(
+    ("kept", "best_then", "best_now", "expected"),
+    [
+        ([2, 4, 6, 8], (2, 0.5), (6, 0.9), (2, 0.5)),
+        ([2, 4, 6], (2, 0.5), (8, 0.9), (2, 0.5)),  # 8 is the step that goes back: what is saved there are old weights
+        ([4, 6, 8], (2, 0.5), (6, 0.9), (0, -1.0)),
+        ([2, 4, 6, 8], (2, 0.5), (2, 0.5), (2, 0.5)),
+        ([4, 6, 8], (4, 0.7), (4, 0.7), (4, 0.7)),
+    ],
+)
+def test_no_checkpoint_that_was_given_up_stays_the_best_one(
+    kept: list[int], best_then: tuple[int, float], best_now: tuple[int, float], expected: tuple[int, float],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(returning, "restore", lambda *_: None)
+    run = hot(tmp_path, "--guards.on_collapse", "return")
+    folder = RunFolder.create(run)
+    for step in kept:
+        (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
+        (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
+    checkpoints, learner = Checkpoints(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
+    goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None)
+    then = State(step=4, best_step=best_then[0], best_score=best_then[1])
+    now = State(step=8, best_step=best_now[0], best_score=best_now[1])
+    state = goes_back.go_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
+    assert (state.best_step, state.best_score) == expected
+    assert [step_of(path) for path in checkpoints.steps()] == [step for step in kept if step <= 4]
+
+
 @pytest.mark.slow
 def test_by_default_a_collapse_is_only_told_of(tmp_path: Path) -> None:
     run, listening = hot(tmp_path), Listening()
@@ -126,7 +158,7 @@ def weights(rollouts: LocalRollouts) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_what_learns_is_put_back_as_it_was_and_cooled_each_time_and_the_best_checkpoint_stays(tmp_path: Path) -> None:
+def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) -> None:
     run = hot(tmp_path, "--guards.on_collapse", "return", "--checkpoints.keep_last", "9")
     folder, notes = RunFolder.create(run), list[str]()
     with open_rollouts(run) as rollouts:
@@ -153,10 +185,10 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time_and_the_best_che
         assert record.state.step == 2
         state = returning.go_back(state, record, 0.1)
         assert all(torch.equal(value, before[name]) for name, value in weights(rollouts).items())
-        assert (state.step, state.returns, state.cooled) == (7, 2, pytest.approx(0.05))
+        assert (state.step, state.returns, state.cooled, state.best_step) == (7, 2, pytest.approx(0.05), 0)
         rates = [optimizer.learning_rate for optimizer in learner.optimizers.values()]
         assert rates == pytest.approx([0.05] * len(rates))
-        assert steps() == ["step_000000", "step_000002", "step_000004"]
+        assert steps() == ["step_000000", "step_000002"]
         returning.begin(State(cooled=0.25))
         assert {optimizer.learning_rate for optimizer in learner.optimizers.values()} == {0.25}, "a run that goes on"
 

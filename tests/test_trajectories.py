@@ -18,6 +18,7 @@ from rich.console import Console
 from marft.declared import Declared
 from marft.evaluation.trajectories.asking import asks_again, content_words
 from marft.evaluation.trajectories.attempts import attempt_metrics, pass_at
+from marft.evaluation.trajectories.by_cohort import cohort_table
 from marft.evaluation.trajectories.handoffs import handoffs, looping
 from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
@@ -113,6 +114,22 @@ def test_the_table_says_what_was_evaluated_where_there_are_several() -> None:
     above, below = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert above.split()[-2:] == ["runs/a", "runs/b"]
     assert below.split()[-4:] == ["base", "greedy", "base", "greedy"]
+
+
+def test_by_cohort_the_table_is_of_the_tasks_of_each_value_and_an_unknown_field_is_refused() -> None:
+    about = {"checkpoint": "base", "mode": "greedy", "shuffled_messages": False}
+    measured = {name: {"accuracy": [n % 2, 1], "agents/a/cost_tokens": [n, 1]} for n, name in enumerate("tuv")}
+    whole = {**about, "measured": measured, "fields": {"level": {"t": "easy", "u": "hard", "v": "hard"}}}
+    console = Console(width=300, file=io.StringIO())
+    console.print(cohort_table([whole, about], "level"))
+    rows = [re.split(" {2,}", row.strip()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert rows[0] == ["by level", "base greedy", "base greedy"]
+    assert [row for row in rows if "tasks" in row[-1]] == [
+        ["level = easy", "1 tasks", "0 tasks"], ["level = hard", "2 tasks", "0 tasks"],
+    ]  # fmt: skip
+    assert [row[1] for row in rows if row[0] == "accuracy"] == ["0.00", "0.50"]
+    with pytest.raises(ValueError, match=r"no field 'levle' .* did you mean 'level'\?"):
+        cohort_table([whole], "levle")
 
 
 def test_completion_is_of_the_episodes_that_say_so() -> None:

@@ -246,7 +246,7 @@ class TestEpisodes:
     def test_what_they_measured_is_told_and_what_is_damaged_named(self, run: Path) -> None:
         mine = client(run)
         assert asked(mine, "runs/one/evaluations") == {
-            "evaluations": [], "trajectories": [], "problems": [], "worth": ""
+            "evaluations": [], "trajectories": [], "fields": [], "cohorts": [], "problems": [], "worth": ""
         }  # fmt: skip
         table = {
             "checkpoint": "last", "mode": "greedy", "shuffled_messages": False, "tasks": 2, "accuracy": 0.5,
@@ -266,6 +266,25 @@ class TestEpisodes:
         assert said["worth"] == "the team is better"
         (run / "worth" / "worth.json").write_text("[")
         assert asked(mine, "runs/one/evaluations")["worth"] == ""
+
+    def test_what_they_measured_is_told_by_cohort_where_it_is_asked(self, run: Path) -> None:
+        table = {
+            "checkpoint": "last", "mode": "greedy", "shuffled_messages": False, "tasks": 2, "accuracy": 0.5,
+            "measured": {"t": {"accuracy": [1, 1]}, "u": {"accuracy": [0, 1]}},
+            "fields": {"level": {"t": "easy", "u": "hard"}},
+        }  # fmt: skip
+        (run / "evaluations").mkdir()
+        (run / "evaluations" / "last-greedy.json").write_text(json.dumps(table))
+        mine = client(run)
+        assert asked(mine, "runs/one/evaluations")["fields"] == ["level"]
+        assert asked(mine, "runs/one/evaluations")["cohorts"] == []
+        cohorts = asked(mine, "runs/one/evaluations", by="level")["cohorts"]
+        assert [(one["name"], one["tasks"], one["rows"][0]["cells"]) for one in cohorts] == [
+            ("level = easy", [1], ["1.00"]), ("level = hard", [1], ["0.00"]),
+        ]  # fmt: skip
+        refused = mine.get("/api/runs/one/evaluations", params={"by": "lvel"})
+        assert refused.status_code == 422
+        assert "did you mean 'level'?" in refused.json()["error"]
 
     def test_the_teams_graph_counts_who_saw_whom(self, run: Path) -> None:
         said = asked(client(run), "runs/one/team", step=1)

@@ -119,6 +119,21 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(mine: TestClient, query: 
     assert answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("episodes/1/0/tokens", "this address needs 'action' to be answered: it is left out"),
+        ("episodes/1/first", "'index' of this address cannot be 'first': it has to be a whole number"),
+        ("episodes?limit=5000", "'limit' of this address cannot be '5000': it may not be more than 1000"),
+        ("episodes?reward_min=much", "'reward_min' of this address cannot be 'much': it has to be a number"),
+        (f"episodes?q={'x' * 501}", f"'q' of this address cannot be '{'x' * 40}…': it may have at most 500 characters"),
+    ],
+)
+def test_a_refusal_says_in_plain_words_what_is_wrong_with_the_address(mine: TestClient, path: str, said: str) -> None:
+    answer = mine.get(f"/api/runs/one/{path}", headers=BEARER)
+    assert (answer.status_code, answer.json()["error"]) == (400, said)
+
+
 @pytest.mark.parametrize("path", ["episodes/9/0", "episodes/1/99", "episodes/1/-1", "episodes/1/0/tokens?action=x"])
 def test_what_is_not_there_is_said_so(mine: TestClient, path: str) -> None:
     answer = mine.get(f"/api/runs/one/{path}", headers=BEARER)

@@ -69,6 +69,7 @@ def evaluate(folder: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
         "checkpoint": "base", "mode": "sampled", "shuffled_messages": False, "tasks": 20, "accuracy": 0.275,
         "interval": [0.144, 0.461], "reward": 0.3, "reward_interval": [0.1, 0.5], "passes": {"pass@2": [0.4, [0.2, 0.6]]},
         "measured": {"t": {"cost_tokens": [175.0, 1.0], "agents/planner/cost_tokens": [100.0, 1.0]}},
+        "fields": {"level": {"t": "hard"}},
     }  # fmt: skip
     folder.write_evaluation(table, "base-sampled")
     folder.write_evaluation({**table, "checkpoint": "last", "passes": {}, "accuracy": None}, "last-sampled")

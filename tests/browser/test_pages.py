@@ -231,6 +231,10 @@ def test_evaluations_stand_on_the_page_of_their_run_and_open_their_episodes(seen
     ]
     page.get_by_text("Metrics over trajectories").click()
     page.wait_for_selector(".evaluated details td:text-is('175')")
+    page.get_by_label("By cohort").select_option("level")
+    page.wait_for_selector(".evaluated td b:text-is('level = hard')")
+    assert seen.page.evaluate("document.activeElement.value") == "level", "who chooses by keys can go on"
+    seen.placed("run/other", "by=level")
     page.locator(".evaluated a:text-is('base-sampled')").click()
     seen.placed("run/other/episodes", "step=base-sampled")
     seen.told(".filters", "1 episode")

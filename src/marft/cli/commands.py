@@ -177,6 +177,8 @@ def _changed(paths: Sequence[Path], gates: Sequence[str], by: str, junit: Path |
     found = compared(before, after, (str(paths[0]), str(paths[1])), gates, by)
     for label, some in found.changes.items():
         console.print(changes_table(some, label), "")
+        if found.turned[label].sentence:
+            console.print(Text(f"{one_line(label)}: {found.turned[label].sentence}"), soft_wrap=True)
     for label, of_label in found.verdicts.items():
         for verdict in of_label:
             said = f"{'failed' if verdict.failed else 'passed'}: {verdict.gate.text} ({label}): {verdict.reason}"

@@ -39,6 +39,7 @@ class Asked:
     again: bool = False
     scenarios: Path | None = None
     trust_code: bool = False
+    by: str = ""  # a field of the tasks, by which metrics are shown too
 
     def check(self) -> None:
         """
@@ -86,20 +87,27 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
                 rows.append({**result.as_json(), "target": str(path)})
                 told = {**rows[-1], "metrics": result.metrics}
                 out.tell("evaluation", **{key: told[key] for key in TOLD})
-        _show(out, rows, several=len(targets) > 1)
+        _show(out, rows, several=len(targets) > 1, by=asked.by)
         for target in targets:
             out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if target.folder else ""))
         out.tell("done", evaluations=len(rows), runs=[target.kept.path for target in targets])
 
 
-def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool) -> None:
-    """Tables for people."""
+def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool, by: str) -> None:
+    """Tables for people.
+
+    Raises:
+        ValueError: no task has the field ``by``.
+    """
+    from marft.evaluation.trajectories.by_cohort import cohort_table
     from marft.evaluation.trajectories.table import trajectory_table
 
     out.say(evaluation_table(rows, targets=several), "")
     if any(row["passes"] for row in rows):
         out.say(passes_table(rows, targets=several), "")
     out.say(trajectory_table(rows, targets=several))
+    if by:
+        out.say("", cohort_table(rows, by))
 
 
 def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:

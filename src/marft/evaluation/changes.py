@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from marft.evaluation.bootstrap import Difference, paired
-from marft.evaluation.cohorts import cohorts_of
+from marft.evaluation.cohorts import named_cohorts
 from marft.evaluation.gates import Verdict, by_metric, shown
+from marft.evaluation.turned import Turned
 from marft.texts import one_line
 
 HEADINGS = ("tasks", "metric", "before", "after", "change", "95 % interval")
@@ -37,7 +38,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], by: str = "") -
         ValueError: the tasks have no such field.
     """
     one, two = by_metric(before), by_metric(after)
-    cohorts = {f"{by} = {value}": of for value, of in cohorts_of(after.get("fields", {}), by).items()} if by else {}
+    cohorts = named_cohorts(after.get("fields", {}), by) if by else {}
     found = []
     for cohort, tasks in {"all": None, **cohorts}.items():
         for metric in [name for name in one if name in two]:
@@ -58,8 +59,10 @@ def changes_table(found: Sequence[Change], title: str) -> Table:
     return table
 
 
-def as_markdown(found: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    """A page, by what was played: the gates, and then what changed, folded away by cohorts."""
+def as_markdown(
+    found: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Turned]
+) -> str:
+    """A page, by what was played: the gates, tasks that turned, and then what changed, folded away by cohorts."""
     failed = sum(verdict.failed for some in verdicts.values() for verdict in some)
     gates = sum(map(len, verdicts.values()))
     lines = [f"**{failed} of {gates} gates failed**" if failed else f"all {gates} gates passed", ""] if gates else []
@@ -69,6 +72,8 @@ def as_markdown(found: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Se
             f"- {'**failed**' if v.failed else 'passed'}: {_code(v.gate.text)}: {_plain(v.reason)}"
             for v in verdicts[label]
         ]
+        if turned[label].sentence:
+            lines += ["", f"Of all tasks {_plain(turned[label].sentence)}."]
         for title, rows in _folded(some):
             table = [f"| {' | '.join(HEADINGS)} |", f"| {' | '.join('---' for _ in HEADINGS)} |"]
             table += [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in _rows(rows)]
@@ -78,9 +83,9 @@ def as_markdown(found: Mapping[str, Sequence[Change]], verdicts: Mapping[str, Se
     return "\n".join(lines)
 
 
-def as_junit(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
+def as_junit(verdicts: Mapping[str, Sequence[Verdict]], turned: Mapping[str, Turned]) -> str:
     """A suite for each of what was played, with a test case for each gate, as CI services read them (the schema of
-    Jenkins' xUnit plug-in, ``junit-10.xsd``)."""
+    Jenkins' xUnit plug-in, ``junit-10.xsd``). The text of a failure also names tasks that turned."""
     root = ElementTree.Element("testsuites", name="marft compare")
     for label, some in verdicts.items():
         failures = str(sum(verdict.failed for verdict in some))
@@ -93,7 +98,9 @@ def as_junit(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
             )
             reason = one_line(verdict.reason)
             if verdict.failed:
-                ElementTree.SubElement(case, "failure", message=reason, type="gate").text = reason
+                ElementTree.SubElement(case, "failure", message=reason, type="gate").text = "; of all tasks ".join(
+                    filter(None, (reason, turned[label].sentence))
+                )
             else:
                 ElementTree.SubElement(case, "system-out").text = reason
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"

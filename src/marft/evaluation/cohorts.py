@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from marft.config.settings import closest
 from marft.texts import storable
 from marft.types import Task
 
@@ -32,9 +33,24 @@ def cohorts_of(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str,
         ValueError: the tasks have no such field.
     """
     if field not in fields:
-        known = ", ".join(sorted(fields)) or "none"
-        raise ValueError(f"tasks have no field {field!r} that several of them share; fields that they share: {known}")
+        known, meant = ", ".join(sorted(fields)) or "none", closest(field, fields)
+        raise ValueError(
+            f"tasks have no field {field!r} that several of them share; fields that they share: {known}"
+            + (f"; did you mean {meant!r}?" if meant else "")
+        )
     cohorts: dict[str, set[str]] = {}
     for task, value in fields[field].items():
         cohorts.setdefault(value, set()).add(task)
     return dict(sorted(cohorts.items()))
+
+
+def named_cohorts(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:
+    """The tasks of each cohort of a field, by what pages and tables call it.
+
+    >>> named_cohorts({"level": {"a": "easy", "b": "hard"}}, "level")
+    {'level = easy': {'a'}, 'level = hard': {'b'}}
+
+    Raises:
+        ValueError: the tasks have no such field.
+    """
+    return {f"{field} = {value}": tasks for value, tasks in cohorts_of(fields, field).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +97,10 @@ def comparison_tables(folders: Sequence[RunFolder]) -> list[Table]:
     Raises:
         ValueError: a run has not been evaluated.
     """
-    for problem in not_evaluated(folders):
-        raise ValueError(problem)
+    missing = [str(folder.path) for folder in folders if not gains(folder.path.name, folder.read_evaluations())]
+    if missing:
+        have = "have no evaluated checkpoint" if len(missing) > 1 else "has no evaluated checkpoint"
+        raise ValueError(f"{' and '.join(missing)} {have}; run:  marft eval {' '.join(map(shlex.quote, missing))}")
     rows = gains_of(folders)
     return [_table(rows, measure) for measure in measures_of(rows)]
 

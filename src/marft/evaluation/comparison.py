@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from marft.evaluation.changes import Change, as_junit, as_markdown, changes
-from marft.evaluation.gates import Verdict, judged
+from marft.evaluation.gates import Verdict, by_metric, judged
+from marft.evaluation.turned import Turned, turned
 from marft.runs.folder import RunFolder
 
 NAMED = 5  # tasks that an error names
@@ -23,13 +25,15 @@ class Under(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What gates said, and what changed, by what was played: ``greedy``, ``sampled on smoke``.
+    """What gates said, what changed, and which tasks newly fail or are newly solved, by what was played: ``greedy``,
+    ``sampled on smoke``.
 
     ``passed`` is whether every gate held, ``reasons`` are those of the ones that did not.
     """
 
     verdicts: Mapping[str, Sequence[Verdict]]
     changes: Mapping[str, Sequence[Change]]
+    turned: Mapping[str, Turned]
 
     @property
     def passed(self) -> bool:
@@ -48,11 +52,11 @@ class Comparison:
 
     def as_markdown(self) -> str:
         """A page for people: gates, and what changed."""
-        return as_markdown(self.changes, self.verdicts)
+        return as_markdown(self.changes, self.verdicts, self.turned)
 
     def as_junit(self) -> str:
         """Gates as test cases, in XML."""
-        return as_junit(self.verdicts)
+        return as_junit(self.verdicts, self.turned)
 
 
 def compared(
@@ -70,10 +74,12 @@ def compared(
         ValueError: there is nothing that both were evaluated on, a task of theirs is not the same, or a gate or a field
             is none.
     """
+    _check_evaluated(before, after, names)
     pairs = _pairs(before, after, names)
     return Comparison(
         {label: judged(gates, *pair) for label, pair in pairs.items()},
         {label: changes(*pair, by) for label, pair in pairs.items()},
+        {label: turned(*(by_metric(side).get("accuracy", {}) for side in pair)) for label, pair in pairs.items()},
     )
 
 
@@ -119,10 +125,27 @@ def _nothing_in_common(one: Mapping[Under, Saved], two: Mapping[Under, Saved], n
             f"not evaluated on the same scenarios: {' and '.join(said)}; evaluate both on the same file, as it is:  "
             f"marft eval {names[0]} {names[1]} --scenarios FILE"
         )
+    both = "marft eval " + " ".join(map(shlex.quote, names))
+    modes = ",".join(sorted({under.mode for side in (one, two) for under in side}))
+    again = f"{both} --mode {modes}" if modes else both
     return (
         f"{names[0]} and {names[1]} were not evaluated in the same mode, or no task of theirs could be scored; run:  "
-        f"marft eval {names[0]}  and  marft eval {names[1]}"
+        f"{again}"
     )
+
+
+def _check_evaluated(before: Sequence[Saved], after: Sequence[Saved], names: tuple[str, str]) -> None:
+    """
+    Raises:
+        ValueError: one of them, or neither, was ever evaluated.
+    """
+    never = [name for name, side in zip(names, (before, after), strict=True) if not side]
+    if never:
+        have = "have" if len(never) > 1 else "has"
+        raise ValueError(
+            f"{' and '.join(never)} {have} no evaluation; this evaluates both, and plays "
+            f"nothing again that was played before:  marft eval {' '.join(map(shlex.quote, names))}"
+        )
 
 
 def _check_tasks(before: Saved, after: Saved, names: tuple[str, str]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft.evaluation.bootstrap import Difference, paired
-from marft.evaluation.cohorts import cohorts_of
+from marft.evaluation.cohorts import cohorts_of, named_cohorts
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import find, known
 
@@ -97,7 +97,8 @@ relative=False, after=False, field='', value='')
                 f"gate {self.text!r}: no task has {self.field} = {self.value!r}; values: {', '.join(cohorts)}, or "
                 f"{EVERY} for each of them"
             )
-        return {f"{self.field} = {v}": tasks for v, tasks in cohorts.items() if self.value in (v, EVERY)}
+        named = zip(named_cohorts(fields, self.field).items(), cohorts, strict=True)
+        return {name: tasks for (name, tasks), value in named if self.value in (value, EVERY)}
 
     def fails(self, found: Difference) -> bool:
         """Whether it does, also where a number is none."""

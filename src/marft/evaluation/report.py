@@ -17,6 +17,7 @@ from marft.evaluation.curves import curves_beside, first_curves, other_curves
 from marft.evaluation.graph import draw
 from marft.evaluation.pages import page, svg
 from marft.evaluation.showing import EXAMPLES, example
+from marft.evaluation.trajectories.by_cohort import Cohort, by_cohort, shared_fields
 from marft.evaluation.trajectories.table import headings, trajectory_rows
 from marft.evaluation.transcripts import dropped
 from marft.guards.watch import sentences
@@ -24,6 +25,8 @@ from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.written import read_headline
 from marft.types import Episode
+
+MOST_COHORTS = 20  # of a field, on the page
 
 
 def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
@@ -51,6 +54,8 @@ def write_report(folder: RunFolder, against: Sequence[RunFolder] = ()) -> None:
         passes=passes_cells(evaluations),
         headings=headings(evaluations),
         trajectories=trajectory_rows(evaluations),
+        cohorts=_cohorts(evaluations),
+        most_cohorts=MOST_COHORTS,
         beside=curves_beside(by_name([folder, *against])) if against else [],
         graph=recorded.graph(),
         curves=first_curves(metrics),
@@ -68,6 +73,12 @@ def by_name(folders: Sequence[RunFolder]) -> dict[str, list[dict[str, Any]]]:
     names = Counter(folder.path.name for folder in folders)
     called = [str(folder.path) if names[folder.path.name] > 1 else folder.path.name for folder in folders]
     return {name: folder.read_metrics() for name, folder in zip(called, folders, strict=True)}
+
+
+def _cohorts(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, list[Cohort]]:
+    """Metrics by cohorts, by field; [] where it has too many of them for a page."""
+    by_field = {field: by_cohort(evaluations, field) for field in shared_fields(evaluations)}
+    return {field: cohorts if len(cohorts) <= MOST_COHORTS else [] for field, cohorts in by_field.items()}
 
 
 @dataclass(frozen=True, slots=True)

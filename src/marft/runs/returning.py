@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from marft.config.run import RunSettings
 from marft.learning.learner import Learner
@@ -56,18 +57,27 @@ class Returning:
         return found
 
     def go_back(self, state: State, record: Record, cooled: float) -> State:
-        """Put everything that learns back → where the run stands. Checkpoints in between go, but for the best one.
+        """Put everything that learns back → where the run stands. Checkpoints in between go, and none of them stays the
+        best one: what a collapse earned, such as a gamed reward, is no measure for what comes.
 
         Args:
             cooled: what learning rates are multiplied by.
         """
         for path in self._checkpoints.steps():
-            if record.state.step < step_of(path) <= state.step and step_of(path) != state.best_step:
+            if record.state.step < step_of(path) <= state.step:
                 remove_checkpoint(path)
         restore(record, self._models, self._learner)
         state = replace(state, returns=state.returns + 1, cooled=state.cooled * cooled)
+        if state.best_step > record.state.step:
+            state = replace(state, **self._best_of(record))
         self._set_rates(state)
         return state
+
+    def _best_of(self, record: Record) -> dict[str, Any]:
+        """The best checkpoint as it was known then; none, where it has made way for one of those that are gone."""
+        there = {step_of(path) for path in self._checkpoints.steps()}
+        best = record.state if record.state.best_step in there else State()
+        return {"best_step": best.best_step, "best_score": best.best_score}
 
     def _newest(self, step: int, well: int) -> Record | None:
         for path in reversed(self._checkpoints.steps()):

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from marft.viewer import answers
 from marft.viewer.access import Access, refusal
+from marft.viewer.asking import sentence_of
 from marft.viewer.browsing import Sort, Wanted
 from marft.viewer.evaluated import evaluated
 from marft.viewer.library import Library, MissingError
@@ -85,8 +86,8 @@ def _of_runs(app: FastAPI, library: Library) -> None:
         return Json(answers.steps(library.run(run)))
 
     @app.get("/api/runs/{run}/evaluations")
-    def evaluations(run: str) -> Response:
-        return Json(evaluated(library.run(run)))
+    def evaluations(run: str, by: Text = "") -> Response:
+        return Json(evaluated(library.run(run), by))
 
     @app.get("/api/runs/{run}/credit")
     def credit(run: str, step: Text = "") -> Response:
@@ -146,5 +147,4 @@ def _errors(app: FastAPI) -> None:
 
 
 def _first_problem(error: RequestValidationError) -> str:
-    problem = error.errors()[0]
-    return f"{problem['loc'][-1]}: {problem['msg']}"
+    return sentence_of(error.errors()[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from marft.evaluation.trajectories.table import trajectory_rows
+from marft.evaluation.trajectories.by_cohort import by_cohort, shared_fields
+from marft.evaluation.trajectories.table import Row, trajectory_rows
 from marft.runs.written import read_evaluation, read_headline
 from marft.viewer.library import Run
 
@@ -12,22 +14,36 @@ SHOWN = ("checkpoint", "mode", "shuffled_messages", "tasks", "accuracy", "interv
          "passes")  # fmt: skip
 
 
-def evaluated(run: Run) -> dict[str, Any]:
-    """Every evaluation with its intervals, metrics over trajectories as a table with a column each, what is damaged,
-    and the sentence of ``marft worth``, "" where it has not been asked."""
+def evaluated(run: Run, by: str = "") -> dict[str, Any]:
+    """Every evaluation with its intervals, metrics over trajectories as a table with a column each, the same by cohorts
+    of tasks, what is damaged, and the sentence of ``marft worth``, "" where it has not been asked.
+
+    Args:
+        by: a field of the tasks, of those in ``fields``; "" for no cohorts.
+
+    Raises:
+        ValueError: no task has such a field.
+    """
     found, problems = [], []
     for path in sorted(run.folder.evaluations.glob("*.json")):
         try:
             found.append((path.stem, read_evaluation(path)))
         except ValueError as error:
             problems.append(str(error))
-    rows = trajectory_rows([evaluation for _, evaluation in found])
+    evaluations = [evaluation for _, evaluation in found]
+    cohorts = by_cohort(evaluations, by) if by else []
     return {
         "evaluations": [
             {"name": name, **{key: evaluation.get(key) for key in SHOWN}, "episodes": name in run.shelf.evaluations}
             for name, evaluation in found
         ],
-        "trajectories": [{"label": row.label, "agent": row.agent, "cells": list(row.cells)} for row in rows],
+        "trajectories": _told(trajectory_rows(evaluations)),
+        "fields": shared_fields(evaluations),
+        "cohorts": [{"name": one.name, "tasks": list(one.tasks), "rows": _told(one.rows)} for one in cohorts],
         "problems": problems,
         "worth": read_headline(run.folder.worth / "worth.json"),
     }
+
+
+def _told(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{"label": row.label, "agent": row.agent, "cells": list(row.cells)} for row in rows]

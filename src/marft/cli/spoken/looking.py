@@ -30,6 +30,7 @@ def evaluate(
     shuffle_messages: Annotated[
         bool, typer.Option("--shuffle-messages", help="Also with every agent seeing messages of another task.")
     ] = False,
+    by: Annotated[str, typer.Option(help="Also by cohort: tasks with the same value of this field.")] = "",
     again: Annotated[bool, typer.Option("--again", help="Play anew what is kept from before.")] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Of an export: run the code that it brings.")
@@ -47,7 +48,7 @@ def evaluate(
     how = output.how(quiet, as_json)
     paths, overrides = options.targets_of(context, targets)
     names = [name.strip() for name in checkpoint.split(",")]
-    asked = evaluating.Asked(names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code)
+    asked = evaluating.Asked(names, mode, tasks, attempts, shuffle_messages, again, scenarios, trust_code, by)
     evaluating.evaluate(paths, overrides, asked, how)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,17 @@ def headings(evaluations: Sequence[Mapping[str, Any]], targets: bool = False) ->
     return [f"{one_line(e['target'])}\n{name}" for e, name in zip(evaluations, called, strict=True)]
 
 
-def trajectory_rows(evaluations: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Evaluations as they were saved: what any of them has, and does not say nothing; agents below their team."""
+def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collection[str] = ELSEWHERE) -> list[Row]:
+    """Evaluations as they were saved: what any of them has, and does not say nothing; agents below their team.
+
+    Args:
+        elsewhere: metrics that are left out, for they stand in another table.
+    """
     columns, rows = [values_of(evaluation) for evaluation in evaluations], []
     for name in sorted({name for column in columns for name in column if known(name).name in MEASURES}, key=_place):
         metric, who = known(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
-        if metric.name not in ELSEWHERE and (any(values) or not metric.unless_zero):
+        if metric.name not in elsewhere and (any(values) or not metric.unless_zero):
             unit = f" ({metric.unit})" if metric.unit else ""
             cells = ["" if value is None else metric.shown(value) for value in values]
             rows.append(Row(f"{metric.label}{unit}", who, cells))

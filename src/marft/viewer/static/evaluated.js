@@ -2,16 +2,19 @@
 
 import { h } from "./dom.js";
 import { formatted } from "./format.js";
-import { empty } from "./parts.js";
+import { empty, select } from "./parts.js";
 import { href } from "./route.js";
 
-export function evaluatedTables(answer, run) {
-  const { evaluations: all, trajectories, problems, worth } = answer;
+/** `by` is the field whose cohorts the answer holds; `choose` asks for those of another, "" for none. */
+export function evaluatedTables(answer, run, by, choose) {
+  const { evaluations: all, trajectories, problems, worth, fields, cohorts } = answer;
   return [
     worth ? h("p", { class: "worth" }, h("b", {}, "Is the team worth it? "), worth, ".") : null,
     problems.map((problem) => h("p", { class: "bad", role: "alert" }, problem)),
     all.length ? results(all, run) : empty("Not evaluated yet", h("code", {}, `marft eval ${run.path}`), " asks held-out tasks, before and after."),
     trajectories.length ? h("details", {}, h("summary", {}, "Metrics over trajectories"), measures(all, trajectories)) : null,
+    fields.length ? select("By cohort", [["", "all tasks"], ...fields.map((field) => [field, field])], by, choose) : null,
+    cohorts.length ? ofCohorts(all, cohorts) : null,
   ];
 }
 
@@ -28,7 +31,12 @@ function results(all, run) {
   ]));
 }
 
-const measures = (all, rows) => table(["", ...all.map((one) => one.name)], rows.map((row) => [row.agent ? `\u2003${row.agent}` : row.label, ...row.cells]));
+const line = (row) => [row.agent ? `\u2003${row.agent}` : row.label, ...row.cells];
+const measures = (all, rows) => table(["", ...all.map((one) => one.name)], rows.map(line));
+
+const ofCohorts = (all, cohorts) => table(["", ...all.map((one) => one.name)], cohorts.flatMap((cohort) => [
+  [h("b", {}, cohort.name), ...cohort.tasks.map((tasks) => `${tasks} tasks`)], ...cohort.rows.map(line),
+]));
 
 const table = (headings, rows) => h("div", { class: "scroll" }, h("table", { class: "group-table" },
   h("thead", {}, h("tr", {}, headings.map((heading) => h("th", { scope: "col" }, heading)))),

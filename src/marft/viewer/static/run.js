@@ -15,8 +15,8 @@ import { stepper } from "./stepper.js";
 export function runPage(root, route, first) {
   let run = { ...first, colour: 0 };
   const state = { filter: route.query.metrics || "", smoothing: Number(route.query.smooth ?? 0) || 0, log: route.query.log === "1" };
-  let step = route.query.step || "";
-  const save = later(200, () => remember(["run", run.id], { step, metrics: state.filter, smooth: state.smoothing || "", log: state.log ? "1" : "" }));
+  let [step, by] = [route.query.step || "", route.query.by || ""];
+  const save = later(200, () => remember(["run", run.id], { step, by, metrics: state.filter, smooth: state.smoothing || "", log: state.log ? "1" : "" }));
   const pictures = curves(state, save);
   const [head, said, team, evaluated] = [h("div", {}), h("div", {}), h("div", { class: "panel-body" }), h("div", { class: "panel-body evaluated" })];
   const beside = h("span", {});
@@ -27,7 +27,11 @@ export function runPage(root, route, first) {
     if (!run.recorded.length) return empty("No episodes are recorded yet", "The graph is drawn from recorded episodes: training.record_episodes_every says which steps keep them.");
     return teamOf(await get(["runs", run.id, "team"], { step }), run);
   });
-  const showEvaluated = () => into(evaluated, async () => evaluatedTables(await get(["runs", run.id, "evaluations"]), run));
+  const showEvaluated = () => into(evaluated, async () => evaluatedTables(await get(["runs", run.id, "evaluations"], { by }), run, by, (field) => {
+    by = field;
+    save();
+    showEvaluated().then(() => evaluated.querySelector("select")?.focus()); // which was drawn anew
+  }));
   const showSteps = () => {
     const steps = run.recorded;
     replace(beside, steps.length > 1 ? stepper(steps, step === "" ? steps.at(-1) : Number(step), (chosen) => {

@@ -1,0 +1,93 @@
+"""What guards take of a training step of the demo: their metrics of texts, the probes of agents, and the looks at them.
+
+    python benchmarks/guards_cost.py
+
+Each of the three is timed where a run calls it; a step is what ``metrics.jsonl`` says it took, the first left out.
+What they make others do, such as scores under the base that would not be needed otherwise, is no part of it. Writes
+results/guards_cost.md, with the machine's load before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+
+from marft import atomic
+from marft.cli.commands import quieten
+from marft.config.load import load_recipe
+from marft.evaluation import metrics
+from marft.guards.watch import Watch
+from marft.learning.probing import Probes
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+PARTS = {  # by what they are called: where a run finds them
+    "metrics of texts": (metrics, "writing_metrics"),
+    "probes of agents": (Probes, "measure"),
+    "looks at all metrics": (Watch, "look"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    quieten()
+    atomic.write_file(arguments.results / "guards_cost.md", page(*measure(arguments.steps), arguments.steps))
+
+
+def measure(steps: int) -> tuple[list[float], dict[str, list[float]], tuple[float, float]]:
+    """Seconds of steps, those of each part in each of them, and the machine's load before and after."""
+    taken = {name: timed(*where) for name, where in PARTS.items()}
+    before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as output:
+        run = load_recipe(Path("demo"), ["--output", output, "--training.steps", str(steps)])
+        folder = RunFolder.create(run)
+        train(run, folder)
+        seconds = [float(row["seconds"]) for row in folder.read_metrics()]
+    parts = {name: of[-steps:][1:] for name, of in taken.items()}
+    return seconds[1:], parts, (before, os.getloadavg()[0])
+
+
+def timed(owner: Any, name: str) -> list[float]:
+    """Put a clock around a function for the rest of this process → the seconds of its calls, as they come."""
+    function: Callable[..., Any] = getattr(owner, name)
+    seconds: list[float] = []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **named)
+        finally:
+            seconds.append(time.perf_counter() - began)
+
+    setattr(owner, name, watched)
+    return seconds
+
+
+def page(seconds: list[float], parts: dict[str, list[float]], load: tuple[float, float], steps: int) -> str:
+    """The page: medians over steps, and the share that all parts together are of all steps."""
+    about = machine.describe()
+    rows = [f"| {name} | {1000 * median(of):.1f} ms | {sum(of) / sum(seconds):.2%} |" for name, of in parts.items()]
+    whole = sum(map(sum, parts.values())) / sum(seconds)
+    return "\n".join([
+        "# What guards take of a step", "",
+        f"`python benchmarks/guards_cost.py --steps {steps}`: the demo, {len(seconds)} steps after the first, "
+        f"{median(seconds):.2f} s each (median); {about['processor']}, {about['cores']} cores, load "
+        f"{load[0]:.1f} before and {load[1]:.1f} after.", "",
+        "| part | a step (median) | share of all steps |", "| --- | ---: | ---: |", *rows,
+        f"| all | | {whole:.2%} |", "",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Which tasks a team newly fails and newly solves, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from marft.evaluation.trajectories.ratio import Ratio
+from marft.texts import one_line
+
+NAMED = 5  # tasks of a kind that a sentence names
+
+
+class Turned(NamedTuple):
+    """Tasks that both sides have: those that only the first solved, and those that only the second did."""
+
+    failed: Sequence[str]
+    solved: Sequence[str]
+
+    @property
+    def sentence(self) -> str:
+        """Both, counted, and a few of each by name; "" where no task turned.
+
+        >>> Turned(["sum/3", "sum/8"], []).sentence
+        'newly failed: 2 (sum/3, sum/8); newly solved: 0'
+        """
+        if not self.failed and not self.solved:
+            return ""
+        return f"newly failed: {_some(self.failed)}; newly solved: {_some(self.solved)}"
+
+
+def turned(before: Mapping[str, Ratio], after: Mapping[str, Ratio]) -> Turned:
+    """Of the accuracy of each task. One is solved in half of its attempts or more.
+
+    >>> turned({"a": Ratio(1, 1), "b": Ratio(1, 4)}, {"a": Ratio(0, 1), "b": Ratio(2, 4)})
+    Turned(failed=['a'], solved=['b'])
+    """
+    both = [task for task in before if task in after and before[task].out_of and after[task].out_of]
+    return Turned(
+        [task for task in both if _solved(before[task]) and not _solved(after[task])],
+        [task for task in both if _solved(after[task]) and not _solved(before[task])],
+    )
+
+
+def _solved(accuracy: Ratio) -> bool:
+    return accuracy.amount >= accuracy.out_of / 2
+
+
+def _some(tasks: Sequence[str]) -> str:
+    if not tasks:
+        return "0"
+    more = f" and {len(tasks) - NAMED} more" if len(tasks) > NAMED else ""
+    return f"{len(tasks)} ({', '.join(one_line(task) for task in tasks[:NAMED])}{more})"

@@ -1,0 +1,36 @@
+"""What is wrong with a question to the viewer, as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WRONG = {  # by pydantic's names of errors
+    "missing": "it is left out",
+    "int_parsing": "it has to be a whole number",
+    "int_from_float": "it has to be a whole number",
+    "float_parsing": "it has to be a number",
+    "string_too_long": "it may have at most {max_length} characters",
+    "greater_than_equal": "it may not be less than {ge}",
+    "less_than_equal": "it may not be more than {le}",
+    "literal_error": "it is none of {expected}",
+}
+
+
+def sentence_of(problem: Mapping[str, Any]) -> str:
+    """An error of pydantic's in plain words.
+
+    >>> sentence_of({"type": "missing", "loc": ("query", "action"), "msg": "Field required"})
+    "this address needs 'action' to be answered: it is left out"
+    """
+    name = next((part for part in problem["loc"][1:] if isinstance(part, str)), "a value")
+    wrong = WRONG.get(problem["type"])
+    said = wrong.format(**problem.get("ctx", {})) if wrong else str(problem["msg"])
+    if problem["type"] == "missing":
+        return f"this address needs {name!r} to be answered: {said}"
+    return f"{name!r} of this address cannot be {_short(problem.get('input'))}: {said}"
+
+
+def _short(value: object, most: int = 40) -> str:
+    text = str(value)
+    return repr(text if len(text) <= most else text[:most] + "…")
