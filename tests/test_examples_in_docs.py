@@ -118,8 +118,13 @@ def check_marft(words: list[str], place: str) -> None:
     if words[0].startswith("-"):
         assert words[0] in ("--version", "--install-completion"), place
         return
+    found = command(words[0])
+    while hasattr(found, "get_command"):
+        words = words[1:]
+        found = found.get_command(click.Context(found), words[0])
+        assert found is not None, f"{place}: no command is called {words[0]}"
     try:
-        context = command(words[0]).make_context(words[0], words[1:])
+        context = found.make_context(words[0], words[1:])
     except click.ClickException as error:
         raise AssertionError(f"{place}: {error.format_message()}") from error
     if context.args:
