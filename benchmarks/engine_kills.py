@@ -1,0 +1,136 @@
+"""The demo on vLLM, whose process is killed (-9) again and again: is anything lost, and is as much learned?
+
+    marft engine install vllm --cpu
+    python benchmarks/engine_kills.py               # ten kills
+    python benchmarks/engine_kills.py --kills 2 --steps 6 --tasks 40
+
+A kill comes at a moment of chance in a step. Every episode that was asked for must be recorded once,
+none as failed. Writes results/engine_kills.json and .md; ends with 1 where one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from marft.config import RunSettings, load_recipe
+from marft.evaluation.session import evaluate_checkpoints
+from marft.observing import Observer
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+VLLM = "{ kind = 'vllm', options = { enforce_eager = true } }"
+SERVER = b"apart.vllm_server"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, help="of the demo's; all of them")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out, for the evaluation")
+    parser.add_argument("--output", type=Path, default=Path("runs/engine_kills"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.output, ignore_errors=True)
+    length = () if arguments.steps is None else ("--training.steps", str(arguments.steps))
+    run = load_recipe("demo", ["--output", str(arguments.output), "--device", "cpu", "--engine", VLLM, *length])
+    folder = RunFolder.create(run)
+    killer = Killer(arguments.kills, run.seed)
+    began = time.perf_counter()
+    train(run, folder, observer=killer)
+    found = {"kills": killer.done, "seconds": time.perf_counter() - began, **counted(run, folder)}
+    (result,) = evaluate_checkpoints(
+        run, folder, ["last"], ("sampled",), arguments.tasks, shuffled_too=False, advance=lambda *_: None
+    )
+    save(arguments.results, {**found, "sampled": result.accuracy})
+    sys.exit(bool(found["lost"] or found["twice"] or found["failed"] or found["kills"] < arguments.kills))
+
+
+def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
+    """Episodes that were asked for, and what is recorded of them."""
+    wanted = run.training.steps * run.rollout.tasks_per_step * run.rollout.samples_per_task
+    episodes = [episode for file in sorted(folder.episodes.glob("step_*.parquet")) for episode in read_episodes(file)]
+    keys = Counter((episode.stream, episode.task.id, episode.sample) for episode in episodes)
+    rows = folder.read_metrics()
+    return {
+        "steps": len(rows),
+        "restarts": sum(float(row.get("engine_restarts") or 0) for row in rows),
+        "wanted": wanted,
+        "recorded": len(keys),
+        "lost": wanted - len(keys),
+        "twice": sum(count > 1 for count in keys.values()),
+        "failed": sum(episode.status in ("failed", "timed_out") for episode in episodes),
+        "furthest": max(float(row.get("log_prob_difference_max") or 0) for row in rows),
+    }
+
+
+class Killer(Observer):
+    """Kills vLLM's process in as many steps as it is told to, spread over the run.
+
+    Args:
+        seed: of the moments.
+    """
+
+    def __init__(self, kills: int, seed: int) -> None:
+        self.kills, self.done = kills, 0
+        self._draw = random.Random(seed)
+        self._at: set[int] = set()
+
+    def began(self, done: int, steps: int) -> None:  # noqa: ARG002
+        self._at = set(self._draw.sample(range(1, steps), self.kills))
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:  # noqa: ARG002
+        if step in self._at:
+            threading.Timer(self._draw.uniform(0, 5.0), self._kill).start()
+
+    def _kill(self) -> None:
+        while not (processes := servers()):  # one is being started
+            time.sleep(0.5)
+        os.kill(processes[0], signal.SIGKILL)
+        self.done += 1
+
+
+def servers() -> list[int]:
+    """Processes that serve vLLM, without the subreapers above them."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_bytes()
+            found += [int(file.parent.name)] if SERVER in words and b"subreaper" not in words else []
+    return found
+
+
+def save(results: Path, found: dict[str, Any]) -> None:
+    """The results, for people too."""
+    lines = [
+        f"vLLM's process was killed {found['kills']} times in {found['steps']} steps of the demo, and started again"
+        f" {found['restarts']:.0f} times (`python benchmarks/engine_kills.py`):",
+        "",
+        f"- episodes: {found['wanted']} asked for, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
+        f" recorded twice, {found['failed']} failed",
+        f"- log-probs: at most {found['furthest']:.1e} nats from the learner's",
+        f"- accuracy, sampled: {found['sampled']:.1%}",
+        f"- {found['seconds']:.0f} s",
+    ]
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "engine_kills.json").write_text(json.dumps({"machine": machine.describe(), **found}, indent=2) + "\n")
+    (results / "engine_kills.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()
