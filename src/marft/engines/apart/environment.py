@@ -34,7 +34,10 @@ def python_of(engine: str, given: str) -> str:
         ValueError: it is not there, or the engine is not there.
     """
     python = Path(given).expanduser() if given else place(engine) / "bin" / "python"
-    remedy = f"install it:  marft engine install {engine}  or give the Python of an environment that has it"
+    remedy = (
+        f"install it:  marft engine install {engine}  or give the Python of an environment that has it, or sample in "
+        "process:  --engine.kind local"
+    )
     if not python.is_file():
         raise ValueError(f"engine.python: there is no {python}; {remedy}")
     look = f"import sys, importlib.util as u; sys.exit(u.find_spec('{engine}') is None)"
