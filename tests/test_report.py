@@ -182,7 +182,7 @@ def test_metrics_by_cohort_stand_on_the_page_but_of_fields_with_too_many(tmp_pat
     assert re.findall(r"<th>(.*?)</th><th class=\"n\">(.*?)</th>", section) == [
         ("", "base sampled"), ("&lt;level&gt; = easy", "25 tasks"), ("&lt;level&gt; = hard", "25 tasks"),
     ]  # fmt: skip
-    assert re.findall(r"<td>accuracy</td><td class=\"n\">(.*?)</td>", section) == ["0.00", "1.00"]
+    assert re.findall(r"<td>accuracy</td><td class=\"n\">(.*?)</td>", section) == ["0.0%", "100.0%"]
     assert "pair: more than 20 cohorts" in section
 
 

@@ -236,7 +236,7 @@ class TestEpisodes:
         assert asked(mine, "runs/one/evaluations")["cohorts"] == []
         cohorts = asked(mine, "runs/one/evaluations", by="level")["cohorts"]
         assert [(one["name"], one["tasks"], one["rows"][0]["cells"]) for one in cohorts] == [
-            ("level = easy", [1], ["1.00"]), ("level = hard", [1], ["0.00"]),
+            ("level = easy", [1], ["100.0%"]), ("level = hard", [1], ["0.0%"]),
         ]  # fmt: skip
         gone = asked(mine, "runs/one/evaluations", by="lvel")
         assert (len(gone["evaluations"]), gone["cohorts"]) == (1, [])
