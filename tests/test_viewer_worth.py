@@ -35,7 +35,9 @@ def shown(**changes: Any) -> dict[str, Any]:
 def test_it_is_told_with_its_episodes_and_who_contributed_what(run: Path) -> None:
     row = {"part": "team", "name": "team", "values": {"accuracy": VALUE}, "tasks": 4, "tokens": 80.0, "seconds": None}
     write(run, json.dumps({"headline": "the team is better", "rows": [row], "shown": [shown()], "episodes": [{}]}))
-    said = asked(client(run), "runs/one/worth")
+    mine = client(run)
+    said = asked(mine, "runs/one/worth")
+    assert asked(mine, "runs")["runs"][0]["worth"] == (run / "worth" / "worth.json").stat().st_mtime
     assert (said["problem"], said["found"]["headline"]) == ("", "the team is better")
     assert said["found"]["rows"][0]["values"]["accuracy"] == VALUE
     (one,) = said["found"]["shown"]
@@ -52,6 +54,7 @@ def test_where_nobody_asked_the_command_is_told(run: Path) -> None:
     said = asked(client(run), "runs/one/worth")
     assert (said["found"], said["problem"]) == (None, "")
     assert said["command"] == f"marft worth {run}"
+    assert asked(client(run), "runs")["runs"][0]["worth"] == 0
 
 
 def test_what_earlier_versions_wrote_has_no_episodes_to_draw(run: Path) -> None:

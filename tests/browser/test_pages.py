@@ -118,6 +118,10 @@ def test_a_run_that_trains_is_followed_until_the_server_is_gone(
             log_step(folder, STEPS + 1)
             page.wait_for_selector(".earned strong:text-is('0.8')")
             watching.until("(before) => document.querySelector('.curves .line').getAttribute('d') !== before", before)
+            watching.open("run/growing", ".worth .ask")
+            folder.worth.mkdir()
+            (folder.worth / "worth.json").write_text('{"headline": "the team is better"}')
+            page.wait_for_selector(".worth .headline:text-is('the team is better.')")
             ends.close()
             page.wait_for_selector(".live[data-state=lost]:has-text('No connection')")
             watching.problems[:] = [one for one in watching.problems if "net::ERR" not in one]  # Chromium's own

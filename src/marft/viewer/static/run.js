@@ -55,13 +55,15 @@ export function runPage(root, route, first) {
   showTeam();
   showEvaluated();
   let leave = () => {};
-  into(worth, async () => {
+  const showWorth = () => into(worth, async () => {
     const drawn = worthOf(await get(["runs", run.id, "worth"]), run.agents.map((agent) => agent.role));
+    leave();
     leave = drawn.close;
     return drawn.node;
   });
+  showWorth();
   const stop = poll(async () => {
-    const [before, tested] = [run.recorded.length, run.evaluations.length];
+    const [before, tested, asked] = [run.recorded.length, run.evaluations.length, run.worth];
     const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
     if (now) run = { ...now, colour: 0 };
     showState();
@@ -70,6 +72,7 @@ export function runPage(root, route, first) {
       if (step === "") showTeam();
     }
     if (run.evaluations.length !== tested) showEvaluated();
+    if (run.worth !== asked) showWorth();
     await pictures.choose([run]);
     await pictures.refresh();
     return run.state === "training";
