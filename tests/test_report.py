@@ -71,7 +71,7 @@ def test_whatever_else_changed_can_be_unfolded_the_users_own_too() -> None:
     metrics = rows(reward=[0.0, 1.0], gradient_norm=[1.0, 1.0], my_own=[3.0, 4.0], constant=[1.0, 1.0])
     assert [curve.label for curve in other_curves(metrics)] == ["my_own"]
     metrics = rows(my_own=[3.0, 4.0], reward_std=[0.1, 0.2])
-    assert [curve.label for curve in other_curves(metrics)] == ["±", "my_own"]
+    assert [curve.label for curve in other_curves(metrics)] == ["reward deviation", "my_own"]
 
 
 def test_the_same_tasks_stand_side_by_side_before_and_after(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_metrics_by_cohort_stand_on_the_page_but_of_fields_with_too_many(tmp_pat
     assert re.findall(r"<th>(.*?)</th><th class=\"n\">(.*?)</th>", section) == [
         ("", "base sampled"), ("&lt;level&gt; = easy", "25 tasks"), ("&lt;level&gt; = hard", "25 tasks"),
     ]  # fmt: skip
-    assert re.findall(r"<td>accuracy</td><td class=\"n\">(.*?)</td>", section) == ["0.00", "1.00"]
+    assert re.findall(r"<td>accuracy</td><td class=\"n\">(.*?)</td>", section) == ["0.0%", "100.0%"]
     assert "pair: more than 20 cohorts" in section
 
 

@@ -127,7 +127,7 @@ def test_by_cohort_the_table_is_of_the_tasks_of_each_value_and_an_unknown_field_
     assert [row for row in rows if "tasks" in row[-1]] == [
         ["level = easy", "1 tasks", "0 tasks"], ["level = hard", "2 tasks", "0 tasks"],
     ]  # fmt: skip
-    assert [row[1] for row in rows if row[0] == "accuracy"] == ["0.00", "0.50"]
+    assert [row[1] for row in rows if row[0] == "accuracy"] == ["0.0%", "50.0%"]
     with pytest.raises(ValueError, match=r"no field 'levle' .* did you mean 'level'\?"):
         cohort_table([whole], "levle")
 

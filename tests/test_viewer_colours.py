@@ -10,7 +10,8 @@ import pytest
 
 import marft
 
-SHEET = (Path(marft.__file__).parent / "viewer" / "static" / "viewer.css").read_text(encoding="utf-8")
+STATIC = Path(marft.__file__).parent / "viewer" / "static"
+SHEET = (STATIC / "viewer.css").read_text(encoding="utf-8")
 THEMES = {
     "light": r":root \{",
     "dark": r':root\[data-theme="dark"\] \{',
@@ -54,6 +55,17 @@ def test_texts_can_be_read(theme: str) -> None:
     for kind in ("good", "bad", "warn"):
         assert contrast(named[kind], named[f"{kind}-soft"]) > 4.5
     assert contrast(named["on-accent"], named["accent"]) > 4.5
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_numbers_can_be_read_on_what_contributed_most(theme: str) -> None:
+    (most,) = re.findall(r"\$\{\((\d+) \* part\)", (STATIC / "colour.js").read_text(encoding="utf-8"))
+    found = re.search(THEMES[theme] + r"\s*color-scheme(.*?)\}", SHEET, re.DOTALL)
+    assert found
+    named, share = colours(theme), int(most) / 100
+    for one in re.findall(r"--(?:pos|neg): (\d+) (\d+) (\d+)", found.group(1)):
+        red, green, blue = (share * int(c) / 255 + (1 - share) * s for c, s in zip(one, named["surface"], strict=True))
+        assert contrast(named["text"], (red, green, blue)) > 4.5
 
 
 @pytest.mark.parametrize("theme", THEMES)

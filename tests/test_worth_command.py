@@ -47,6 +47,7 @@ def test_it_plays_every_part_shows_it_and_goes_with_its_run(
     saved = json.loads((folder.worth / "worth.json").read_text())
     assert saved["checkpoint"] == "step_000002"
     assert [len(episode["actions"]) for episode in saved["episodes"]] == [2, 2, 2]
+    assert [[action["agent"] for action in one["actions"]] for one in saved["shown"]] == [["reasoner", "actor"]] * 3
     arms = {path: path.stat().st_mtime_ns for path in (folder.worth / "arms").iterdir()}
     run(capsys, *asked, *paraphrase)
     assert {path: path.stat().st_mtime_ns for path in (folder.worth / "arms").iterdir()} == arms
@@ -58,6 +59,8 @@ def test_it_plays_every_part_shows_it_and_goes_with_its_run(
     for table in (processed, saved):
         for row in [*table["rows"], *(row for matrix in table["matrices"] for rows in matrix["rows"] for row in rows)]:
             del row["seconds"]
+        for action in (action for one in table["shown"] for action in one["actions"]):
+            del action["started"], action["ended"]
     assert processed == saved
     assert remove_run(folder.path) == []
     assert not folder.worth.exists()

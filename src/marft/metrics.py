@@ -54,7 +54,7 @@ BOTH: tuple[Scope, ...] = ("team", "agent")
 CATALOGUE: dict[str, list[Metric]] = {
     "What was earned": [
         Metric("reward", "reward", "mean team reward of scored episodes", better="higher"),
-        Metric("reward_std", "±", "deviation of the team reward between episodes",
+        Metric("reward_std", "reward deviation", "deviation of the team reward between episodes; in the terminal ±",
                advice="near 0 there is nothing to learn from: other tasks, or a reward with more shades"),
         Metric("accuracy", "accuracy", "task completion: share of scored episodes solved, of those whose success is "
                "known", better="higher"),
@@ -258,7 +258,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("sft/epoch", "epoch", "pass over the turns, counted from 1", ".0f"),
     ],
     "What it took": [
-        Metric("seconds", "s", "the whole step", ".1f", "s", better="lower"),
+        Metric("seconds", "step seconds", "the whole step", ".1f", "s", better="lower"),
         Metric("seconds/*", "seconds", "of one phase of a step: sampling, learning, recording", ".2f", "s",
                better="lower"),
         Metric("credit_bytes", "credit", "size of what was recorded of the step's actions after credit", ".0f", "bytes",

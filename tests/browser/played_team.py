@@ -12,6 +12,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from marft.declared import Declared
+from marft.evaluation.worth.contributions import Contribution
+from marft.evaluation.worth.timeline import timeline
 from marft.learning.ledger import ActionCredit
 from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
@@ -75,7 +77,20 @@ def evaluate(folder: RunFolder, tokenizer: PreTrainedTokenizerBase) -> None:
     folder.write_evaluation({**table, "checkpoint": "last", "passes": {}, "accuracy": None}, "last-sampled")
     write_episodes(folder.evaluations / "base-sampled.parquet", [_episode(tokenizer, "sum/always", 1, 0)])
     folder.worth.mkdir()
-    (folder.worth / "worth.json").write_text(json.dumps({"headline": f"the team is better {HOSTILE}"}))
+    (folder.worth / "worth.json").write_text(json.dumps(_found(_episode(tokenizer, "sum/always", 1, 0))))
+
+
+def _found(episode: Episode) -> dict[str, object]:
+    """What ``marft worth`` writes: the actions of the last agent were not sampled again."""
+    again = [Contribution(one.id, one.agent, 0.0, [1.0, 0.5]) for one in episode.actions if one.agent != "actor"]
+    one = {"value": 0.2, "interval": [0.1, 0.3], "difference": -0.3, "difference_interval": [-0.5, -0.1]}
+    row = {"part": "single", "name": f"actor alone {HOSTILE}", "tokens": 40.0, "seconds": None}
+    return {
+        "headline": f"the team is better {HOSTILE}", "measure": "accuracy",
+        "rows": [{**row, "values": {"accuracy": one}}, {**row, "name": "silence", "values": {}}],
+        "contributions": [{"agent": "planner", "actions": 8, "contribution": one, "variance": one}],
+        "shown": [timeline(episode, again), timeline(replace(episode, task=Task("other", "?")), ())],
+    }  # fmt: skip
 
 
 def log_step(folder: RunFolder, step: int) -> None:

@@ -118,6 +118,10 @@ def test_a_run_that_trains_is_followed_until_the_server_is_gone(
             log_step(folder, STEPS + 1)
             page.wait_for_selector(".earned strong:text-is('0.8')")
             watching.until("(before) => document.querySelector('.curves .line').getAttribute('d') !== before", before)
+            watching.open("run/growing", ".worth .ask")
+            folder.worth.mkdir()
+            (folder.worth / "worth.json").write_text('{"headline": "the team is better"}')
+            page.wait_for_selector(".worth .headline:text-is('the team is better.')")
             ends.close()
             page.wait_for_selector(".live[data-state=lost]:has-text('No connection')")
             watching.problems[:] = [one for one in watching.problems if "net::ERR" not in one]  # Chromium's own
@@ -235,10 +239,28 @@ def test_evaluations_stand_on_the_page_of_their_run_and_open_their_episodes(seen
     page.wait_for_selector(".evaluated td b:text-is('level = hard')")
     assert seen.page.evaluate("document.activeElement.value") == "level", "who chooses by keys can go on"
     seen.placed("run/other", "by=level")
+    seen.open("run/other?by=gone", ".evaluated .bad")
+    assert "no field 'gone'" in page.locator(".evaluated .bad").inner_text()
     page.locator(".evaluated a:text-is('base-sampled')").click()
     seen.placed("run/other/episodes", "step=base-sampled")
     seen.told(".filters", "1 episode")
     assert page.locator(".filters select").first.input_value() == "base-sampled"
+
+
+def test_what_the_team_is_worth_stands_on_the_page_of_its_run(seen: Seen) -> None:
+    page = seen.page
+    seen.open("run/other", ".worth .worth-lanes .act")
+    assert page.locator(".worth .headline").inner_text().startswith("the team is better <script>")
+    first = page.locator(".worth table").first.locator("tbody tr").first.inner_text().split("\t")
+    assert first[1:5] == ["20.0\u202f%", "10.0\u202f% to 30.0\u202f%", "−30.0", "−50.0 to −10.0"]
+    assert page.locator(".worth .interval.minus").count() == 1
+    assert page.locator(".worth-lanes .act text").all_text_contents() == (["−0.75"] * 3 + [""]) * 2
+    page.locator(".worth-lanes .act").nth(1).click()
+    assert page.locator(".contributed tr.selected").inner_text().split("\t")[:3] == ["coder", "−0.75", "1, 0.5"]
+    page.locator(".worth .attempt-tabs button", has_text="other").click()
+    seen.told(".contributed tbody", "not sampled again")
+    seen.open("run/team", ".worth .ask")
+    assert page.locator(".worth .command").inner_text().startswith("marft worth /")
 
 
 def test_the_theme_is_chosen_and_kept(seen: Seen) -> None:

@@ -1,6 +1,7 @@
 """The pictures of docs/viewer.md: pages of the viewer in a headless Chromium.
 
 marft train demo && marft train demo_token && marft train tools/site/pictured_team.toml
+marft eval runs/pictured && marft worth runs/pictured --tasks 60 --only single,leave-out,counterfactual
 python tools/site/photographs.py runs       # writes docs/assets/viewer/*.png
 """
 
@@ -32,11 +33,13 @@ class Picture:
     shows: str
     theme: Literal["light", "dark"] = "light"
     click: str = ""
+    part: str = ""  # of the page, where not all of it is photographed
 
 
 PICTURES = [
     Picture("runs", "runs?smooth=0.5", ".curves .line"),
     Picture("run", "run/{run}", ".team .seat"),
+    Picture("worth", "run/{run}", ".worth-lanes .act", part=".panel:has(.worth)"),
     Picture("episodes", "run/{run}/episodes?sort=reward&order=asc", ".inside .tag"),
     Picture("episode", "run/{run}/episodes/{step}/{index}?colour=advantage", ".tokens .token", click=".act >> nth=4"),
     Picture("episode-dark", "run/{run}/episodes/{step}/{index}?colour=log_prob", ".tokens .token", theme="dark"),
@@ -79,7 +82,11 @@ def _take(browser: Browser, viewer: Viewer, picture: Picture, names: Mapping[str
         page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(2500)  # curves and tokens come one after another
     path = OUT / f"{picture.name}.png"
-    page.screenshot(path=path)
+    if picture.part:
+        page.set_viewport_size({"width": SIZE[0], "height": 2 * SIZE[1]})
+        page.locator(picture.part).screenshot(path=path)
+    else:
+        page.screenshot(path=path)
     context.close()
     size = path.stat().st_size
     print(f"{path}  {size / 1000:.0f} kB")

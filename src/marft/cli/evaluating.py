@@ -78,6 +78,8 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
     from marft.evaluation.scenarios import read_scenarios
 
     scenarios = read_scenarios(asked.scenarios) if asked.scenarios else None
+    if asked.by:
+        _check_field(targets, asked, scenarios)
     rows: list[dict[str, Any]] = []
     with output(how) as out:
         for path, target in zip(paths, targets, strict=True):
@@ -91,6 +93,18 @@ def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how:
         for target in targets:
             out.say(f"saved in {target.kept.evaluations}" + (f"; see {target.kept.report}" if target.folder else ""))
         out.tell("done", evaluations=len(rows), runs=[target.kept.path for target in targets])
+
+
+def _check_field(targets: Sequence[Target], asked: Asked, scenarios: Scenarios | None) -> None:
+    """
+    Raises:
+        ValueError: no task that is going to be played has the field by which metrics are asked for.
+    """
+    from marft.evaluation.cohorts import cohorts_of, fields_of, together
+    from marft.evaluation.session import tasks_asked
+
+    chosen = [tasks_asked(target.run, asked.tasks or target.run.evaluation.tasks, scenarios) for target in targets]
+    cohorts_of(together(map(fields_of, chosen)), asked.by)
 
 
 def _show(out: Output, rows: Sequence[Mapping[str, Any]], several: bool, by: str) -> None:

@@ -49,7 +49,7 @@ def said(metrics: Mapping[str, float], name: str, prefix: str = "") -> str:
     if math.isnan(value) or (value == 0 and metric.unless_zero):
         return ""
     shown = metric.shown(value)
-    return {"±": f"±{shown}", "s": f"{shown} s"}.get(metric.label, f"{metric.label} {shown}")
+    return {"reward_std": f"±{shown}", "seconds": f"{shown} s"}.get(name, f"{metric.label} {shown}")
 
 
 def team_line(metrics: Mapping[str, float], width: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from marft.config.settings import closest
 from marft.texts import storable
@@ -24,6 +24,19 @@ def fields_of(tasks: Sequence[Task]) -> dict[str, dict[str, str]]:
             if isinstance(field, str) and isinstance(value, str | int) and len(text := str(value)) <= LONGEST:
                 found.setdefault(storable(field), {})[task.id] = storable(text)
     return {field: of for field, of in found.items() if len(set(of.values())) <= len(of) / 2}
+
+
+def together(several: Iterable[Mapping[str, Mapping[str, str]]]) -> dict[str, dict[str, str]]:
+    """The fields of several evaluations.
+
+    >>> together([{"level": {"a": "easy"}}, {"level": {"b": "hard"}}])
+    {'level': {'a': 'easy', 'b': 'hard'}}
+    """
+    fields: dict[str, dict[str, str]] = {}
+    for of_one in several:
+        for field, values in of_one.items():
+            fields.setdefault(field, {}).update(values)
+    return fields
 
 
 def cohorts_of(fields: Mapping[str, Mapping[str, str]], field: str) -> dict[str, set[str]]:

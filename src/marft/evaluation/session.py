@@ -78,8 +78,7 @@ def evaluate_checkpoints(
     paths = _named(run, folder, checkpoints, note)
     with alone(keeping.folder if keeping else None), open_rollouts(run) as rollouts:
         loaded(rollouts.models)
-        environment = rollouts.run.environment
-        chosen = [*tasks_of(environment, "test")[:tasks]] if scenarios is None else scenarios.tasks(rollouts.run)
+        chosen = tasks_asked(rollouts.run, tasks, scenarios)
         advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen) * attempts)
         table = _Table(rollouts, rollouts.models.digests(), chosen, attempts, keeping, scenarios, advance, note)
         results = []
@@ -96,6 +95,15 @@ def evaluate_checkpoints(
         if table.kept:
             note(f"{len(table.kept)} of {len(results)} evaluations were kept from before; --again plays them anew")
     return results
+
+
+def tasks_asked(run: RunSettings, tasks: int, scenarios: Scenarios | None) -> list[Task]:
+    """The first held-out tasks, or those of the scenarios.
+
+    Raises:
+        ValueError: there are none, or others than the scenarios name.
+    """
+    return [*tasks_of(run.environment, "test")[:tasks]] if scenarios is None else scenarios.tasks(run)
 
 
 @dataclass(frozen=True, slots=True)

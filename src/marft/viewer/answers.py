@@ -40,6 +40,7 @@ def _run(run: Run) -> dict[str, Any]:
         "agents": [{k: agent[k] for k in ("role", "policy", "trained", "answers")} for agent in run.agents],
         "recorded": [int(name) for name in run.shelf.steps],
         "evaluations": list(run.shelf.evaluations),
+        "worth": run.asked_worth(),
         "last": {name: value for name, value in (log.rows[-1] if log.rows else {}).items() if name != "step"},
         "guards": log.guards,
         "updated": run.updated(),

@@ -21,6 +21,7 @@ from marft.viewer.browsing import Sort, Wanted
 from marft.viewer.evaluated import evaluated
 from marft.viewer.library import Library, MissingError
 from marft.viewer.log import dumps
+from marft.viewer.worth import worth as found_worth
 
 STATIC = Path(__file__).parent / "static"
 Text = Annotated[str, Query(max_length=500)]
@@ -88,6 +89,10 @@ def _of_runs(app: FastAPI, library: Library) -> None:
     @app.get("/api/runs/{run}/evaluations")
     def evaluations(run: str, by: Text = "") -> Response:
         return Json(evaluated(library.run(run), by))
+
+    @app.get("/api/runs/{run}/worth")
+    def worth(run: str) -> Response:
+        return Json(found_worth(library.run(run)))
 
     @app.get("/api/runs/{run}/credit")
     def credit(run: str, step: Text = "") -> Response:

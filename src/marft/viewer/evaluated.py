@@ -1,13 +1,13 @@
-"""What a run's evaluations measured, and what ``marft worth`` found, as far as their files can be read."""
+"""What a run's evaluations measured, as far as their files can be read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from marft.evaluation.trajectories.by_cohort import by_cohort, shared_fields
+from marft.evaluation.trajectories.by_cohort import Cohort, by_cohort, shared_fields
 from marft.evaluation.trajectories.table import Row, trajectory_rows
-from marft.runs.written import read_evaluation, read_headline
+from marft.runs.written import read_evaluation
 from marft.viewer.library import Run
 
 SHOWN = ("checkpoint", "mode", "shuffled_messages", "tasks", "accuracy", "interval", "reward", "reward_interval",
@@ -16,13 +16,10 @@ SHOWN = ("checkpoint", "mode", "shuffled_messages", "tasks", "accuracy", "interv
 
 def evaluated(run: Run, by: str = "") -> dict[str, Any]:
     """Every evaluation with its intervals, metrics over trajectories as a table with a column each, the same by cohorts
-    of tasks, what is damaged, and the sentence of ``marft worth``, "" where it has not been asked.
+    of tasks, and what is damaged.
 
     Args:
-        by: a field of the tasks, of those in ``fields``; "" for no cohorts.
-
-    Raises:
-        ValueError: no task has such a field.
+        by: a field of the tasks, of those in ``fields``; "" for no cohorts. One that no task has is a problem too.
     """
     found, problems = [], []
     for path in sorted(run.folder.evaluations.glob("*.json")):
@@ -31,7 +28,11 @@ def evaluated(run: Run, by: str = "") -> dict[str, Any]:
         except ValueError as error:
             problems.append(str(error))
     evaluations = [evaluation for _, evaluation in found]
-    cohorts = by_cohort(evaluations, by) if by else []
+    cohorts: list[Cohort] = []
+    try:
+        cohorts = by_cohort(evaluations, by) if by else []
+    except ValueError as error:
+        problems.append(str(error))
     return {
         "evaluations": [
             {"name": name, **{key: evaluation.get(key) for key in SHOWN}, "episodes": name in run.shelf.evaluations}
@@ -41,7 +42,6 @@ def evaluated(run: Run, by: str = "") -> dict[str, Any]:
         "fields": shared_fields(evaluations),
         "cohorts": [{"name": one.name, "tasks": list(one.tasks), "rows": _told(one.rows)} for one in cohorts],
         "problems": problems,
-        "worth": read_headline(run.folder.worth / "worth.json"),
     }
 
 

@@ -86,6 +86,10 @@ class Run:
             return "training"
         return "finished" if self.log.step >= self.recipe.training.steps else "stopped"
 
+    def asked_worth(self) -> float:
+        """When ``marft worth`` last wrote what it found; 0 where it never did."""
+        return _changed(self.folder.worth / "worth.json")
+
     def updated(self) -> float:
         """When it last wrote something, in seconds since 1970."""
         times = [_changed(self.folder.metrics), _changed(self.folder.config)]

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from marft.evaluation.cohorts import named_cohorts
+from marft.evaluation.cohorts import named_cohorts, together
 from marft.evaluation.trajectories.table import Row, headings, trajectory_rows
 from marft.texts import one_line
 
@@ -40,10 +40,7 @@ def by_cohort(evaluations: Sequence[Mapping[str, Any]], by: str) -> list[Cohort]
     Raises:
         ValueError: no task of theirs has such a field.
     """
-    fields: dict[str, dict[str, str]] = {}
-    for evaluation in evaluations:
-        for field, values in evaluation.get("fields", {}).items():
-            fields.setdefault(field, {}).update(values)
+    fields = together(evaluation.get("fields", {}) for evaluation in evaluations)
     found = []
     for name, tasks in named_cohorts(fields, by).items():
         parts = [_only(evaluation, tasks) for evaluation in evaluations]

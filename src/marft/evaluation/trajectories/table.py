@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from marft.evaluation.compare import percent
 from marft.evaluation.trajectories.measures import MEASURES, over
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.metrics import known
@@ -51,7 +52,8 @@ def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collect
         values = [column.get(name) for column in columns]
         if metric.name not in elsewhere and (any(values) or not metric.unless_zero):
             unit = f" ({metric.unit})" if metric.unit else ""
-            cells = ["" if value is None else metric.shown(value) for value in values]
+            shown = percent if metric.name == "accuracy" else metric.shown  # as in the table of evaluations
+            cells = ["" if value is None else shown(value) for value in values]
             rows.append(Row(f"{metric.label}{unit}", who, cells))
     return rows
 

@@ -10,6 +10,7 @@ from marft import atomic
 from marft.evaluation.pages import page
 from marft.evaluation.worth import pictures
 from marft.evaluation.worth.session import Worth
+from marft.evaluation.worth.timeline import timeline
 from marft.evaluation.worth.words import as_markdown, headline, tables
 
 SHOWN = 4  # episodes with a picture
@@ -32,12 +33,13 @@ def write_worth(folder: Path, found: Worth) -> Path:
         "worth/worth.html.jinja", found=found, headline=headline(found), tables=tables(found), pictures=of_tables,
         notes=found.notes, paraphrases=found.paraphrases, episodes=episodes,
     )  # fmt: skip
+    kept = {"headline": headline(found)} | found.as_json() | {"shown": [timeline(*one) for one in shown]}
     files = {
         **{f"{name}.svg": str(image) for name, image in images.items()},
         **{f"cross-play-{number}.svg": str(image) for number, (_, image) in enumerate(crossed)},
         **{f"episode-{number}.svg": str(image) for number, (_, image) in enumerate(episodes)},
         "worth.md": as_markdown(found, [*images]),
-        "worth.json": json.dumps({"headline": headline(found)} | found.as_json(), indent=2) + "\n",
+        "worth.json": json.dumps(kept, indent=2) + "\n",
         "worth.html": written,
     }
     for name, text in files.items():

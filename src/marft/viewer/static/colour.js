@@ -54,6 +54,12 @@ export function shade(kind, value, span) {
   return `rgb(var(--seq) / ${(0.72 * part).toFixed(3)})`;
 }
 
+/** The same for a shape: nothing shines through. `most` is the largest distance from 0. */
+export function tint(value, most) {
+  const part = most ? Math.min(1, Math.abs(value) / most) : 0;
+  return `color-mix(in srgb, rgb(var(${value >= 0 ? "--pos" : "--neg"})) ${(55 * part).toFixed(1)}%, var(--surface))`;
+}
+
 /** The CSS gradient of a scale's legend. */
 export function gradient(kind) {
   const strong = 0.72;

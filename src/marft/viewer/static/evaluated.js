@@ -1,4 +1,4 @@
-// What a run's evaluations measured, with intervals; metrics over trajectories; and whether the team is worth it.
+// What a run's evaluations measured, with intervals, and metrics over trajectories, also by cohorts of tasks.
 
 import { h } from "./dom.js";
 import { formatted } from "./format.js";
@@ -7,13 +7,12 @@ import { href } from "./route.js";
 
 /** `by` is the field whose cohorts the answer holds; `choose` asks for those of another, "" for none. */
 export function evaluatedTables(answer, run, by, choose) {
-  const { evaluations: all, trajectories, problems, worth, fields, cohorts } = answer;
+  const { evaluations: all, trajectories, problems, fields, cohorts } = answer;
   return [
-    worth ? h("p", { class: "worth" }, h("b", {}, "Is the team worth it? "), worth, ".") : null,
     problems.map((problem) => h("p", { class: "bad", role: "alert" }, problem)),
     all.length ? results(all, run) : empty("Not evaluated yet", h("code", {}, `marft eval ${run.path}`), " asks held-out tasks, before and after."),
     trajectories.length ? h("details", {}, h("summary", {}, "Metrics over trajectories"), measures(all, trajectories)) : null,
-    fields.length ? select("By cohort", [["", "all tasks"], ...fields.map((field) => [field, field])], by, choose) : null,
+    fields.length ? select("By cohort", [["", "all tasks"], ...fields.map((field) => [field, field])], fields.includes(by) ? by : "", choose) : null,
     cohorts.length ? ofCohorts(all, cohorts) : null,
   ];
 }
@@ -38,6 +37,6 @@ const ofCohorts = (all, cohorts) => table(["", ...all.map((one) => one.name)], c
   [h("b", {}, cohort.name), ...cohort.tasks.map((tasks) => `${tasks} tasks`)], ...cohort.rows.map(line),
 ]));
 
-const table = (headings, rows) => h("div", { class: "scroll" }, h("table", { class: "group-table" },
+export const table = (headings, rows) => h("div", { class: "scroll" }, h("table", { class: "group-table" },
   h("thead", {}, h("tr", {}, headings.map((heading) => h("th", { scope: "col" }, heading)))),
   h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, n) => h("td", { class: n ? "number" : "" }, cell)))))));

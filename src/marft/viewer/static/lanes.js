@@ -13,14 +13,20 @@ export function clock(actions) {
   return { timed, of: (action) => (timed ? [action.started, action.ended] : [action.index, action.index + 0.85]), end: timed ? Math.max(...actions.map((action) => action.ended)) : actions.length };
 }
 
-/** @returns {node, select(id), close()} */
-export function lanes(episode, roles, colours, choose) {
+/** What a bar says and how it is filled: the agent's colour, and the beginning of its words. */
+export const plain = (colours) => ({ kind: "", fill: (action) => colours(action.agent), label: null });
+
+/**
+ * @param paint {kind: a class, fill(action), label(action): a short text in place of words, or null}
+ * @returns {node, select(id), close()}
+ */
+export function lanes(episode, roles, colours, choose, paint = plain(colours)) {
   const { actions } = episode;
   const times = clock(actions);
   const rows = roles.filter((role) => actions.some((action) => action.agent === role));
   const valued = actions.filter((action) => action.value !== null && action.value !== undefined);
   const height = TOP + rows.length * ROW + (valued.length ? STRIP : 6);
-  const svg = s("svg", { class: "lanes", role: "img", "aria-label": `${actions.length} actions of ${rows.length} agents over ${times.timed ? seconds(times.end) : "time"}` });
+  const svg = s("svg", { class: `lanes ${paint.kind}`, role: "img", "aria-label": `${actions.length} actions of ${rows.length} agents over ${times.timed ? seconds(times.end) : "time"}` });
   const node = h("div", { class: "lanes-box" }, svg);
   const arrows = s("g", { class: "arrows" });
   let [bars, x, selected] = [new Map(), null, null];
@@ -29,7 +35,7 @@ export function lanes(episode, roles, colours, choose) {
     x = scale([0, times.end || 1], [GUTTER, width - 14]);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("height", height);
-    bars = new Map(actions.map((action) => [action.id, bar(action, times, x, rows, colours, choose, point)]));
+    bars = new Map(actions.map((action) => [action.id, bar(action, times, x, rows, paint, choose, point)]));
     replace(svg, defs(), steps(actions, times, x, height), axis(times, x, width, height),
       rows.map((role, n) => s("g", { class: "lane" }, s("line", { x1: GUTTER, x2: width - 14, y1: middle(n), y2: middle(n) }),
         s("text", { x: GUTTER - 12, y: middle(n) + 4, "text-anchor": "end" }, role.length > 15 ? `${role.slice(0, 14)}…` : role))),
@@ -60,20 +66,26 @@ const middle = (row) => TOP + row * ROW + ROW / 2;
 
 const defs = () => s("defs", {}, s("marker", { id: "saw", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto", markerUnits: "userSpaceOnUse" }, s("path", { d: "M0 0 L8 4 L0 8 Z" })));
 
-function bar(action, times, x, rows, colours, choose, point) {
+function bar(action, times, x, rows, paint, choose, point) {
   const [from, to] = times.of(action);
   const width = Math.max(6, x(to) - x(from) - 1);
   const y = middle(rows.indexOf(action.agent)) - 10;
-  const words = action.choice ? action.choice.options[action.choice.chosen] : action.text.slice(action.thought);
+  const words = spoken(action);
   const about = h("div", { class: "about-bar" }, h("b", {}, action.id), h("p", { class: "muted" }, times.timed ? `${seconds(to - from)} from ${seconds(from)}` : `action ${action.index + 1}`, ` · ${action.tokens} tokens`),
     h("p", {}, words.length > 180 ? `${words.slice(0, 180)}…` : words));
   const group = s("g", { class: "act", tabindex: "-1", onclick: () => choose(action.id), onpointerenter: (event) => (point(action.id), showTip(event, about)), onpointerleave: () => (point(null), hideTip()) },
-    s("rect", { x: x(from), y, width, height: 20, rx: 4, fill: colours(action.agent) }));
+    s("rect", { x: x(from), y, width, height: 20, rx: 4, fill: paint.fill(action) }));
+  if (paint.label) return labelled(group, paint.label(action), x(from) + width / 2, y, width);
   const fits = Math.floor((width - 8) / 6.2);
   if (fits > 5) append(group, s("text", { x: x(from) + 6, y: y + 14 }, words.replace(/\s+/g, " ").slice(0, fits)));
   for (const call of action.calls.slice(0, 3)) append(group, s("circle", { cx: x(to) - 6 - 8 * action.calls.indexOf(call), cy: y + 10, r: 3, class: call.error ? "tool wrong" : "tool" }));
   return group;
 }
+
+const spoken = (action) => (action.choice ? action.choice.options[action.choice.chosen] : action.text.slice(action.thought));
+
+/** With a short text inside, or above where there is no room. */
+const labelled = (group, label, center, y, width) => append(group, s("text", { x: center, y: label.length * 6.4 < width ? y + 14 : y - 3, "text-anchor": "middle", class: label.length * 6.4 < width ? "" : "above" }, label));
 
 function arrow(a, b, kind) {
   const [x1, x2] = [Math.min(a.to, Math.max(b.from, a.from)), b.from];

@@ -11,6 +11,7 @@ import { poll } from "./live.js";
 import { dot, empty, into, panel, tag, tile } from "./parts.js";
 import { href, remember } from "./route.js";
 import { stepper } from "./stepper.js";
+import { worthOf } from "./worth.js";
 
 export function runPage(root, route, first) {
   let run = { ...first, colour: 0 };
@@ -18,10 +19,11 @@ export function runPage(root, route, first) {
   let [step, by] = [route.query.step || "", route.query.by || ""];
   const save = later(200, () => remember(["run", run.id], { step, by, metrics: state.filter, smooth: state.smoothing || "", log: state.log ? "1" : "" }));
   const pictures = curves(state, save);
-  const [head, said, team, evaluated] = [h("div", {}), h("div", {}), h("div", { class: "panel-body" }), h("div", { class: "panel-body evaluated" })];
+  const [head, said, team] = [h("div", {}), h("div", {}), h("div", { class: "panel-body" })];
+  const [evaluated, worth] = [h("div", { class: "panel-body evaluated" }), h("div", { class: "panel-body worth" })];
   const beside = h("span", {});
   replace(root, h("div", { class: "page" }, head, said, panel("The team as it worked", { beside, class: "team-panel" }, team),
-    panel("Evaluations", {}, evaluated), h("h2", { class: "over" }, "Curves"), pictures.node));
+    panel("Evaluations", {}, evaluated), panel("Is the team worth it?", {}, worth), h("h2", { class: "over" }, "Curves"), pictures.node));
 
   const showTeam = () => into(team, async () => {
     if (!run.recorded.length) return empty("No episodes are recorded yet", "The graph is drawn from recorded episodes: training.record_episodes_every says which steps keep them.");
@@ -52,8 +54,16 @@ export function runPage(root, route, first) {
   showSteps();
   showTeam();
   showEvaluated();
+  let leave = () => {};
+  const showWorth = () => into(worth, async () => {
+    const drawn = worthOf(await get(["runs", run.id, "worth"]), run.agents.map((agent) => agent.role));
+    leave();
+    leave = drawn.close;
+    return drawn.node;
+  });
+  showWorth();
   const stop = poll(async () => {
-    const [before, tested] = [run.recorded.length, run.evaluations.length];
+    const [before, tested, asked] = [run.recorded.length, run.evaluations.length, run.worth];
     const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
     if (now) run = { ...now, colour: 0 };
     showState();
@@ -62,11 +72,12 @@ export function runPage(root, route, first) {
       if (step === "") showTeam();
     }
     if (run.evaluations.length !== tested) showEvaluated();
+    if (run.worth !== asked) showWorth();
     await pictures.choose([run]);
     await pictures.refresh();
     return run.state === "training";
   });
-  return { close: () => (stop(), pictures.close()) };
+  return { close: () => (stop(), leave(), pictures.close()) };
 }
 
 /** Newest first; many fold away. */
