@@ -13,7 +13,7 @@ from marft.guards.history import RETURNED
 from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
 from marft.rollouts import LocalRollouts, open_rollouts
-from marft.runs.checkpoints import Checkpoints, State, verify
+from marft.runs.checkpoints import Checkpoints, State, kept, verify
 from marft.runs.folder import RunFolder
 from marft.runs.log import Mark
 from marft.runs.returning import Returning
@@ -169,3 +169,17 @@ def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) 
         checkpoints = Checkpoints(folder, run.checkpoints)
         Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), print).begin(State())
     assert checkpoints.steps() == []
+
+
+@pytest.mark.parametrize(("every", "last"), [(1, 1), (2, 1), (2, 2), (3, 2), (10, 1)])
+def test_there_is_always_a_checkpoint_from_just_before_the_window(every: int, last: int) -> None:
+    window, done = 5, [0]
+    for step in range(1, 41):
+        sound = step - window
+        due = [each for each in range(every, step, every) if each <= sound]
+        assert max((each for each in done if each <= sound), default=0) == max(due, default=0), step
+        if step % every == 0:
+            done.append(step)
+            done = sorted(kept(done, last, window))
+    assert len(done) <= 2 + last + window // every + 1
+    assert kept(done, last, 0) == set(done[-last:])
