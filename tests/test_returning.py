@@ -16,7 +16,7 @@ from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
 from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs import returning
-from marft.runs.checkpoints import Checkpoints, State, verify
+from marft.runs.checkpoints import Checkpoints, State, kept, verify
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.returning import Returning
@@ -211,3 +211,17 @@ def test_a_checkpoint_that_a_run_goes_back_to_is_not_rated_by_what_collapsed(tmp
     assert RETURNED in folder.read_metrics()[-1]
     state = verify(folder.checkpoints / "step_000003")
     assert (state.returns, state.best_step) == (1, 0), "its weights are those of step 0"
+
+
+@pytest.mark.parametrize(("every", "last"), [(1, 1), (2, 1), (2, 2), (3, 2), (10, 1)])
+def test_there_is_always_a_checkpoint_from_just_before_the_window(every: int, last: int) -> None:
+    window, done = 5, [0]
+    for step in range(1, 41):
+        sound = step - window
+        due = [each for each in range(every, step, every) if each <= sound]
+        assert max((each for each in done if each <= sound), default=0) == max(due, default=0), step
+        if step % every == 0:
+            done.append(step)
+            done = sorted(kept(done, last, window))
+    assert len(done) <= 2 + last + window // every + 1
+    assert kept(done, last, 0) == set(done[-last:])

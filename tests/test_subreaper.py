@@ -127,3 +127,20 @@ def test_a_parent_that_goes_thread_by_thread_says_so_many_times() -> None:
             process.send_signal(signal.SIGUSR1)
         process.wait(timeout=10)
         assert gone(below)
+
+
+@linux
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is seen there")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_shared_memory_of_what_is_ended_is_taken_away(how: signal.Signals) -> None:
+    holding = (
+        "import time; from multiprocessing import shared_memory\n"
+        "held = shared_memory.SharedMemory(create=True, size=8); print(held.name, flush=True); time.sleep(300)"
+    )
+    process = start(f'exec {sys.executable} -c "{holding}"')
+    assert process.stdout is not None
+    held = Path("/dev/shm") / process.stdout.readline().strip()
+    assert held.is_file()
+    process.send_signal(how)
+    process.communicate(timeout=10)
+    assert soon(lambda: not held.exists())

@@ -22,13 +22,16 @@ from marft.evaluation.trajectories.by_cohort import cohort_table
 from marft.evaluation.trajectories.handoffs import handoffs, looping
 from marft.evaluation.trajectories.measures import MEASURES, measured, trajectory_metrics
 from marft.evaluation.trajectories.ratio import TEAM, Ratio
-from marft.evaluation.trajectories.table import trajectory_table
+from marft.evaluation.trajectories.table import trajectory_rows, trajectory_table
 from marft.metrics import find, known
 from marft.types import Action, Episode, Observation, Task, ToolCall, Transition
+from marft.usage import Usage
 from tests.episodes import ROLES, episodes, make_action
 
+PAID = (None, Usage(cost=0.25), Usage(cost=0.5))
 NEEDS_NOTHING = {
-    "reward", "handoff_loop_rate", "message_tokens", "cost_tokens", "cost_seconds", "critical_path_seconds",
+    "reward", "handoff_loop_rate", "message_tokens", "cost_tokens", "cost_seconds", "cost_money",
+    "critical_path_seconds",
 }  # fmt: skip
 
 
@@ -326,6 +329,17 @@ def test_messages_cost_whoever_wrote_them_and_tokens_whoever_read_and_wrote() ->
     assert [of("message_tokens", played, role=role) for role in "abc"] == [7.0, 5.0, 0.0]
     assert of("cost_tokens", played) == 3 * (3 + 2)
     assert of("cost_tokens", played, episode(), role="a") == (3 + 2) / 2
+
+
+def test_money_is_what_endpoints_were_paid_by_the_prices_and_is_told_where_it_is_not_nothing() -> None:
+    a, b, c = (replace(action, usage=usage) for action, usage in zip(talk("abc"), PAID, strict=True))
+    assert of("cost_money", episode([a, b, c]), episode([a])) == 0.75 / 2
+    assert [of("cost_money", episode([a, b, c]), role=role) for role in "abc"] == [0.0, 0.25, 0.5]
+    saved = {"t": measured(episode([a, b, c]), "abc")}
+    told = [row for row in trajectory_rows([{"measured": saved}]) if row.label.startswith("paid")]
+    assert [(row.agent, *row.cells) for row in told] == [("", "0.75"), ("b", "0.25"), ("c", "0.5")]
+    free = {"t": measured(episode([a]), "abc")}
+    assert not any(row.label.startswith("paid") for row in trajectory_rows([{"measured": free}]))
 
 
 def timed(action: Action, started: float, ended: float, sees: tuple[Action, ...] = ()) -> Action:

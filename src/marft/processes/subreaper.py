@@ -10,12 +10,15 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 DIE_WITH_PARENT, ADOPT_ORPHANS = 1, 36  # of prctl
 PARENT_IS_GONE = signal.SIGUSR1
 ENDING = (PARENT_IS_GONE, signal.SIGALRM, signal.SIGINT)
 GRACE_SECONDS = 1  # for a command that is asked to end
+TICK_SECONDS = 0.01
+TRACKER = b"from multiprocessing.resource_tracker import main"
 NOT_FOUND = 127  # as a shell has it
 
 
@@ -92,15 +95,29 @@ def ignore() -> None:
 
 
 def end_all() -> None:
-    """Kill what is left. The children of whatever dies become ours, and are next."""
+    """Kill what is left. The children of whatever dies become ours, and are next. Trackers of ``multiprocessing`` end
+    by themselves, and take away the shared memory that the dead have left: they have ``GRACE_SECONDS`` for it."""
     ignore()
+    until = time.monotonic() + GRACE_SECONDS
     while True:
+        late = time.monotonic() > until
         for pid in children():
-            os.kill(pid, signal.SIGKILL)
+            if late or not is_tracker(pid):
+                os.kill(pid, signal.SIGKILL)
         try:
-            os.wait()
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(TICK_SECONDS)
         except ChildProcessError:
             return
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether it is the process that Python's ``multiprocessing`` has to take away what others leave."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return TRACKER in file.read()
+    except OSError:  # it has just ended
+        return False
 
 
 def children() -> list[int]:

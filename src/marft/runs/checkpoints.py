@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from marft.learning.undoing import not_finite
 from marft.models.checking import refuse_not_finite
 from marft.models.pool import Models
 from marft.runs.code import digests_of_code
-from marft.runs.folder import RunFolder
+from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
 
@@ -101,8 +101,8 @@ class Checkpoints:
     """The ``checkpoints`` folder of a run.
 
     Args:
-        spare: how many steps old a checkpoint is that a run goes back to; the first and the newest such stay. 0: it
-            never goes back.
+        spare: how many steps old a checkpoint is that a run goes back to; the first, the newest such, and those that
+            become so stay. 0: it never goes back.
     """
 
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, spare: int = 0) -> None:
@@ -188,15 +188,29 @@ class Checkpoints:
         raise ValueError(f"no checkpoint {name!r} in {self.path}; there are: {known}")
 
     def _let_go(self, state: State) -> None:
-        done = [path.name for path in self.steps() if int(path.name[5:]) <= state.step]  # what is later was passed over
-        keep = set(done[-self.settings.keep_last :])
+        done = [step_of(path) for path in self.steps() if step_of(path) <= state.step]  # what is later was passed over
+        stay = kept(done, self.settings.keep_last, self.spare)
         if self.settings.keep_best:
-            keep.add(name_of(state.best_step))
-        if self.spare:
-            keep.update(done[:1], [name for name in done if int(name[5:]) <= state.step - self.spare][-1:])
-        for name in done:
-            if name not in keep:
-                remove_checkpoint(self.path / name)
+            stay.add(state.best_step)
+        for step in done:
+            if step not in stay:
+                remove_checkpoint(self.path / name_of(step))
+
+
+def kept(done: Sequence[int], last: int, spare: int) -> set[int]:
+    """The steps whose checkpoints stay, of those that there are, oldest first: the ``last`` newest, and for a run that
+    goes back ``spare`` steps the first, the newest that is that old, and what grows that old before another does.
+
+    >>> sorted(kept([0, 4, 6, 8, 10], last=2, spare=5))
+    [0, 4, 6, 8, 10]
+    >>> sorted(kept([0, 4, 6, 8, 10], last=2, spare=0))
+    [8, 10]
+    """
+    stay = set(done[-last:])
+    if spare:
+        old = [step for step in done if step <= done[-1] - spare]
+        stay.update(done[:1], old[-1:], done[len(old) :])
+    return stay
 
 
 def starts(checkpoints: Path) -> list[Path]:

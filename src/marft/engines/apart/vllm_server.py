@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # of what it takes away after us
 }
 
 
@@ -102,6 +104,10 @@ def _start(opened: Open) -> tuple[Any, str]:
         **lora,
         **opened.options,
     }
+    if unknown := sorted(opened.options.keys() - {known.name for known in fields(AsyncEngineArgs)}):
+        raise ValueError(
+            f"engine.options: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
+        )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
 
 

@@ -1,4 +1,4 @@
-"""What an episode cost, in tokens and in seconds, and how long it could not be made shorter by acting at once."""
+"""What an episode cost, in tokens, seconds and money, and how long it could not be made shorter by acting at once."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def cost_tokens(episode: Episode, roles: Sequence[str]) -> Ratios:
 def cost_seconds(episode: Episode, roles: Sequence[str]) -> Ratios:
     """``Σ_a ended_a − started_a``: how long agents were busy, waiting for their engine and their tools included."""
     return an_episode(((a.agent, a.ended - a.started) for a in episode.actions), roles)
+
+
+def cost_money(episode: Episode, roles: Sequence[str]) -> Ratios:
+    """``Σ_a cost_a``: what endpoints were paid for actions that came about, by the recipe's prices."""
+    return an_episode(((a.agent, a.usage.cost) for a in episode.actions if a.usage), roles)
 
 
 def critical_path_seconds(episode: Episode, _: Sequence[str]) -> Ratios:

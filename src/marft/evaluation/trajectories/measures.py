@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from marft.evaluation.trajectories.adherence import role_adherence
 from marft.evaluation.trajectories.asking import re_ask_rate
-from marft.evaluation.trajectories.cost import cost_seconds, cost_tokens, critical_path_seconds, message_tokens
+from marft.evaluation.trajectories.cost import (
+    cost_money,
+    cost_seconds,
+    cost_tokens,
+    critical_path_seconds,
+    message_tokens,
+)
 from marft.evaluation.trajectories.earned import accuracy, reward
 from marft.evaluation.trajectories.efficiency import step_efficiency
 from marft.evaluation.trajectories.handoffs import handoff_loop_rate
@@ -19,7 +25,7 @@ MEASURES: Mapping[str, Measure] = {
     measure.__name__: measure
     for measure in (
         accuracy, reward, goal_progress, trajectory_score, step_efficiency, tool_selection_accuracy, tool_error_rate,
-        handoff_loop_rate, re_ask_rate, role_adherence, message_tokens, cost_tokens, cost_seconds,
+        handoff_loop_rate, re_ask_rate, role_adherence, message_tokens, cost_tokens, cost_seconds, cost_money,
         critical_path_seconds,
     )
 }  # fmt: skip
