@@ -10,6 +10,7 @@ import pytest
 from marft.config import RunSettings
 from marft.errors import RunError
 from marft.game.game import Attempt
+from marft.playing import RESTARTS
 from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
@@ -82,3 +83,12 @@ def test_an_engine_that_is_gone_ends_the_run(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="the engine's process has ended"):
             rollouts.play([Attempt(run.environment.tasks("train")[0], "train/0")])  # type: ignore[attr-defined]
     Elsewhere.opened.clear()
+
+
+def test_restarts_between_two_samplings_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the learner learns nobody samples; an engine that ends then has ended all the same."""
+    counts = iter([0.0] * 2 + [1.0] * 2 + [3.0] * 99)
+    monkeypatch.setattr("marft.training._restarts", lambda _: next(counts))
+    monkeypatch.setattr(LocalRollouts, "usage", lambda self: {**self.engine.usage(), RESTARTS: 7.0})
+    train(run := settings("tiny", tmp_path, "--training.steps", "4"), folder := RunFolder.create(run))
+    assert [row[RESTARTS] for row in folder.read_metrics()] == [0.0, 1.0, 0.0, 2.0]

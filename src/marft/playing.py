@@ -10,6 +10,8 @@ from marft.game.game import Attempt
 from marft.game.team import Team
 from marft.types import Episode
 
+RESTARTS = "engine_restarts"  # in what sampling has taken: how often an engine apart was started again
+
 
 def nobody(_: Episode) -> None:
     """Whoever does not look at episodes as they end."""

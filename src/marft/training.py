@@ -32,7 +32,7 @@ from marft.learning.ledger import ActionCredit
 from marft.learning.undoing import Careful
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
-from marft.playing import Rollouts
+from marft.playing import RESTARTS, Rollouts
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.credit import write_credit
@@ -97,11 +97,15 @@ def _go_on(
         cautions = Cautions(run.algorithm, sinks.note)
         watch = Watch(run.guards, folder.read_metrics(), sinks.note, sinks.guard)
         observer.began(state.step, run.training.steps)
+        restarts = _restarts(rollouts)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             state, metrics = _step(rollouts, careful, state, tasks, folder, observer)
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
+            if RESTARTS in metrics:  # while others learn or are validated, too
+                before, restarts = restarts, _restarts(rollouts)
+                metrics[RESTARTS] = restarts - before
             cautions.look(metrics)
             raised = watch.look({"step": state.step, **metrics})
             metrics |= raised.metrics()
@@ -121,6 +125,10 @@ def _go_on(
             if due or stop or target:
                 checkpoints.save(state, run, models, learner, sinks.mark())
     return state
+
+
+def _restarts(rollouts: Rollouts) -> float:
+    return rollouts.usage().get(RESTARTS, 0.0)
 
 
 def _step(

@@ -34,6 +34,7 @@ from marft.engines.choice_sampling import drawn
 from marft.engines.spelling import Ending, spelling_of
 from marft.errors import RunError
 from marft.game.engine import Weights
+from marft.playing import RESTARTS
 from marft.processes.child import Child, Command
 from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
@@ -196,7 +197,7 @@ class EngineApart:
         return {
             "sampled_tokens": float(self._sampled),
             "prefill/asked": float(self._read),
-            "engine_restarts": float(self._deaths),
+            RESTARTS: float(self._deaths),
         }
 
     async def close(self) -> None:
