@@ -125,7 +125,8 @@ class TestMetrics:
                 run, step, [attempt(step, 0)], **{"guards/kl": 1.0, "guards/returned_to": 1.0 if step == 5 else None}
             )
         (one,) = asked(mine := client(run), "runs")["runs"]
-        assert [(guard["step"], guard["name"]) for guard in one["guards"]] == [(4, "kl")]
+        assert [(guard["step"], guard["name"]) for guard in one["guards"]] == [(4, "kl"), (5, "returned_to")]
+        assert "goes back to the checkpoint of step 1" in one["guards"][1]["sentence"]
         assert one["guards"][0]["sentence"]
         assert [e["step"] for e in asked(mine, "runs/one/episodes", guard="kl")["episodes"]] == [4, 5]
 

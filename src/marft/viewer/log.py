@@ -80,6 +80,8 @@ class MetricsLog:
             self.guards.append({"step": row["step"], "name": name, "sentence": sentence})
         self._raised = raised
         if (back := row.get(RETURNED)) is not None:
+            sentence = f"the run goes back to the checkpoint of step {back:g}, with lower learning rates"
+            self.guards.append({"step": row["step"], "name": "returned_to", "sentence": sentence})
             self._watch.go_back(int(back))
             self._raised = frozenset()
 
