@@ -43,7 +43,8 @@ test-slow: install
 
 test-vllm: install
 	$(BIN)/marft engine install vllm $(if $(shell command -v nvidia-smi),,--cpu)
-	$(BIN)/pytest tests/test_vllm.py
+	MARFT_VLLM=$$($(BIN)/python -c "from marft.engines.apart.environment import python_of; print(python_of('vllm', ''))") \
+		$(BIN)/pytest tests/test_vllm.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -59,13 +59,8 @@ def test_every_example_trains(example: str, tmp_path: Path) -> None:
     assert any(episode.success for episode in played)
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        "openai_agents",
-        pytest.param("langgraph", marks=pytest.mark.skipif(not NIGHT, reason="the same in LangGraph: make nightly")),
-    ],
-)
+@pytest.mark.skipif(not NIGHT, reason="a minute of learning: make nightly")
+@pytest.mark.parametrize("example", ["openai_agents", "langgraph"])
 def test_a_team_learns_to_hand_over_and_to_call(example: str, tmp_path: Path) -> None:
     needs(example)
     steps = run_of(example, tmp_path, "--training.steps", "6", "--algorithm.optimizer.learning_rate", "5e-3")

@@ -166,7 +166,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("cost_seconds", "busy", "seconds that agents took, Σ_a ended − started, mean over episodes", ".2f", "s",
                BOTH, better="lower"),
         Metric("cost_money", "paid", "to endpoints for actions that came about, by the recipe's prices, mean over "
-               "episodes", ".4g", "currency", BOTH, better="lower", unless_zero=True),
+               "episodes", ".4f", "currency", BOTH, better="lower", unless_zero=True),
         Metric("critical_path_seconds", "critical path", "seconds of the longest chain of actions each of which had "
                "seen the one before, added up over environment steps, mean over episodes: what acting at once cannot "
                "shorten", ".2f", "s", better="lower"),
