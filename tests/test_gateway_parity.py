@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ def test_a_plain_openai_program_gives_the_tokens_and_losses_of_the_chain(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a quarter of a minute: make nightly")
 def test_also_where_it_is_played_in_processes_of_its_own(tmp_path: Path) -> None:
     short = "--algorithm.critic.warmup_steps", "0"
     plain = trained(tmp_path / "plain", 1, "--team", PLAIN, "--rollout.processes", "2", *short)

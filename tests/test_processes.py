@@ -93,7 +93,7 @@ def write(tmp_path: Path, processes: int) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "processes"),
-    [("SIGKILL", 0), ("SIGINT", 2), *([("SIGINT", 0), ("SIGTERM", 0), ("SIGKILL", 2)] if NIGHT else [])],
+    [("SIGKILL", 0), *([("SIGINT", 2), ("SIGINT", 0), ("SIGTERM", 0), ("SIGKILL", 2)] if NIGHT else [])],
 )
 def test_nothing_is_left_of_a_cancelled_run(how: str, processes: int, tmp_path: Path) -> None:
     log = tmp_path / "log"

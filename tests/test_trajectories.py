@@ -337,7 +337,7 @@ def test_money_is_what_endpoints_were_paid_by_the_prices_and_is_told_where_it_is
     assert [of("cost_money", episode([a, b, c]), role=role) for role in "abc"] == [0.0, 0.25, 0.5]
     saved = {"t": measured(episode([a, b, c]), "abc")}
     told = [row for row in trajectory_rows([{"measured": saved}]) if row.label.startswith("paid")]
-    assert [(row.agent, *row.cells) for row in told] == [("", "0.75"), ("b", "0.25"), ("c", "0.5")]
+    assert [(row.agent, *row.cells) for row in told] == [("", "0.7500"), ("b", "0.2500"), ("c", "0.5000")]
     free = {"t": measured(episode([a]), "abc")}
     assert not any(row.label.startswith("paid") for row in trajectory_rows([{"measured": free}]))
 

@@ -85,6 +85,7 @@ def test_the_demo_trains_and_is_evaluated_in_an_empty_folder(marft: Command, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="half a minute: make nightly")
 def test_the_first_teams_script_goes_from_a_table_to_an_adapter(unpacked: Path, tmp_path: Path) -> None:
     """In an empty folder, with nothing but the wheel: as somebody would who has read no more than the docs."""
     programs, folder = tmp_path / "programs", tmp_path / "empty"
