@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.engine_process import Elsewhere
 from tests.helpers import settings
 
 pytestmark = pytest.mark.slow
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ELSEWHERE = ("--engine.kind", "tests.engine_process:Elsewhere")
 
 
@@ -52,6 +54,7 @@ def played(run: RunSettings) -> tuple[list[Episode], dict[str, float]]:
         return episodes, dict(rollouts.usage())
 
 
+@pytest.mark.skipif(not NIGHT, reason="a quarter of a minute: make nightly")
 def test_branches_choices_and_memories_are_those_of_one_process(tmp_path: Path) -> None:
     """Those that ask are in two more processes: the run's has nothing left but the weights."""
     here, used = played(crowd(tmp_path))

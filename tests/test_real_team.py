@@ -95,6 +95,7 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a third of a minute: make nightly")
 def test_every_command_of_the_page_runs(followed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the bundled model, and as little of each as there can be."""
     shutil.copytree(resolve_path("tiny"), followed / MODEL)
