@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -105,6 +106,7 @@ def test_a_template_that_never_continues_trains_too_and_says_why(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("calls_first")
+@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a third of a minute: make nightly")
 def test_forks_remember_what_the_episode_did(tmp_path: Path) -> None:
     run = with_tools(tmp_path, "--algorithm.name", "coma", *REMEMBER)
     folder, _ = trained(run.model_copy(update={"environment": guessing(tmp_path).environment}))

@@ -383,6 +383,7 @@ def run_in(folder: Path, code: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a third of a minute: make nightly")
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     printed = run_in(tmp_path, "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import traceback
@@ -57,6 +58,7 @@ def played(run: RunSettings) -> tuple[list[Episode], list[Episode]]:
 
 class TestTheSame:
     @pytest.mark.slow
+    @pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a third of a minute: make nightly")
     def test_branches_choices_and_forks_are_those_of_one_process(self, tmp_path: Path) -> None:
         here, there = played(crowd(tmp_path, 0)), played(crowd(tmp_path, 2))
         assert any(action.choice for action in here[0][0].actions)
