@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
+from marft.learning.ledger import ActionCredit
+from marft.runs.credit import write_credit
 from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
 from marft.viewer.indexing import IndexCache, Stamp, index_of
 from marft.viewer.shelf import Indexed, Recorded
@@ -79,6 +81,26 @@ def test_a_run_whose_name_is_no_text_is_found_by_the_name_that_it_is_given(run: 
     found = [one["id"] for one in asked(mine, "runs")["runs"]]
     assert len(set(found)) == 3
     assert all(asked(mine, f"runs/{quote(name)}/steps")["steps"] for name in found)
+
+
+def test_a_run_whose_name_is_no_text_shows_its_episodes_credit_and_team(run: Path, tmp_path: Path) -> None:
+    episodes = [attempt(2, number) for number in range(2)]
+    record(run, 2, episodes)
+    half = [
+        ActionCredit(e, a, "g", np.ones(1), np.array([0.5]), None, None, None, 1.0) for e in episodes for a in e.actions
+    ]
+    write_credit(run / "credit" / "step_000002.parquet", half)
+    run = run.rename(run.parent / os.fsdecode(b"caf\xe9"))
+    mine = client(run.parent, cache=tmp_path / "cache")
+    (name,) = (quote(one["id"]) for one in asked(mine, "runs")["runs"])
+    assert asked(mine, f"runs/{name}/episodes")["total"] == 6
+    step = asked(mine, f"runs/{name}/steps")["steps"][1]
+    assert (step["episodes"], step["actions"], step["credit"], step["problem"]) == (2, 4, True, "")
+    whole = asked(mine, f"runs/{name}/episodes/2/1")
+    assert whole["actions"][0]["text"].startswith("Plan 2.1")
+    assert whole["actions"][0]["advantage"] == 0.5
+    assert asked(mine, f"runs/{name}/team", step=2)["edges"][0]["count"] == 2
+    assert asked(mine, f"runs/{name}/credit", step=2)["groups"]
 
 
 def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> None:

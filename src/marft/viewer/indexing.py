@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from marft import atomic
 from marft.runs.episodes import SCHEMA
+from marft.runs.parquet import opened
 from marft.texts import one_line
 
 VERSION = "1"  # of what an index holds
@@ -60,7 +61,7 @@ def index_of(path: Path) -> pa.Table:
         ValueError: the file is none of ours, damaged, or gone.
     """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with opened(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             if any(name not in schema.names or schema.field(name).type != SCHEMA.field(name).type for name in READ):
                 raise ValueError(f"{path} holds no episodes of this version of MARFT")
