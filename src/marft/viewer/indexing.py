@@ -176,9 +176,7 @@ class IndexCache:
 
     @staticmethod
     def of_user() -> IndexCache:
-        home = os.environ.get("XDG_CACHE_HOME", "")
-        base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-        return IndexCache(base / "marft" / "view")
+        return IndexCache(atomic.user_cache() / "view")
 
     def index_of(self, path: Path, stamp: Stamp) -> pa.Table:
         """The index of a file, made where it is not there.
