@@ -383,7 +383,7 @@ def test_a_run_that_takes_nothing_says_what_is_kept_and_what_is_not(
 def test_two_processes_do_not_evaluate_in_one_folder(tmp_path: Path) -> None:
     kept = tmp_path / "evaluations"
     kept.mkdir()
-    with lock.held(kept / "eval.lock"), pytest.raises(ValueError, match="is at work.*or stop it; then ask again"):
+    with lock.held(kept / "eval.lock"), pytest.raises(ValueError, match=r"is at work.*or stop it; then ask again"):
         found(lengths(tmp_path), kept)
 
 

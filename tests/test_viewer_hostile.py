@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -17,7 +19,7 @@ from marft.learning.ledger import ActionCredit
 from marft.runs.credit import write_credit
 from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
 from marft.viewer.indexing import IndexCache, Stamp, index_of
-from marft.viewer.shelf import Indexed, Recorded
+from marft.viewer.shelf import LOOKED_AT, Indexed, Recorded
 from tests.views import asked, attempt, client, make_run, record
 
 
@@ -101,6 +103,63 @@ def test_a_run_whose_name_is_no_text_shows_its_episodes_credit_and_team(run: Pat
     assert whole["actions"][0]["advantage"] == 0.5
     assert asked(mine, f"runs/{name}/team", step=2)["edges"][0]["count"] == 2
     assert asked(mine, f"runs/{name}/credit", step=2)["groups"]
+
+
+ASKED = (
+    "runs", "runs/one/metrics?names=reward", "runs/one/team?step=2", "runs/one/steps", "runs/one/evaluations",
+    "runs/one/worth", "runs/one/credit?step=1", "runs/one/beside", "runs/one/episodes?q=plan", "runs/one/episodes/1/0",
+    "runs/one/episodes/1/0/prompt?action=0/reasoner/0", "runs/one/episodes/1/0/tokens?action=0/reasoner/0",
+    "runs/stays/episodes/1/0",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_that_is_taken_away_moved_replaced_and_written_to_while_it_is_looked_at_is_answered_for_in_words(
+    run: Path, tmp_path: Path
+) -> None:
+    make_run(run.parent / "stays", steps=1)
+    spare = shutil.copytree(run, tmp_path / "spare")
+    mine, ends = client(run.parent, cache=tmp_path / "cache"), time.monotonic() + 4
+
+    def change() -> None:
+        draw, step = np.random.default_rng(0), 1
+        while time.monotonic() < ends:
+            match draw.integers(5) if run.exists() else -1:
+                case -1:
+                    shutil.copytree(spare, run)
+                case 0:
+                    shutil.rmtree(run)
+                case 1:
+                    run.rename(tmp_path / "moved").rename(run)
+                case 2:
+                    (run / "config.toml").write_text("half [")
+                case 3:
+                    shutil.copy(spare / "config.toml", run / "config.toml")
+                    (run / "metrics.jsonl").write_text('{"step": 1')
+                case _:
+                    record(run, (step := step + 1), [attempt(step, 0)])
+            time.sleep(0.02)
+
+    def ask(seed: int) -> list[tuple[str, int, str]]:
+        draw, found = np.random.default_rng(seed), []
+        while time.monotonic() < ends:
+            path = ASKED[draw.integers(len(ASKED))]
+            answer = mine.get(f"/api/{path}")
+            found.append((path, answer.status_code, answer.text))
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        changing = pool.submit(change)
+        answers = [one for found in pool.map(ask, range(3)) for one in found]
+        changing.result()
+    assert {status for _, status, _ in answers} <= {200, 404, 422}
+    assert all("error" in json.loads(text) for _, status, text in answers if status != 200)
+    assert {status for path, status, _ in answers if "stays" in path or path == "runs"} == {200}
+    shutil.rmtree(run, ignore_errors=True)
+    assert mine.get("/api/runs/one/steps").status_code == 404
+    shutil.copytree(spare, run)
+    time.sleep(2 * LOOKED_AT)
+    assert [mine.get(f"/api/{path}").status_code for path in ASKED if path != "runs/one/team?step=2"] == [200] * 12
 
 
 def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the models of a run are known by, remembered beside the files that they are read from: whoever asks again need not
+"""What the models of a run are known by, remembered with the files that they are read from: whoever asks again need not
 load them. It imports no torch.
 """
 
