@@ -238,6 +238,35 @@ def test_from_python_a_comparison_says_whether_it_passed_and_why_not(tmp_path: P
     assert {change.metric for change in found.changes["greedy"]} == {"accuracy", "cost_tokens"}
 
 
+def test_printed_a_comparison_is_a_small_table_and_its_repr_a_line() -> None:
+    gates = ["accuracy < -1%", "cost_tokens > +50%"]
+    held = over([saved(BEFORE)], [saved({**AFTER, "fields": LEVELS})], *gates, by="level")
+    lines = str(held).splitlines()
+    assert lines[0] == "greedy, 100 tasks"
+    assert lines[1].split() == ["metric", "before", "after", "change", "95", "%", "interval"]
+    assert lines[2].startswith("accuracy")
+    assert not [line for line in lines if "agents/" in line or "level" in line]
+    assert len(lines) < 12
+    assert [line.split(":")[0] for line in lines[-2:]] == ["failed", "passed"]
+    assert repr(held).startswith("Comparison(greedy: accuracy ")
+    assert repr(held).endswith("; 1 of 2 gates failed)")
+    assert len(repr(held)) < 160
+    page = held._repr_html_()
+    assert page.count("<tr>") == 1 + sum(line.startswith(("accuracy", "cost")) for line in lines)
+    assert page.count("<li>") == 2
+
+
+def test_texts_of_others_are_shown_and_not_obeyed_in_a_notebook() -> None:
+    evil = "<script>alert(1)</script>\x1b[2J"
+    measured = {**BEFORE["measured"]}
+    side = {**BEFORE, "measured": {evil: measured[next(iter(measured))], **measured}}
+    on = {"name": evil, "digest": "d" * 64}
+    held = over([saved(side, scenarios=on)], [saved(side, scenarios=on)], "accuracy < -1%")
+    assert "<script" not in held._repr_html_()
+    assert "&lt;script&gt;" in held._repr_html_()
+    assert "\x1b" not in str(held) + repr(held) + held._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [

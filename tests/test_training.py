@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file
 
@@ -213,7 +214,7 @@ class TestWhatGoesWrong:
 
     @pytest.mark.slow
     def test_a_full_disk_loses_nothing_that_was_saved(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        save = checkpoints.save_file
+        save = safetensors.torch.save_file
         calls = []
 
         def full(tensors: Any, path: Path, **options: Any) -> None:
@@ -223,7 +224,7 @@ class TestWhatGoesWrong:
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
             save(tensors, path, **options)
 
-        monkeypatch.setattr(checkpoints, "save_file", full)
+        monkeypatch.setattr(safetensors.torch, "save_file", full)
         run = settings("tiny", tmp_path, "--training.steps", "4")
         folder = RunFolder.create(run)
         with pytest.raises(OSError, match="No space left"):

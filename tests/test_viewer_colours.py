@@ -69,6 +69,24 @@ def test_numbers_can_be_read_on_what_contributed_most(theme: str) -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("ground", ["surface", "ground", "sunken"])
+def test_tokens_can_be_read_over_the_whole_scale_of_their_colours(theme: str, ground: str) -> None:
+    found = re.search(THEMES[theme] + r"\s*color-scheme(.*?)\}", SHEET, re.DOTALL)
+    assert found
+    (deep,) = re.findall(r"--deep: ([\d.]+);", found.group(1))
+    named = colours(theme)
+    scales = re.findall(r"--(?:pos|neg|seq): (\d+) (\d+) (\d+)", found.group(1))
+    assert len(scales) == 3
+    for part in range(101):
+        share = float(deep) * part / 100
+        for one in scales:
+            red, green, blue = (
+                share * int(c) / 255 + (1 - share) * g for c, g in zip(one, named[ground], strict=True)
+            )
+            assert contrast(named["text"], (red, green, blue)) >= 4.5
+
+
+@pytest.mark.parametrize("theme", THEMES)
 def test_agents_stand_out_from_the_ground_and_from_each_other(theme: str) -> None:
     named = colours(theme)
     series = [named[f"c{n}"] for n in range(8)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -13,9 +15,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs pip install 'marft[viewer]'")
 
+from marft.learning.ledger import ActionCredit
+from marft.runs.credit import write_credit
 from marft.viewer.browsing import REMEMBERED, Episodes, Wanted
 from marft.viewer.indexing import IndexCache, Stamp, index_of
-from marft.viewer.shelf import Indexed, Recorded
+from marft.viewer.shelf import LOOKED_AT, Indexed, Recorded
 from tests.views import asked, attempt, client, make_run, record
 
 
@@ -79,6 +83,83 @@ def test_a_run_whose_name_is_no_text_is_found_by_the_name_that_it_is_given(run: 
     found = [one["id"] for one in asked(mine, "runs")["runs"]]
     assert len(set(found)) == 3
     assert all(asked(mine, f"runs/{quote(name)}/steps")["steps"] for name in found)
+
+
+def test_a_run_whose_name_is_no_text_shows_its_episodes_credit_and_team(run: Path, tmp_path: Path) -> None:
+    episodes = [attempt(2, number) for number in range(2)]
+    record(run, 2, episodes)
+    half = [
+        ActionCredit(e, a, "g", np.ones(1), np.array([0.5]), None, None, None, 1.0) for e in episodes for a in e.actions
+    ]
+    write_credit(run / "credit" / "step_000002.parquet", half)
+    run = run.rename(run.parent / os.fsdecode(b"caf\xe9"))
+    mine = client(run.parent, cache=tmp_path / "cache")
+    (name,) = (quote(one["id"]) for one in asked(mine, "runs")["runs"])
+    assert asked(mine, f"runs/{name}/episodes")["total"] == 6
+    step = asked(mine, f"runs/{name}/steps")["steps"][1]
+    assert (step["episodes"], step["actions"], step["credit"], step["problem"]) == (2, 4, True, "")
+    whole = asked(mine, f"runs/{name}/episodes/2/1")
+    assert whole["actions"][0]["text"].startswith("Plan 2.1")
+    assert whole["actions"][0]["advantage"] == 0.5
+    assert asked(mine, f"runs/{name}/team", step=2)["edges"][0]["count"] == 2
+    assert asked(mine, f"runs/{name}/credit", step=2)["groups"]
+
+
+ASKED = (
+    "runs", "runs/one/metrics?names=reward", "runs/one/team?step=2", "runs/one/steps", "runs/one/evaluations",
+    "runs/one/worth", "runs/one/credit?step=1", "runs/one/beside", "runs/one/episodes?q=plan", "runs/one/episodes/1/0",
+    "runs/one/episodes/1/0/prompt?action=0/reasoner/0", "runs/one/episodes/1/0/tokens?action=0/reasoner/0",
+    "runs/stays/episodes/1/0",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_that_is_taken_away_moved_replaced_and_written_to_while_it_is_looked_at_is_answered_for_in_words(
+    run: Path, tmp_path: Path
+) -> None:
+    make_run(run.parent / "stays", steps=1)
+    spare = shutil.copytree(run, tmp_path / "spare")
+    mine, ends = client(run.parent, cache=tmp_path / "cache"), time.monotonic() + 4
+
+    def change() -> None:
+        draw, step = np.random.default_rng(0), 1
+        while time.monotonic() < ends:
+            match draw.integers(5) if run.exists() else -1:
+                case -1:
+                    shutil.copytree(spare, run)
+                case 0:
+                    shutil.rmtree(run)
+                case 1:
+                    run.rename(tmp_path / "moved").rename(run)
+                case 2:
+                    (run / "config.toml").write_text("half [")
+                case 3:
+                    shutil.copy(spare / "config.toml", run / "config.toml")
+                    (run / "metrics.jsonl").write_text('{"step": 1')
+                case _:
+                    record(run, (step := step + 1), [attempt(step, 0)])
+            time.sleep(0.02)
+
+    def ask(seed: int) -> list[tuple[str, int, str]]:
+        draw, found = np.random.default_rng(seed), []
+        while time.monotonic() < ends:
+            path = ASKED[draw.integers(len(ASKED))]
+            answer = mine.get(f"/api/{path}")
+            found.append((path, answer.status_code, answer.text))
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        changing = pool.submit(change)
+        answers = [one for found in pool.map(ask, range(3)) for one in found]
+        changing.result()
+    assert {status for _, status, _ in answers} <= {200, 404, 422}
+    assert all("error" in json.loads(text) for _, status, text in answers if status != 200)
+    assert {status for path, status, _ in answers if "stays" in path or path == "runs"} == {200}
+    shutil.rmtree(run, ignore_errors=True)
+    assert mine.get("/api/runs/one/steps").status_code == 404
+    shutil.copytree(spare, run)
+    time.sleep(2 * LOOKED_AT)
+    assert [mine.get(f"/api/{path}").status_code for path in ASKED if path != "runs/one/team?step=2"] == [200] * 12
 
 
 def test_letters_are_small_in_a_search_as_they_are_in_the_index(run: Path) -> None:

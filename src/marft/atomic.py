@@ -35,6 +35,12 @@ def write_file(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def user_cache() -> Path:
+    """Where a user's programs keep what they can make again: ``~/.cache/marft``, or as ``XDG_CACHE_HOME`` says."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "marft"
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which becomes ``path`` when the block ends well and disappears when it does not. What was at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from marft.viewer.indexing import IndexCache
 from marft.viewer.serving import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import HOSTILE, STEPS, log_step, make_run
+from tests.test_viewer_colours import contrast
 
 pytestmark = pytest.mark.slow
 PAGES = {
@@ -182,6 +184,31 @@ def test_an_episode_shows_who_saw_whom_and_what_each_token_was_worth(seen: Seen)
     assert page.locator(".options .chosen .number").first.inner_text().startswith("75")
     page.keyboard.press("[")
     seen.placed("/episodes/2/2")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_most_strongly_coloured_token_can_be_read(browser: playwright.Browser, viewer: Viewer, theme: str) -> None:
+    for seen in watched(browser, viewer, color_scheme=theme):
+        for kind in ("advantage", "log_prob", "entropy", "value", "difference"):
+            seen.open(f"run/team/episodes/2/3?colour={kind}", ".tokens .token")
+            seen.until("[...document.querySelectorAll('.token')].some((one) => one.style.backgroundColor)")
+            text, ground, *grounds = seen.page.evaluate(
+                "[...new Set([getComputedStyle(document.querySelector('.token')).color,"
+                " getComputedStyle(document.querySelector('.turn')).backgroundColor,"
+                " ...[...document.querySelectorAll('.token')].map((one) => getComputedStyle(one).backgroundColor)])]"
+            )
+            (red, green, blue), surface = numbers(text), numbers(ground)
+            laid = [numbers(one) for one in grounds if len(numbers(one)) == 4]
+            assert max(part for *_, part in laid) > 0.5, "the scale is used to its end"
+            for *colour, part in laid:
+                mixed = [part * c + (1 - part) * s for c, s in zip(colour, surface, strict=True)]
+                assert contrast((red, green, blue), (mixed[0], mixed[1], mixed[2])) >= 4.5, (kind, colour, part)
+
+
+def numbers(colour: str) -> list[float]:
+    """``rgb(255, 0, 0 / 0.5)`` → [1.0, 0.0, 0.0, 0.5]."""
+    red, green, blue, *part = map(float, re.findall(r"[\d.]+", colour))
+    return [red / 255, green / 255, blue / 255, *part]
 
 
 def test_play_again_is_copied_as_it_stands(browser: playwright.Browser, viewer: Viewer) -> None:

@@ -11,14 +11,13 @@ from marft.cli.commands import bar, console, quieten
 from marft.cli.console import evaluation_table, passes_table
 from marft.cli.errors import beside
 from marft.cli.output import How, Output, output
-from marft.config.load import load_recipe
+from marft.config.load import load_recipe, to_toml
 from marft.config.run import RunSettings
 from marft.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from marft.evaluation.evaluate import Evaluation
     from marft.evaluation.scenarios import Scenarios
-    from marft.models.pool import Models
 
 EVALUATED = "evaluated"  # the folder, among runs, of evaluations of what is no run
 TOLD = (  # of an evaluation, to programs
@@ -59,7 +58,7 @@ class Target:
     Args:
         kept: the folder in which its evaluations are kept.
         called: what its base is called; "" where that is an untuned one.
-        loaded: sees the models before anything is played.
+        check: sees what the models are known by before anything is played.
     """
 
     run: RunSettings
@@ -67,7 +66,7 @@ class Target:
     checkpoints: Sequence[str]
     kept: RunFolder
     called: str = ""
-    loaded: Callable[[Models], None] = lambda _: None
+    check: Callable[[Mapping[str, str]], None] = lambda _: None
 
 
 def evaluate(paths: Sequence[Path], overrides: Sequence[str], asked: Asked, how: How = "") -> None:
@@ -138,7 +137,7 @@ def target_of(path: Path, overrides: Sequence[str], asked: Asked) -> Target:
         run = settings_of(export, overrides, asked.trust_code)
         return Target(
             run, None, ["base"], _kept(run, path.resolve().name), export.manifest.checkpoint.name,
-            lambda models: check_bases(export, models.digests()),
+            lambda digests: check_bases(export, digests),
         )  # fmt: skip
     checkpoints = asked.checkpoints
     if path.parent.name == "checkpoints" and (path / "state.json").is_file():
@@ -178,23 +177,28 @@ def scenarios(
 
 def _evaluated(target: Target, asked: Asked, scenarios: Scenarios | None, out: Output) -> list[Evaluation]:
     from marft.evaluation.evaluate import modes_in
+    from marft.evaluation.keeping import NO_WRITING
     from marft.evaluation.report import write_report
     from marft.evaluation.session import Keeping, evaluate_checkpoints
 
     run = target.run
     modes = modes_in(asked.mode.split(","), "--mode") if asked.mode else run.evaluation.modes
-    if target.folder is None:
-        target.kept.path.mkdir(parents=True, exist_ok=True)
-        target.kept.write_config(run)  # so that it can be compared as a run is
     with bar("evaluating", shown=not out.how) as advance:
         results = evaluate_checkpoints(
             run, target.folder, target.checkpoints, modes, asked.tasks or run.evaluation.tasks, asked.shuffled, advance,
-            out.note, target.loaded,
+            out.note, target.check,
             attempts=asked.attempts or run.evaluation.attempts, scenarios=scenarios,
             keeping=Keeping(target.kept.evaluations, asked.again),
         )  # fmt: skip
-    if target.folder is not None:
-        write_report(target.folder)
+    try:
+        if target.folder is not None:
+            write_report(target.folder)
+        elif not target.kept.config.is_file() or target.kept.config.read_text(encoding="utf-8") != to_toml(run):
+            target.kept.write_config(run)  # so that it can be compared as a run is
+    except OSError as error:
+        if error.errno not in NO_WRITING:
+            raise
+        out.note(f"nothing can be written in {target.kept.path} ({error.strerror}): it stays as it was")
     return [replace(result, checkpoint=target.called) if target.called else result for result in results]
 
 

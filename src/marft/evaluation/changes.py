@@ -54,7 +54,7 @@ def changes_table(found: Sequence[Change], title: str) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in HEADINGS[:2] else "right", overflow="fold")
-    for row in _rows(found):
+    for row in rows_of(found):
         table.add_row(*(Text(one_line(cell)) for cell in row))
     return table
 
@@ -76,7 +76,7 @@ def as_markdown(
             lines += ["", f"Of all tasks {_plain(turned[label].sentence)}."]
         for title, rows in _folded(some):
             table = [f"| {' | '.join(HEADINGS)} |", f"| {' | '.join('---' for _ in HEADINGS)} |"]
-            table += [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in _rows(rows)]
+            table += [f"| {' | '.join(_plain(cell) for cell in row)} |" for row in rows_of(rows)]
             wrapped = ["<details>", f"<summary>{_plain(title)}</summary>", "", *table, "", "</details>"]
             lines += ["", *(wrapped if title else table)]
         lines.append("")
@@ -121,7 +121,8 @@ def _code(text: str) -> str:
     return "`" + one_line(text).replace("`", "'") + "`"
 
 
-def _rows(found: Sequence[Change]) -> Iterator[tuple[str, ...]]:
+def rows_of(found: Sequence[Change]) -> Iterator[tuple[str, ...]]:
+    """Cells under ``HEADINGS``."""
     for cohort, metric, difference in found:
         value, change = shown(metric)
         low_high = difference.interval

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from marft.evaluation.changes import Change, as_junit, as_markdown, changes
 from marft.evaluation.gates import Verdict, by_metric, judged
+from marft.evaluation.in_short import as_html, as_text, in_a_line
 from marft.evaluation.turned import Turned, turned
 from marft.runs.folder import RunFolder
 
@@ -23,17 +24,27 @@ class Under(NamedTuple):
     scenarios: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What gates said, what changed, and which tasks newly fail or are newly solved, by what was played: ``greedy``,
     ``sampled on smoke``.
 
-    ``passed`` is whether every gate held, ``reasons`` are those of the ones that did not.
+    ``passed`` is whether every gate held, ``reasons`` are those of the ones that did not. Printed, or at the end of a
+    notebook's cell, it is a small table.
     """
 
     verdicts: Mapping[str, Sequence[Verdict]]
     changes: Mapping[str, Sequence[Change]]
     turned: Mapping[str, Turned]
+
+    def __repr__(self) -> str:
+        return f"Comparison({in_a_line(self.changes, self.verdicts)})"
+
+    def __str__(self) -> str:
+        return as_text(self.changes, self.verdicts, self.turned)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.changes, self.verdicts, self.turned)
 
     @property
     def passed(self) -> bool:

@@ -126,7 +126,8 @@ def evaluate(
     """
     attempts = attempts_at(tasks, 1, mode, split, messages_from)
     episodes = rollouts.play(attempts, team_in(mode, rollouts.team), on_done)
-    return summed(rollouts, checkpoint, mode, episodes, split=split, shuffled=messages_from is not None), episodes
+    roles = [agent.role for agent in rollouts.team.agents]
+    return summed(roles, checkpoint, mode, episodes, split=split, shuffled=messages_from is not None), episodes
 
 
 def attempts_at(
@@ -152,17 +153,17 @@ def team_in(mode: Mode, team: Team) -> Team:
 
 
 def summed(
-    rollouts: Rollouts, checkpoint: str, mode: Mode, episodes: Sequence[Episode], *, split: Split = "test",
+    roles: Sequence[str], checkpoint: str, mode: Mode, episodes: Sequence[Episode], *, split: Split = "test",
     shuffled: bool = False, attempts: int = 1,
 ) -> Evaluation:  # fmt: skip
     """What episodes come to.
 
     Args:
+        roles: of the team.
         attempts: at each task.
     """
     scored = [episode for episode in episodes if episode.scored]
-    roles = [agent.role for agent in rollouts.team.agents]
-    metrics = episode_metrics(episodes, roles, rollouts.version) | remote_metrics(episodes, roles)
+    metrics = episode_metrics(episodes, roles, lambda _: 0) | remote_metrics(episodes, roles)
     agents = {
         role: {name: metrics[key] for name in OF_AGENTS if (key := f"agents/{role}/{name}") in metrics}
         for role in roles

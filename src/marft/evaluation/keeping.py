@@ -6,11 +6,12 @@ the same, bit for bit where the engine is, whether it was played in one go, gone
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from marft.runs.episodes import read_episodes, write_episodes
 from marft.types import Episode
 
 KEY = "key.json"
+OTHERWISE = "then ask again: what it has kept is not played again"
+NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM)
 Note = Callable[[str], None]
 
 
@@ -54,18 +57,30 @@ class Place:
         return self.folder / f"{self.name}.parts"
 
     def read(self, attempts: Sequence[Attempt]) -> list[Episode] | None:
-        """All episodes, where they were played with this key, and are whole."""
+        """All episodes, where they were played with this key, and are whole. Nobody need be kept from writing there
+        meanwhile: what stands beside them is looked at before and after."""
         path = self.folder / f"{self.name}.json"
-        if not path.exists():
-            return None
         try:
-            table = atomic.read_json(path)
-            if not isinstance(table, dict):
-                raise ValueError("it is no evaluation")
-            return _episodes(self.whole, attempts) if table.get("key") == self.key else None
+            if self._key_in(path) != self.key:
+                return None
+            episodes = _episodes(self.whole, attempts)
+            return episodes if self._key_in(path) == self.key else None
         except ValueError as error:
             self.note(f"{path} is not whole ({error}): it is played anew")
             return None
+
+    def _key_in(self, path: Path) -> object:
+        """
+        Raises:
+            ValueError: it is no evaluation.
+        """
+        try:
+            table = atomic.read_json(path)
+        except FileNotFoundError:
+            return None
+        if not isinstance(table, dict):
+            raise ValueError("it is no evaluation")
+        return table.get("key")
 
     def begin(self, again: bool) -> None:
         """Keep parts that were played with this key, and no others."""
@@ -136,16 +151,29 @@ def key_of(table: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def alone(folder: Path | None) -> AbstractContextManager[None]:
-    """Keep every other process from evaluating there.
+@contextmanager
+def alone(folder: Path | None) -> Iterator[str]:
+    """Keep every other process from evaluating there → why nothing that is played can be kept there; "" where it can.
 
     Raises:
         ValueError: one does.
     """
     if folder is None:
-        return nullcontext()
-    folder.mkdir(parents=True, exist_ok=True)
-    return lock.held(folder / "eval.lock")
+        yield ""
+        return
+    cannot = ""
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock.held(folder / "eval.lock", OTHERWISE))
+        except OSError as error:
+            if error.errno not in NO_WRITING:
+                raise
+            cannot = (
+                f"not all that is asked for is kept in {folder}, and what is played cannot be kept there "
+                f"({error.strerror}): allow it, or evaluate a copy of the run"
+            )
+        yield cannot
 
 
 def _episodes(path: Path, attempts: Sequence[Attempt]) -> list[Episode]:

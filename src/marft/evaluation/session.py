@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marft import __version__
 from marft.config.run import RunSettings
@@ -13,13 +13,18 @@ from marft.envs.tasks import digest_of, tasks_of
 from marft.evaluation.evaluate import Advance, Evaluation, Mode, attempts_at, name_of, shuffle, summed, team_in
 from marft.evaluation.keeping import Place, alone, key_of, played
 from marft.evaluation.scenarios import Scenarios
-from marft.models.pool import Models
+from marft.game.environment import Split
+from marft.game.game import Attempt
+from marft.models.known import files_of, known, remember
 from marft.playing import Rollouts
-from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import STATE, Checkpoints, load_policies, verify
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder
 from marft.types import Episode, Task
+
+if TYPE_CHECKING:
+    from marft.rollouts import LocalRollouts
+    from marft.workers.rollouts import WorkerRollouts
 
 BASE = "base"
 PLAYS = {  # of a recipe, what decides what is played
@@ -50,51 +55,62 @@ def evaluate_checkpoints(
     shuffled_too: bool,
     advance: Advance,
     note: Callable[[str], None] = lambda _: None,
-    loaded: Callable[[Models], None] = lambda _: None,
+    check: Callable[[Mapping[str, str]], None] = lambda _: None,
     *,
     attempts: int = 1,
     keeping: Keeping | None = None,
     scenarios: Scenarios | None = None,
 ) -> list[Evaluation]:
-    """Evaluate each checkpoint in each mode, once, by however many names it was asked for.
+    """Evaluate each checkpoint in each mode, once, by however many names it was asked for. Where all of it is kept, and
+    models are read from the files that they were read from before, none is loaded, and nothing is written.
 
     Args:
         checkpoints: ``base``, ``last``, ``best`` or ``step_000050``.
         shuffled_too: evaluate again with messages of other tasks.
         note: told which checkpoint goes by several of these names, and what of what was kept is damaged.
-        loaded: sees the models before anything is played; what it raises is raised.
+        check: sees what the models are known by before anything is played; what it raises is raised.
         attempts: at each task.
         keeping: None plays everything, and keeps nothing.
         scenarios: in the place of modes, tasks and attempts.
 
     Raises:
         ValueError: a checkpoint is not there or damaged, the test split is empty, a program's messages were to be
-            shuffled, tasks are not those of the scenarios, or another process evaluates there.
+            shuffled, tasks are not those of the scenarios, another process evaluates there, or what has to be played
+            cannot be kept there.
     """
     if shuffled_too and run.team.own_words:
         raise ValueError("messages cannot be shuffled: the team is a program, which passes them on itself")
     if scenarios is not None:
         run, modes, attempts = _under(run, scenarios.seed), scenarios.modes, scenarios.attempts
     paths = _named(run, folder, checkpoints, note)
-    with alone(keeping.folder if keeping else None), open_rollouts(run) as rollouts:
-        loaded(rollouts.models)
-        chosen = tasks_asked(rollouts.run, tasks, scenarios)
-        advance(len(paths) * len(modes) * (1 + shuffled_too) * len(chosen) * attempts)
-        table = _Table(rollouts, rollouts.models.digests(), chosen, attempts, keeping, scenarios, advance, note)
-        results = []
-        for name, path in paths.items():
-            for policy in run.trained_policies:
-                rollouts.models.reset_policy(policy)
-            if path is not None:
-                load_policies(path, rollouts.models, dict.fromkeys(run.trained_policies))
-            for mode in modes:
-                result, episodes = table.row(name, path, mode, None)
-                results.append(result)
-                if shuffled_too:
-                    results.append(table.row(name, path, mode, shuffle(episodes, run.seed))[0])
-        if table.kept:
-            note(f"{len(table.kept)} of {len(results)} evaluations were kept from before; --again plays them anew")
+    chosen = tasks_asked(run, tasks, scenarios)
+    asked = [(name, mode) for name in paths for mode in modes]
+    advance(len(asked) * (1 + shuffled_too) * len(chosen) * attempts)
+    table = _Table(run, {}, paths, chosen, attempts, keeping, scenarios, advance, note)
+    files = files_of(run)
+    digests = known(run, files)
+    results = table.all_kept(digests, asked, shuffled_too) if digests else None
+    if results is not None and digests:
+        check(digests)
+    else:
+        with alone(keeping.folder if keeping else None) as cannot_keep, _opened(run) as rollouts:
+            digests = rollouts.models.digests()
+            remember(run, files, digests)
+            check(digests)
+            results = table.all_kept(digests, asked, shuffled_too)
+            if results is None and cannot_keep:
+                raise ValueError(cannot_keep)
+            results = results or replace(table, models=digests).found(rollouts, asked, shuffled_too)
+    if table.kept:
+        note(f"{len(table.kept)} of {len(results)} evaluations were kept from before; --again plays them anew")
     return results
+
+
+def _opened(run: RunSettings) -> LocalRollouts | WorkerRollouts:
+    """What plays a run, and torch, which is imported here alone."""
+    from marft.rollouts import open_rollouts
+
+    return open_rollouts(run)
 
 
 def tasks_asked(run: RunSettings, tasks: int, scenarios: Scenarios | None) -> list[Task]:
@@ -106,12 +122,16 @@ def tasks_asked(run: RunSettings, tasks: int, scenarios: Scenarios | None) -> li
     return [*tasks_of(run.environment, "test")[:tasks]] if scenarios is None else scenarios.tasks(run)
 
 
+Found = tuple[Evaluation, list[Episode]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Table:
     """What all evaluations of a session have in common."""
 
-    rollouts: Rollouts
+    run: RunSettings
     models: Mapping[str, str]  # digests
+    paths: Mapping[str, Path | None]  # of checkpoints; None is the base
     tasks: Sequence[Task]
     attempts: int
     keeping: Keeping | None
@@ -120,47 +140,89 @@ class _Table:
     note: Callable[[str], None]
     kept: list[str] = field(default_factory=list)  # names of what was read instead of played
 
-    def row(
-        self, name: str, path: Path | None, mode: Mode, donors: Sequence[Episode] | None
-    ) -> tuple[Evaluation, list[Episode]]:
-        """One evaluation, read where it is kept, of weights that are in place.
+    def all_kept(
+        self, models: Mapping[str, str], asked: Sequence[tuple[str, Mode]], shuffled_too: bool
+    ) -> list[Evaluation] | None:
+        """All evaluations as they are kept; None where one is not, or is damaged."""
+        silent = replace(self, models=models, note=lambda _: None, advance=lambda _=None: None, kept=[])
+        results = []
+        for name, mode in asked:
+            own = silent.read(name, mode, None)
+            others = silent.read(name, mode, shuffle(own[1], self.run.seed)) if own and shuffled_too else None
+            if own is None or (shuffled_too and others is None):
+                return None
+            results += [own[0], *([others[0]] if others else [])]
+        for _ in range(len(results) * len(self.tasks) * self.attempts):
+            self.advance()
+        self.kept.extend(silent.kept)
+        return results
+
+    def found(
+        self, rollouts: LocalRollouts | WorkerRollouts, asked: Sequence[tuple[str, Mode]], shuffled_too: bool
+    ) -> list[Evaluation]:
+        """All evaluations, of which those are played that are not kept."""
+        results, in_place = list[Evaluation](), None
+        for name, mode in asked:
+            if name != in_place:
+                _put_in_place(rollouts, self.paths[name])
+                in_place = name
+            own, episodes = self.read(name, mode, None) or self.play(rollouts, name, mode, None)
+            results.append(own)
+            if shuffled_too:
+                donors = shuffle(episodes, self.run.seed)
+                results.append((self.read(name, mode, donors) or self.play(rollouts, name, mode, donors))[0])
+        return results
+
+    def read(self, name: str, mode: Mode, donors: Sequence[Episode] | None) -> Found | None:
+        """One evaluation, where it is kept.
 
         Args:
             donors: whose messages agents see instead of their own.
         """
-        split = self.scenarios.split if self.scenarios else "test"
-        attempts = attempts_at(self.tasks, self.attempts, mode, split, donors)
-        key = self._key(path, mode, split, donors is not None)
-        place = self._place(name, mode, donors is not None, key)
-        episodes = place.read(attempts) if place and self.keeping and not self.keeping.again else None
-        was_kept = episodes is not None
+        if self.keeping is None or self.keeping.again:
+            return None
+        episodes = self._place(name, mode, donors is not None).read(self._attempts(mode, donors))
         if episodes is None:
-            if place and self.keeping:
-                place.begin(self.keeping.again)
-            team = team_in(mode, self.rollouts.team)
-            size = self.rollouts.run.evaluation.kept_every
-            episodes = played(self.rollouts, attempts, team, size, place, self.advance)
-        else:
-            self.kept.append(f"{name}-{mode}")
-            for _ in episodes:
-                self.advance()
-        found = summed(
-            self.rollouts, name, mode, episodes, split=split, shuffled=donors is not None, attempts=self.attempts
-        )
-        about = {"name": self.scenarios.name, "digest": self.scenarios.digest} if self.scenarios else {}
-        found = replace(found, key=key, scenarios=about)
-        if place and not was_kept:
+            return None
+        self.kept.append(f"{name}-{mode}")
+        for _ in episodes:
+            self.advance()
+        return self._summed(name, mode, donors, episodes), episodes
+
+    def play(self, rollouts: Rollouts, name: str, mode: Mode, donors: Sequence[Episode] | None) -> Found:
+        """One evaluation of weights that are in place, which is kept."""
+        place = self._place(name, mode, donors is not None) if self.keeping else None
+        if place and self.keeping:
+            place.begin(self.keeping.again)
+        team, size = team_in(mode, rollouts.team), self.run.evaluation.kept_every
+        episodes = played(rollouts, self._attempts(mode, donors), team, size, place, self.advance)
+        found = self._summed(name, mode, donors, episodes)
+        if place:
             place.finish(episodes, found.as_json())
         return found, episodes
 
-    def _place(self, name: str, mode: Mode, shuffled: bool, key: str) -> Place | None:
-        if self.keeping is None:
-            return None
-        on = self.scenarios.name if self.scenarios else ""
-        return Place(self.keeping.folder, name_of(name, mode, shuffled, on), key, self.note)
+    @property
+    def _split(self) -> Split:
+        return self.scenarios.split if self.scenarios else "test"
 
-    def _key(self, path: Path | None, mode: Mode, split: str, shuffled: bool) -> str:
-        run = self.rollouts.run
+    def _attempts(self, mode: Mode, donors: Sequence[Episode] | None) -> list[Attempt]:
+        return attempts_at(self.tasks, self.attempts, mode, self._split, donors)
+
+    def _summed(
+        self, name: str, mode: Mode, donors: Sequence[Episode] | None, episodes: Sequence[Episode]
+    ) -> Evaluation:
+        roles, shuffled = [agent.role for agent in self.run.agents], donors is not None
+        found = summed(roles, name, mode, episodes, split=self._split, shuffled=shuffled, attempts=self.attempts)
+        about = {"name": self.scenarios.name, "digest": self.scenarios.digest} if self.scenarios else {}
+        return replace(found, key=self._key(name, mode, shuffled), scenarios=about)
+
+    def _place(self, name: str, mode: Mode, shuffled: bool) -> Place:
+        assert self.keeping is not None
+        called = name_of(name, mode, shuffled, self.scenarios.name if self.scenarios else "")
+        return Place(self.keeping.folder, called, self._key(name, mode, shuffled), self.note)
+
+    def _key(self, name: str, mode: Mode, shuffled: bool) -> str:
+        run, path = self.run, self.paths[name]
         table: dict[str, Any] = {
             "version": __version__,
             "models": self.models,
@@ -170,9 +232,18 @@ class _Table:
             "together": run.evaluation.kept_every,
             "code": digests_of_code(run),
             "tasks": digest_of(self.tasks),
-            "played": [mode, split, self.attempts, shuffled],
+            "played": [mode, self._split, self.attempts, shuffled],
         }
         return key_of(table)
+
+
+def _put_in_place(rollouts: LocalRollouts | WorkerRollouts, path: Path | None) -> None:
+    """Load the weights of a checkpoint; None: those of the untuned base."""
+    trained = rollouts.run.trained_policies
+    for policy in trained:
+        rollouts.models.reset_policy(policy)
+    if path is not None:
+        load_policies(path, rollouts.models, dict.fromkeys(trained))
 
 
 def _named(

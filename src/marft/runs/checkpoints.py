@@ -1,4 +1,8 @@
-"""Checkpoints: weights, optimizers and progress, whole or not there, never a pickle."""
+"""Checkpoints: weights, optimizers and progress, whole or not there, never a pickle.
+
+Torch is imported where weights are read or written: which checkpoints there are, and whether they are whole, is known
+without it.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,24 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from marft import __version__, atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
-from marft.learning.keeping import Kept
-from marft.learning.undoing import not_finite
-from marft.models.checking import refuse_not_finite
-from marft.models.pool import Models
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marft.learning.keeping import Kept
+    from marft.models.pool import Models
 
 RECIPE, STATE = "recipe.toml", "state.json"
 CRITIC, OPTIMIZER = "critic.safetensors", "optimizer.safetensors"
@@ -133,6 +138,10 @@ class Checkpoints:
         atomic.sync_folder(self.path)
 
     def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> None:
+        from safetensors.torch import save_file
+
+        from marft.learning.undoing import not_finite
+
         assert not not_finite(learner), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
@@ -316,6 +325,10 @@ def load_critic(path: Path, learner: Kept) -> bool:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    from marft.models.checking import refuse_not_finite
+
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

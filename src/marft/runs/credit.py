@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from marft import atomic
+from marft.runs.parquet import opened
 
 if TYPE_CHECKING:
     from marft.learning.ledger import ActionCredit
@@ -107,7 +108,7 @@ def read_advantages(path: Path) -> dict[str, npt.NDArray[np.float64]]:
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with opened(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             if any(name not in schema.names or schema.field(name).type != SCHEMA.field(name).type for name in columns):
                 raise ValueError(f"{path} holds no credit of this version of MARFT")

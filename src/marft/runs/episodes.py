@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from marft import atomic
 from marft.runs.columns import codec_of, codecs_of
+from marft.runs.parquet import opened
 from marft.texts import storable
 from marft.types import Action, Episode, Fork, Task, TokenIds, Transition
 
@@ -66,7 +67,8 @@ def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
 def read_rows(path: Path, task: str = "") -> list[dict[str, object]]:
     """Rows of one file, in the order written; of one task alone where it is named."""
     filters = [("task", "=", task)] if task else None
-    return list(pq.read_table(path, filters=filters, page_checksum_verification=True).to_pylist())
+    with opened(path) as source:
+        return list(pq.read_table(source, filters=filters, page_checksum_verification=True).to_pylist())
 
 
 def read_episodes(path: Path, task: str = "") -> list[Episode]:
@@ -81,7 +83,8 @@ def read_episodes(path: Path, task: str = "") -> list[Episode]:
     if not path.is_file():
         raise ValueError(f"cannot read the episodes of {path}: it is no file")
     try:
-        missing = set(SCHEMA.names) - set(pq.read_schema(path).names) - ADDED
+        with opened(path) as source:
+            missing = set(SCHEMA.names) - set(pq.read_schema(source).names) - ADDED
         rows = read_rows(path, task) if not missing else []
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the episodes of {path}: {str(error).strip()}") from error
@@ -104,7 +107,7 @@ def read_episode(path: Path, first: int, rows: int) -> Episode:
         ValueError: the file is none of ours, or damaged, or has no such rows.
     """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with opened(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
             ends = list(accumulate(sizes))
             groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < first + rows]

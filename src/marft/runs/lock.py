@@ -25,13 +25,16 @@ _held: set[int] = set()
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def held(path: Path, otherwise: str = "or give this run another name (--name …)") -> Iterator[None]:
     """Hold the lock of the file at ``path``, which is made where it is not there.
+
+    Args:
+        otherwise: what else can be done where somebody holds it than to wait for it or to stop it.
 
     Raises:
         ValueError: somebody else holds it; the message says who.
     """
-    descriptor = _locked(path)
+    descriptor = _locked(path, otherwise)
     _held.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
@@ -60,7 +63,7 @@ def at_work(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, otherwise: str) -> int:
     while True:
         descriptor = _opened(path)
         try:
@@ -70,13 +73,13 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             owner = _owner(descriptor)
             os.close(descriptor)
-            raise _refusal(path, owner) from None
+            raise _refusal(path, owner, otherwise) from None
         except OSError as error:
             owner = _owner(descriptor)
             if error.errno in WITHOUT_LOCKS and not _may_live(owner):
                 return descriptor
             os.close(descriptor)
-            raise _refusal(path, owner) if error.errno in WITHOUT_LOCKS else error from None
+            raise _refusal(path, owner, otherwise) if error.errno in WITHOUT_LOCKS else error from None
         os.close(descriptor)
 
 
@@ -117,11 +120,11 @@ def _may_live(owner: dict[str, Any]) -> bool:
     return True
 
 
-def _refusal(path: Path, owner: dict[str, object]) -> ValueError:
+def _refusal(path: Path, owner: dict[str, object], otherwise: str) -> ValueError:
     who = f"process {owner['pid']} on {owner.get('host')}, since {owner.get('since')}" if owner else "another process"
     return ValueError(
-        f"{path.parent} is at work: {who}. Wait for it or stop it; or give this run another name (--name …). If it is "
-        f"gone for sure, and the folder is on a file system without locks, delete {path}"
+        f"{path.parent} is at work: {who}. Wait for it or stop it; {otherwise}. If it is gone for sure, and the folder "
+        f"is on a file system without locks, delete {path}"
     )
 
 

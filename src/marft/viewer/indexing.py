@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from marft import atomic
 from marft.runs.episodes import SCHEMA
+from marft.runs.parquet import opened
 from marft.texts import one_line
 
 VERSION = "1"  # of what an index holds
@@ -60,7 +61,7 @@ def index_of(path: Path) -> pa.Table:
         ValueError: the file is none of ours, damaged, or gone.
     """
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with opened(path) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             if any(name not in schema.names or schema.field(name).type != SCHEMA.field(name).type for name in READ):
                 raise ValueError(f"{path} holds no episodes of this version of MARFT")
@@ -175,9 +176,7 @@ class IndexCache:
 
     @staticmethod
     def of_user() -> IndexCache:
-        home = os.environ.get("XDG_CACHE_HOME", "")
-        base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-        return IndexCache(base / "marft" / "view")
+        return IndexCache(atomic.user_cache() / "view")
 
     def index_of(self, path: Path, stamp: Stamp) -> pa.Table:
         """The index of a file, made where it is not there.

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from marft.runs.parquet import opened
 from marft.texts import one_line
 from marft.viewer.library import Run
 from marft.viewer.shelf import Indexed
@@ -44,7 +45,8 @@ def team_of(run: Run, file: Indexed | None) -> dict[str, Any]:
 def _counted(file: Indexed) -> tuple[Counter[str], Counter[str], Counter[tuple[str, str]], Counter[tuple[str, str]]]:
     """Actions and tokens by role; by sender and receiver, actions that were seen and actions that saw any."""
     try:
-        table = pq.read_table(file.of.path, columns=["agent", "sees", "tokens"], page_checksum_verification=True)
+        with opened(file.of.path) as source:
+            table = pq.read_table(source, columns=["agent", "sees", "tokens"], page_checksum_verification=True)
         sizes = pc.fill_null(pc.list_value_length(table["tokens"]), 0).to_pylist()
         rows = zip(table["agent"].to_pylist(), table["sees"].to_pylist(), sizes, strict=True)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

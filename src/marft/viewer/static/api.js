@@ -1,6 +1,12 @@
 // What the server is asked. Answers are JSON; errors come as sentences.
 
-export class Refused extends Error {}
+export class Refused extends Error {
+  /** @param status of the answer; 0 where there was none */
+  constructor(sentence, status = 0) {
+    super(sentence);
+    this.status = status;
+  }
+}
 
 /** GET /api/<path>; `signal` takes a question back. Raises Refused with the server's sentence. */
 export async function get(path, query = {}, signal) {
@@ -18,7 +24,7 @@ export async function get(path, query = {}, signal) {
   if (response.ok) return body;
   const unknown = response.status === 401 || response.status === 403;
   const hint = "Open the address with ?token=… that `marft view` printed.";
-  throw new Refused(body.error ? `${body.error}${unknown ? ` ${hint}` : ""}` : unknown ? hint : `Status ${response.status}`);
+  throw new Refused(body.error ? `${body.error}${unknown ? ` ${hint}` : ""}` : unknown ? hint : `Status ${response.status}`, response.status);
 }
 
 let metrics;

@@ -48,11 +48,14 @@ export function shade(kind, value, span) {
   if (value === null || value === undefined || !span) return "";
   if (SCALES[kind].kind === "diverging") {
     const part = Math.min(1, Math.abs(value) / span[1]);
-    return `rgb(var(${value >= 0 ? "--pos" : "--neg"}) / ${(0.72 * part).toFixed(3)})`;
+    return laid(value >= 0 ? "--pos" : "--neg", part);
   }
   const part = Math.max(0, Math.min(1, (value - span[0]) / (span[1] - span[0])));
-  return `rgb(var(--seq) / ${(0.72 * part).toFixed(3)})`;
+  return laid("--seq", part);
 }
+
+/** A colour as thick as `part` of the thickest that text can still be read on, which each theme has its own of. */
+const laid = (name, part) => `rgb(var(${name}) / calc(var(--deep) * ${part.toFixed(3)}))`;
 
 /** The same for a shape: nothing shines through. `most` is the largest distance from 0. */
 export function tint(value, most) {
@@ -62,9 +65,8 @@ export function tint(value, most) {
 
 /** The CSS gradient of a scale's legend. */
 export function gradient(kind) {
-  const strong = 0.72;
   if (SCALES[kind].kind === "diverging") {
-    return `linear-gradient(90deg, rgb(var(--neg) / ${strong}), transparent 50%, rgb(var(--pos) / ${strong}))`;
+    return `linear-gradient(90deg, ${laid("--neg", 1)}, transparent 50%, ${laid("--pos", 1)})`;
   }
-  return `linear-gradient(90deg, transparent, rgb(var(--seq) / ${strong}))`;
+  return `linear-gradient(90deg, transparent, ${laid("--seq", 1)})`;
 }

@@ -10,8 +10,11 @@ export function startLive(node) {
   document.addEventListener("visibilitychange", () => current?.wake());
 }
 
-function tell(state, text) {
+const LOST = { 401: "Let in no more", 404: "It is gone, looking again" }; // by the status of the answer
+
+function tell(state, text, why = "") {
   indicator.dataset.state = state;
+  indicator.title = why;
   replace(indicator, h("i", { "aria-hidden": "true" }), text);
 }
 
@@ -38,7 +41,7 @@ export function poll(act, every = 2) {
     } catch (error) {
       if (ended || error.name === "AbortError") return;
       failures += 1;
-      tell("lost", "No connection, trying again");
+      tell("lost", LOST[error.status] || (error.status ? "No answer to this, trying again" : "No connection, trying again"), error.message);
       timer = setTimeout(turn, Math.min(30, every * 2 ** failures) * 1000);
     }
   };
