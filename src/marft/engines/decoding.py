@@ -18,7 +18,7 @@ from marft.game.live import Spelling
 from marft.marks import Masks
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
-from marft.models.devices import read, sent
+from marft.models.devices import read_all, sent
 from marft.models.running_rows import running_rows
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
@@ -169,7 +169,7 @@ class RunningBatch:
         likeliest = self._likeliest(logits, ids, log_probs, part)
         self.last[part] = ids
         numbers, said, *others = (
-            found.tolist() for found in read([ids, log_probs, *likeliest])
+            found.tolist() for found in read_all([ids, log_probs, *likeliest])
         )  # all that is waited for
         drawn = list(map(int, numbers))
         self._tell_alternatives(others, part)

@@ -62,9 +62,11 @@ def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = AL
     mine = share(ranks, samples, length)
     batches = packing.micro_batches(mine, Denominators.of(samples, pooled=False)) if mine else []
     scored: dict[ActionKey, Floats] = {}
+    awaited = Awaited()
     for batch in packing.in_step(batches, policies, ranks):
         if isinstance(batch, Idle):
             batch.forward()
         else:
-            scored |= batch.by_action(score(batch).log_probs)
+            awaited.add(score(batch).log_probs, lambda flat, batch=batch: scored.update(batch.by_action(flat)))
+    awaited.read()
     return merged(ranks, scored)

@@ -27,10 +27,10 @@ def sent(values: npt.NDArray[np.generic], device: torch.device, dtype: torch.dty
     return tensor.to(device, dtype or tensor.dtype, non_blocking=True)
 
 
-def read(tensors: Sequence[Tensor]) -> list[Floats]:
+def read_all(tensors: Sequence[Tensor]) -> list[Floats]:
     """The numbers of several tensors, flat, in float64: all in one transfer.
 
-    >>> [numbers.tolist() for numbers in read([torch.tensor([1, 2]), torch.tensor(0.5)])]
+    >>> [numbers.tolist() for numbers in read_all([torch.tensor([1, 2]), torch.tensor(0.5)])]
     [[1.0, 2.0], [0.5]]
     """
     if not tensors:
@@ -58,7 +58,7 @@ class Awaited:
     def read(self) -> None:
         """Read all, and tell of each in the order in which they were added."""
         waiting, self._waiting = self._waiting, []
-        for (_, then), numbers in zip(waiting, read([tensor for tensor, _ in waiting]), strict=True):
+        for (_, then), numbers in zip(waiting, read_all([tensor for tensor, _ in waiting]), strict=True):
             then(numbers)
 
 
