@@ -139,7 +139,7 @@ def test_new_tokens(lengths: list[int], equal: bool, weighing: Weighing, steps: 
     for step in range(steps):
         at = [length + step for length in lengths]
         q, k, v = (torch.stack([row[number][n] for row, n in zip(whole, at, strict=True)]) for number in range(3))
-        mine = DecodePlan(cache, torch.tensor(at)).attend(0, q, k, v, weighing)
+        mine = DecodePlan(cache, at, CPU).attend(0, q, k, v, weighing)
         for out, row, n in zip(mine, whole, at, strict=True):
             expected = dense(row[0][n : n + 1], row[1][: n + 1], row[2][: n + 1], weighing)[0]
             torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)

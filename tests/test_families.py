@@ -133,13 +133,13 @@ def decode(backbone: Backbone, prompts: Sequence[int]) -> Tensor:
     running = running_rows(backbone)
     packed = PackedRows.of([row[:n] for row, n in zip(ROWS, prompts, strict=True)], [None] * 3, CPU)
     found = [list(part) for part in running.prefill(packed, [[0], [1], [2]]).split(packed.lengths)]
-    lengths = torch.tensor(packed.lengths)
+    lengths = packed.lengths
     while any(len(states) < len(row) for states, row in zip(found, ROWS, strict=True)):
-        last = torch.tensor([int(row[min(n, len(row) - 1)]) for row, n in zip(ROWS, lengths.tolist(), strict=True)])
+        last = torch.tensor([int(row[min(n, len(row) - 1)]) for row, n in zip(ROWS, lengths, strict=True)])
         states = running.step(last, lengths, [None] * 3)
         for kept, state, row in zip(found, states, ROWS, strict=True):
             kept.extend([state] if len(kept) < len(row) else [])
-        lengths = lengths + 1
+        lengths = [length + 1 for length in lengths]
     return backbone.logits(torch.stack([state for states in found for state in states]), None).log_softmax(-1)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from marft import seeds
 from marft.config.algorithm import CriticSettings
@@ -87,12 +88,12 @@ class TestAnUpdate:
         bias = next(p for p in mine.parameters().values() if p.numel() == 1)
         calls: list[float] = []
 
-        def backward(part: np.ndarray, old: np.ndarray, goals: np.ndarray) -> float:
+        def backward(part: np.ndarray, old: np.ndarray, goals: np.ndarray) -> list[Tensor]:
             assert (len(part), len(old), len(goals)) == (4, 8, 8)
             assert all(p.grad is None for p in mine.parameters().values())  # nothing is left of the one before
             bias.grad = torch.full_like(bias, norms[len(calls)])
             calls.append(len(calls) + 1.0)
-            return calls[-1]
+            return [torch.tensor(calls[-1])]
 
         values = mine.evaluate(BATCH)
         monkeypatch.setattr(mine, "_backward", backward)

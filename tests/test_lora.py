@@ -122,9 +122,9 @@ def test_rows_of_many_policies_decode_as_they_would_alone(tuned: Backbone) -> No
     with torch.inference_mode():
         packed = PackedRows.of(heads, policies, tuned.device)
         tuned.hidden_states(packed, PackedPlan(packed.lengths, tuned.device, cache, [[0], [1], [2]]))
-        lengths = torch.tensor(packed.lengths)
         last = torch.tensor([int(row[-1]) for row in ROWS])
-        hidden = tuned.next_hidden_states(last, lengths, policies, DecodePlan(cache, lengths))
+        plan = DecodePlan(cache, packed.lengths, tuned.device)
+        hidden = tuned.next_hidden_states(last, plan.lengths, policies, plan)
     ends = np.cumsum([len(row) for row in ROWS]) - 1
     torch.testing.assert_close(hidden, expected[torch.from_numpy(ends)], rtol=0, atol=1e-5)
 

@@ -25,6 +25,7 @@ from marft.learning.measuring import (
 )
 from marft.learning.metering import Meter
 from marft.learning.scoring import k3
+from marft.models.devices import Awaited
 from marft.types import Sample
 from tests.episodes import make_action
 
@@ -84,9 +85,10 @@ class TestTheMeter:
 
 
 def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
-    meter = Meter()
-    measure_tokens(meter, batch(), entropy=torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True))
-    measure_units(meter, batch(), clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    meter, awaited = Meter(), Awaited()
+    measure_tokens(awaited, meter, batch(), entropy=torch.tensor([1.0, 2.0, 4.0, 8.0], requires_grad=True))
+    measure_units(awaited, meter, batch(), clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    awaited.read()
     assert meter.means() == pytest.approx({
         "entropy": 15 / 4, "agents/planner/entropy": 5 / 2, "agents/coder/entropy": 10 / 2,
         "clip_fraction": 2 / 3, "agents/planner/clip_fraction": 1.0, "agents/coder/clip_fraction": 1 / 2,
@@ -96,16 +98,18 @@ def test_tokens_and_units_have_means_of_the_team_and_of_each_agent() -> None:
 
 
 def test_an_agent_without_a_unit_has_no_mean() -> None:
-    meter, alone = Meter(), batch()
+    meter, awaited, alone = Meter(), Awaited(), batch()
     alone.unit_agents = lambda: np.array([0, 0, 0])  # type: ignore[method-assign, misc]
-    measure_units(meter, alone, clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    measure_units(awaited, meter, alone, clip_fraction=torch.tensor([1.0, 0.0, 1.0]))
+    awaited.read()
     assert meter.means() == pytest.approx({"clip_fraction": 2 / 3, "agents/planner/clip_fraction": 2 / 3})
 
 
 def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> None:
     """Of sizes: what is above and what is below do not cancel."""
-    meter = Meter()
-    measure_difference(meter, batch(), torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
+    meter, awaited = Meter(), Awaited()
+    measure_difference(awaited, meter, batch(), torch.tensor([-1.5, -2.1, -2.0, -4.3], dtype=torch.float64))
+    awaited.read()
     assert meter.means() == pytest.approx({
         "log_prob_difference": 1.9 / 4, "log_prob_difference_max": 1.0,
         "agents/planner/log_prob_difference": 1.5 / 2, "agents/planner/log_prob_difference_max": 1.0,
@@ -114,8 +118,9 @@ def test_the_difference_from_the_engine_has_a_mean_and_a_largest_by_agent() -> N
 
 
 def test_shares_of_the_gradient_are_of_sizes_and_add_up() -> None:
-    meter = Meter()
-    measure_gradient_share(meter, batch(), torch.tensor([1.0, -2.0, -3.0, 2.0]))
+    meter, awaited = Meter(), Awaited()
+    measure_gradient_share(awaited, meter, batch(), torch.tensor([1.0, -2.0, -3.0, 2.0]))
+    awaited.read()
     assert meter.means() == {}  # a sum, and no mean of anything
     shares = gradient_shares(meter, ("planner", "coder", "judge"))
     names = ("planner", "coder", "judge")

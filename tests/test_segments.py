@@ -105,7 +105,7 @@ def test_every_sampled_token_is_scored_once_after_its_own_context(level: str, se
         with torch.no_grad():
             scores = score(batch).log_probs
         units = iter(batch.units(scores).tolist())
-        rows = batch.by_action(scores)
+        rows = batch.by_action(scores.double().numpy())
         targets = iter(batch.targets.tolist())
         assert len(set(batch.predict_from.tolist())) == len(batch.targets)
         for sample in batch.samples:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import marft.learning.learner as learner_module
 from marft.collection import collect, training_tasks
@@ -233,11 +234,11 @@ class TestAcceptance:
         self, played: list[Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Uphill(PolicyOptimizer):
-            def step(self) -> float:
+            def clip(self) -> Tensor:
                 for parameter in self.parameters.values():
                     if parameter.grad is not None:
                         parameter.grad.neg_()
-                return super().step()
+                return super().clip()
 
         monkeypatch.setattr(learner_module, "PolicyOptimizer", Uphill)
         run = recipe(tmp_path, "hatrpo", "--algorithm.schedule.kl_limit", "100",

@@ -96,13 +96,13 @@ def begun(
 
 
 class Recording(PolicyOptimizer):
-    """Keeps the gradient that a step would have used, and steps nothing."""
+    """Keeps the gradient that a step would have used, and steps by nothing."""
 
     gradient: Mapping[str, torch.Tensor]
 
-    def step(self) -> float:
+    def clip(self) -> torch.Tensor:
         self.gradient = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
-        return 1.0
+        return torch.ones(())
 
 
 def optimizers(backbone: Backbone) -> dict[str, Recording]:

@@ -14,6 +14,7 @@ from marft.engines.sampling import allowed_tokens, inverse
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
 from marft.models.choice_distribution import ChoiceSets
+from marft.models.devices import sent
 from marft.models.log_probs import token_scores
 from marft.models.running_rows import together
 from marft.types import Choice, Option, Sampling, TokenIds
@@ -49,7 +50,7 @@ def choose(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[Choice
         same.setdefault((request.adapter, request.prompt.tobytes(), words, *limits), []).append(request)
     chosen: dict[int, Choice] = {}
     for group in in_batches(list(same.values()), lambda alike: alike[0].tokens, PREFILL_TOKENS):
-        table = _score(backbone, [alike[0] for alike in group])
+        table = _score(backbone, [alike[0] for alike in group]).cpu()  # one wait; what is drawn from it is little
         for log_probs, alike in zip(table, group, strict=True):
             logs = log_probs[: len(alike[0].options)].float()
             uniforms = [request.uniform for request in alike]
@@ -62,14 +63,13 @@ def drawn(options: Sequence[Option], logs: Tensor, sampling: Sampling, uniforms:
     """A choice for each of the uniform numbers.
 
     Args:
-        logs: ``log π`` of the options, [A].
+        logs: ``log π`` of the options, [A], on the host.
     """
     allowed = allowed_tokens(logs[None], [sampling])
     weights = logs.exp()[None] if allowed is None else logs.exp() * allowed
-    numbers = torch.tensor(uniforms, device=logs.device)
-    indices = inverse(weights.expand(len(uniforms), -1), numbers).tolist()
+    indices = inverse(weights.expand(len(uniforms), -1), torch.tensor(uniforms)).tolist()
     best = int(logs.argmax())
-    return [Choice(tuple(options), i if sampling.temperature else best, logs.cpu().numpy()) for i in indices]
+    return [Choice(tuple(options), i if sampling.temperature else best, logs.numpy()) for i in indices]
 
 
 def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
@@ -89,7 +89,7 @@ def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
     )
     targets = np.concatenate([option.tokens for _, option in pairs]).astype(np.int64)
     temperatures = np.repeat(np.array([request.temperature for request, _ in pairs], np.float32), sizes)
-    at, wanted, scales = (torch.from_numpy(array).to(backbone.device) for array in (positions, targets, temperatures))
+    at, wanted, scales = (sent(array, backbone.device) for array in (positions, targets, temperatures))
     head = backbone.head
     hidden = backbone.hidden_states(packed)[at]
     scores = token_scores(hidden, head.weight, head.bias, wanted, scales, shape=backbone.logit_shape)

@@ -18,6 +18,7 @@ from marft.game.live import Spelling
 from marft.marks import Masks
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
+from marft.models.devices import read_all, sent
 from marft.models.running_rows import running_rows
 from marft.types import Finish, LogProbs, Sampling, TokenIds
 
@@ -69,8 +70,7 @@ class RunningBatch:
     ) -> None:
         self.backbone, self.spell, self.prefix_bytes, self.holding = backbone, spell, prefix_bytes, holding
         device = backbone.device
-        self.is_stop = torch.zeros(backbone.head.weight.shape[0], dtype=torch.bool, device=device)
-        self.is_stop[list(stop_ids)] = True
+        self.stop_ids = frozenset(stop_ids)
         self.running = running_rows(backbone)
         self.prefill = Prefill(backbone, self.running, prefix_bytes)
         self.rows: list[Row] = []
@@ -79,15 +79,11 @@ class RunningBatch:
         self.listeners: dict[int, Callable[[int], None]] = {}  # by id of the row: of those that have one
         self.endings: dict[int, Ending] = {}  # by id of the row: of those that have stop strings
         self.adapters: list[str | None] = []
-        self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
-        self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the token not cached yet
-        self.made = torch.empty(0, dtype=torch.long, device=device)  # [n] tokens sampled so far
-        self.limits = torch.empty(0, dtype=torch.long, device=device)  # [n] max_new_tokens
+        self.tokens: list[list[int]] = []  # [n] of what each row has sampled; its last one is not cached yet
+        self.log_probs: list[list[float]] = []  # [n] of those
+        self.last = torch.empty(0, dtype=torch.long, device=device)  # [n] the last ones, where they are needed next
         self.temperatures = torch.empty(0, device=device)  # [n]
         self.greedy = torch.empty(0, dtype=torch.bool, device=device)  # [n]
-        self.uniforms = torch.empty(0, 0, device=device)  # [n, most tokens]
-        self.tokens = torch.empty(0, 0, dtype=torch.long, device=device)  # [n, most tokens]
-        self.log_probs = torch.empty(0, 0, device=device)  # [n, most tokens]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -109,9 +105,12 @@ class RunningBatch:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """One token for every row → the rows that finished with it."""
-        hidden = self.running.step(self.last, self.lengths, self.adapters)
-        self.lengths = self.lengths + 1
+        hidden = self.running.step(self.last, [self._cached(index) for index in range(len(self.rows))], self.adapters)
         return self._sample(hidden, slice(0, len(self.rows)))
+
+    def _cached(self, index: int) -> int:
+        """Tokens of a row whose keys and values are there when it goes on."""
+        return len(self.rows[index].prompt) + len(self.tokens[index]) - 1
 
     def clear(self) -> None:
         """Forget cached keys and values, which belong to weights that are about to change."""
@@ -131,16 +130,10 @@ class RunningBatch:
         order = sorted(range(len(groups)), key=lambda number: asked[number].adapter or "")
         last = self.prefill.read([asked[number] for number in order])
         back = np.repeat(np.argsort(order), [len(same) for same in groups])
-        return last[torch.from_numpy(back).to(last.device)]
+        return last[sent(back, last.device)]
 
     def _append(self, rows: Sequence[Row]) -> None:
         device = self.backbone.device
-        options = [row.sampling for row in rows]
-        limits = torch.tensor([option.max_new_tokens for option in options], device=device)
-        most = max(self.uniforms.shape[1], int(limits.max()))
-        uniforms = np.zeros((len(rows), most), np.float32)
-        for index, row in enumerate(rows):
-            uniforms[index, : len(row.uniforms)] = row.uniforms
         self.rows = [*self.rows, *rows]
         for row in rows:
             if row.sampling.alternatives:
@@ -153,17 +146,13 @@ class RunningBatch:
                 assert self.holding is not None, "a row has a grammar"
                 self.texts[id(row)] = self.holding.begin(row.sampling.grammar)
         self.adapters = [row.adapter for row in self.rows]
-        zeros = torch.zeros(len(rows), dtype=torch.long, device=device)
-        self.lengths = torch.cat([self.lengths, torch.tensor([len(row.prompt) for row in rows], device=device)])
-        self.last = torch.cat([self.last, zeros])
-        self.made = torch.cat([self.made, zeros])
-        self.limits = torch.cat([self.limits, limits])
-        temperatures = torch.tensor([option.temperature or 1.0 for option in options], device=device)
-        self.temperatures = torch.cat([self.temperatures, temperatures])
-        self.greedy = torch.cat([self.greedy, torch.tensor([o.temperature == 0 for o in options], device=device)])
-        self.uniforms = torch.cat([_widen(self.uniforms, most), torch.from_numpy(uniforms).to(device)])
-        self.tokens = torch.cat([_widen(self.tokens, most), zeros[:, None].expand(-1, most)])
-        self.log_probs = torch.cat([_widen(self.log_probs, most), torch.zeros(len(rows), most, device=device)])
+        self.tokens += [[] for _ in rows]
+        self.log_probs += [[] for _ in rows]
+        temperatures = np.array([row.sampling.temperature for row in rows], np.float32)
+        greedy = temperatures == 0
+        self.last = torch.cat([self.last, self.last.new_zeros(len(rows))])
+        self.temperatures = torch.cat([self.temperatures, sent(np.where(greedy, 1.0, temperatures), device)])
+        self.greedy = torch.cat([self.greedy, sent(greedy, device)])
 
     def _sample(self, hidden: Tensor, part: slice) -> list[Finished]:
         """Sample a token for the rows of ``part``, whose hidden states are given, and let finished rows go."""
@@ -173,52 +162,60 @@ class RunningBatch:
         texts = [self.texts.get(id(row)) for row in self.rows[part]] if self.texts else []
         if self.holding and any(texts):
             self.holding.hold_(logits, texts)
-        made = self.made[part].clone()
-        uniforms = self.uniforms[part].gather(1, made[:, None])[:, 0]
+        next_ones = [row.uniforms[len(made)] for row, made in zip(self.rows[part], self.tokens[part], strict=True)]
+        uniforms = sent(np.array(next_ones, np.float32), self.backbone.device)
         greedy = self.greedy[part] if any(option.temperature == 0.0 for option in options) else None
         ids, log_probs = draw(logits, uniforms, greedy, allowed_tokens(logits, options))
-        if self.alternatives:
-            self._tell_alternatives(logits, logits.gather(1, ids[:, None])[:, 0] - log_probs, part)
-        self.tokens[part].scatter_(1, made[:, None], ids[:, None])
-        self.log_probs[part].scatter_(1, made[:, None], log_probs[:, None])
+        likeliest = self._likeliest(logits, ids, log_probs, part)
         self.last[part] = ids
-        self.made[part] = made + 1
-        stopped = self.is_stop[ids]
-        full = made + 1 >= self.limits[part]
-        ended = (stopped | full).tolist()
-        stops = stopped.tolist()
-        drawn = ids.tolist()
+        numbers, said, *others = (
+            found.tolist() for found in read_all([ids, log_probs, *likeliest])
+        )  # all that is waited for
+        drawn = list(map(int, numbers))
+        self._tell_alternatives(others, part)
         for text, token in zip(texts, drawn if texts else (), strict=True):
             if text:
                 text.take(token)
         if self.listeners:
             self._tell_listeners(drawn, part)
         finished, leaving = [], []
-        for offset in range(len(ended)):
-            index = part.start + offset
-            ending = self.endings.get(id(self.rows[index]))
-            by_string = ending is not None and not stops[offset] and ending.take(drawn[offset])
-            text = self.texts.get(id(self.rows[index]))
-            if ended[offset] or by_string or (text and text.problem):
-                finished.append(self._finish(index, "stop" if stops[offset] or by_string else "length"))
+        for index, token, log_prob in zip(range(part.start, part.stop), drawn, said, strict=True):
+            row, stops = self.rows[index], token in self.stop_ids
+            self.tokens[index].append(token)
+            self.log_probs[index].append(log_prob)
+            full = len(self.tokens[index]) >= row.sampling.max_new_tokens
+            ending = self.endings.get(id(row))
+            by_string = ending is not None and not stops and ending.take(token)
+            text = self.texts.get(id(row))
+            if stops or full or by_string or (text and text.problem):
+                finished.append(self._finish(index, "stop" if stops or by_string else "length"))
                 leaving.append(index)
         self._remove(leaving)
         return finished
 
-    def _tell_alternatives(self, shifted: Tensor, normalisers: Tensor, part: slice) -> None:
-        """Note the likeliest tokens of the rows that ask for them.
+    def _likeliest(self, shifted: Tensor, drawn: Tensor, log_probs: Tensor, part: slice) -> list[Tensor]:
+        """The likeliest tokens of each row that asks for them, and then their log-probs.
 
         Args:
             shifted: logits of the rows of ``part``, which :func:`draw` has used up, [B, V].
-            normalisers: what each row's differ from log-probs by, [B].
+            drawn: tokens whose log-probs are known, [B].
         """
-        for offset, row in enumerate(self.rows[part]):
+        found: list[Tensor] = []
+        for offset, row in enumerate(self.rows[part] if self.alternatives else ()):
             if id(row) in self.alternatives:
-                values, ids = (shifted[offset] - normalisers[offset]).topk(row.sampling.alternatives)
-                pairs = zip(ids.tolist(), values.tolist(), strict=True)
-                self.alternatives[id(row)].append(
-                    tuple((token, value) for token, value in pairs if math.isfinite(value))
+                mine = shifted[offset]
+                values, ids = (mine - (mine.gather(0, drawn[offset : offset + 1]) - log_probs[offset])).topk(
+                    row.sampling.alternatives
                 )
+                found += ids, values
+        return found
+
+    def _tell_alternatives(self, found: Sequence[Sequence[float]], part: slice) -> None:
+        """Note what :meth:`_likeliest` found, once it is read."""
+        asking = [row for row in self.rows[part] if id(row) in self.alternatives]
+        for row, ids, values in zip(asking, found[::2], found[1::2], strict=True):
+            pairs = zip(ids, values, strict=True)
+            self.alternatives[id(row)].append(tuple((int(i), value) for i, value in pairs if math.isfinite(value)))
 
     def _tell_listeners(self, drawn: Sequence[int], part: slice) -> None:
         for row, token in zip(self.rows[part], drawn, strict=True):
@@ -226,9 +223,8 @@ class RunningBatch:
                 listener(token)
 
     def _finish(self, index: int, finish: Finish) -> Finished:
-        made = int(self.made[index])
-        tokens = self.tokens[index, :made].cpu().numpy().astype(np.int32)
-        log_probs = self.log_probs[index, :made].cpu().numpy().astype(np.float32)
+        tokens = np.array(self.tokens[index], np.int32)
+        log_probs = np.array(self.log_probs[index], np.float32)
         row = self.rows[index]
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
         done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
@@ -246,14 +242,11 @@ class RunningBatch:
         for index in sorted(leaving, reverse=True):
             last = order.pop()
             if index < len(order):
-                self.running.move(len(order), index, int(self.lengths[last]))
+                self.running.move(len(order), index, self._cached(last))
                 order[index] = last
-        keep = torch.tensor(order, dtype=torch.long, device=self.backbone.device)
         self.rows = [self.rows[index] for index in order]
+        self.tokens = [self.tokens[index] for index in order]
+        self.log_probs = [self.log_probs[index] for index in order]
         self.adapters = [row.adapter for row in self.rows]
-        for name in ("lengths", "last", "made", "limits", "temperatures", "greedy", "uniforms", "tokens", "log_probs"):
-            setattr(self, name, getattr(self, name)[keep])
-
-
-def _widen(buffer: Tensor, columns: int) -> Tensor:
-    return torch.nn.functional.pad(buffer, (0, columns - buffer.shape[1]))
+        keep = sent(np.array(order, np.int64), self.backbone.device)
+        self.last, self.temperatures, self.greedy = self.last[keep], self.temperatures[keep], self.greedy[keep]

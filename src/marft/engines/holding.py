@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from marft.marks import Grammar, Masks
+from marft.models.devices import sent
 from marft.models.masked import held
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class Holding:
             assert text is not None, "the rows are those that have a text"
             text.allow(self._known.setdefault(packed, packed), count)
         bits[np.array(counts) == 0] = 0xFF  # of a text that has a problem, which ends with this token
-        at = torch.tensor(rows, device=logits_BV.device)
-        logits_BV[at] = held(logits_BV[at], torch.from_numpy(bits).to(logits_BV.device))
+        at = sent(np.array(rows), logits_BV.device)
+        logits_BV[at] = held(logits_BV[at], sent(bits, logits_BV.device))
 
     def forget(self) -> None:
         """Forget the masks that came before."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from marft.models.backbone import Backbone
+from marft.models.devices import sent
 from marft.models.forest import Forest, Span
 from marft.models.packed_rows import PackedRows
 from marft.models.prefixes import Prefix, Prefixes, joined
@@ -74,7 +74,7 @@ class Prefill:
             last = (np.cumsum(packed.lengths) - 1).tolist()
         for one in asked:
             self.keep(one.tasks, one.adapter, one.prompt, one.slots[0])
-        return hidden[torch.tensor(last, device=hidden.device)]
+        return hidden[sent(np.array(last), hidden.device)]
 
     def keep(self, tasks: str, adapter: str | None, ids: TokenIds, slot: int) -> None:
         """Remember what a slot holds: the keys and values of ``ids``."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from marft.models.devices import sent
 from marft.models.log_probs import exponentials_
 from marft.types import Sampling
 
@@ -66,8 +68,8 @@ def allowed_tokens(logits_BV: Tensor, options: list[Sampling]) -> Tensor | None:
     if all(option.top_k == 0 and option.top_p >= 1.0 for option in options):
         return None
     vocabulary = logits_BV.shape[-1]
-    top_k = torch.tensor([option.top_k or vocabulary for option in options], device=logits_BV.device)
-    top_p = torch.tensor([option.top_p for option in options], device=logits_BV.device)
+    top_k = sent(np.array([option.top_k or vocabulary for option in options]), logits_BV.device)
+    top_p = sent(np.array([option.top_p for option in options], np.float32), logits_BV.device)
     ordered, order = logits_BV.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # mass of the likelier tokens
     rank = torch.arange(vocabulary, device=logits_BV.device)

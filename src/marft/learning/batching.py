@@ -23,6 +23,7 @@ from marft.learning.ranks import Ranks
 from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone
+from marft.models.devices import sent
 from marft.models.forest import Forest
 from marft.models.masked import PackedMasks
 from marft.models.packed_rows import PackedRows
@@ -180,18 +181,17 @@ class MicroBatch:
     def of_tokens(self, values: Mapping[ActionKey, Floats], dtype: torch.dtype = torch.float64) -> Tensor:
         """Numbers of every decision by the action's key → [T]."""
         flat = np.concatenate([values[sample.action.key] for sample in self.samples])
-        return torch.from_numpy(flat).to(self.engine_log_probs.device, dtype)
+        return sent(flat, self.engine_log_probs.device, dtype)
 
-    def by_action(self, token_values_T: Tensor) -> dict[ActionKey, Floats]:
-        """Undo :meth:`of_tokens`."""
-        flat = token_values_T.detach().double().cpu().numpy()
-        rows = split_rows(flat, [sample.action.decisions for sample in self.samples])
+    def by_action(self, token_values_T: Floats) -> dict[ActionKey, Floats]:
+        """Undo :meth:`of_tokens`, for numbers that have been read."""
+        rows = split_rows(token_values_T, [sample.action.decisions for sample in self.samples])
         return {sample.action.key: row for sample, row in zip(self.samples, rows, strict=True)}
 
     def first_tokens(self) -> Tensor:
         """Index of the first sampled token of each action, [B]."""
-        counts = torch.bincount(self.action_of, minlength=len(self.samples))
-        return counts.cumsum(0) - counts
+        counts = np.array([sample.action.decisions for sample in self.samples])
+        return sent(counts.cumsum() - counts, self.action_of.device)
 
     def unit_agents(self) -> np.ndarray:
         """Agent index of each unit, [U]."""
@@ -352,7 +352,7 @@ def _pack(
     plain = all(temperature == 1.0 for temperature in temperatures)
 
     def tensor(values: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.from_numpy(values).to(device, dtype)
+        return sent(values, device, dtype)
 
     return MicroBatch(
         samples=tuple(samples),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from marft.models.choice_distribution import ChoiceSets, entropies
+from marft.models.devices import sent
 from marft.models.log_probs import TokenScores
 from marft.types import Action, TokenIds
 
@@ -85,7 +86,7 @@ class Chosen:
         )
 
         def indices(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.long, device=device)
+            return sent(np.array(values, np.int64), device)
 
         return Chosen(
             indices(written), indices(written_at), indices(of_options), choice_sets,

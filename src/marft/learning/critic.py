@@ -19,6 +19,7 @@ from marft.learning.value_normaliser import ValueNormaliser
 from marft.models.backbone import Backbone
 from marft.models.batches import in_batches
 from marft.models.critic import ValueHead
+from marft.models.devices import read_all, sent
 from marft.models.packed_rows import PackedRows
 from marft.types import Action, Episode, TokenIds
 
@@ -169,14 +170,15 @@ class Critic:
         for epoch in range(self.settings.epochs):
             for part in self._minibatches(len(returns), step, epoch):
                 self.optimizer.zero_grad()
-                loss = self._backward(part, old, goals)
-                losses.append(float(total(self.ranks, np.array([loss]))[0]))
+                pieces = self._backward(part, old, goals)
                 self.ranks.sum_gradients(p for group in self.optimizer.param_groups for p in group["params"])
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters().values(), self.settings.max_gradient_norm)
-                if torch.isfinite(norm):
+                *of_pieces, (size,) = read_all([*pieces, norm])
+                losses.append(float(total(self.ranks, sum(of_pieces, np.zeros(1)))[0]))
+                if math.isfinite(size):
                     self.optimizer.step()
-                skipped += float(not torch.isfinite(norm))
-                norms.append(norm.item())
+                skipped += float(not math.isfinite(size))
+                norms.append(float(size))
         return {
             "critic/loss": float(np.mean(losses)) if losses else math.nan,
             "critic/gradient_norm": float(np.mean(norms)) if norms else math.nan,
@@ -237,19 +239,19 @@ class Critic:
         order = seeds.generator(self.seed, "critic minibatches", step, epoch).permutation(count)
         return [part for part in np.array_split(order, self.settings.minibatches) if len(part)]
 
-    def _backward(self, part: np.ndarray, old_values: Floats, returns: Floats) -> float:
-        """Add the gradient of the mean loss over the decisions of ``part`` → the loss."""
+    def _backward(self, part: np.ndarray, old_values: Floats, returns: Floats) -> list[Tensor]:
+        """Add the gradient of the mean loss over the decisions of ``part`` → what adds up to the loss."""
         chosen = np.zeros(len(returns), bool)
         chosen[part] = True
         delta = self.settings.huber_delta if self.settings.loss == "huber" else None
-        total = 0.0
+        losses = []
         for head, rows, features in self._pieces(chosen):
             predicted = self.heads[head](features)
-            old, target = (torch.from_numpy(x[rows]).to(predicted) for x in (old_values, returns))
+            old, target = (sent(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
             loss = value_loss(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
             (self.settings.coefficient * loss).backward()
-            total += loss.item()
-        return total
+            losses.append(loss.detach())
+        return losses
 
     def _pieces(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
         """Head, flat rows and features of the chosen decisions, in pieces that fit in memory."""
@@ -257,7 +259,7 @@ class Critic:
             wanted = np.flatnonzero(chosen[mine.rows])
             if mine.features is not None:
                 if len(wanted):
-                    yield mine.head, mine.rows[wanted], mine.features[torch.from_numpy(wanted).to(mine.features.device)]
+                    yield mine.head, mine.rows[wanted], mine.features[sent(wanted, mine.features.device)]
                 continue
             first = 0
             for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
@@ -265,7 +267,7 @@ class Critic:
                 here = np.flatnonzero(chosen[mine.rows[first : first + count]])
                 if len(here):
                     features = self._features(mine.base, group)
-                    yield mine.head, mine.rows[first + here], features[torch.from_numpy(here).to(features.device)]
+                    yield mine.head, mine.rows[first + here], features[sent(here, features.device)]
                 first += count
 
 
@@ -333,13 +335,13 @@ def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch:
     for keys in in_batches(sorted(wanted, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch):
         packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device)
         at = np.concatenate([start + wanted[key] for start, key in zip(packed.starts(), keys, strict=True)])
-        hidden = base.hidden_states(packed)[torch.from_numpy(at).to(base.device)].float()
+        hidden = base.hidden_states(packed)[sent(at, base.device)].float()
         found.update(zip(keys, hidden.split([len(wanted[key]) for key in keys]), strict=True))
     rows = []
     for read in readings:
         key = read.ids.tobytes()
         indices = np.searchsorted(wanted[key], read.positions)
-        rows.append(found[key][torch.from_numpy(indices).to(base.device)])
+        rows.append(found[key][sent(indices, base.device)])
     return torch.cat([torch.empty(0, base.head.in_features, device=base.device), *rows])
 
 

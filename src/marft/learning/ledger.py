@@ -11,6 +11,7 @@ from torch import Tensor
 from marft.learning.batching import MicroBatch
 from marft.learning.interfaces import Credits, Floats
 from marft.learning.ranks import Ranks
+from marft.models.devices import Awaited
 from marft.types import Action, ActionKey, Episode
 
 
@@ -22,14 +23,18 @@ class Ledger:
     entropies: dict[ActionKey, Floats] = field(default_factory=dict)
     gradients: dict[ActionKey, float] = field(default_factory=dict)
 
-    def looked_at(self, batch: MicroBatch, entropies_T: Tensor) -> None:
+    def looked_at(self, awaited: Awaited, batch: MicroBatch, entropies_T: Tensor) -> None:
         """Entropies of a micro-batch, the first time that its actions are scored."""
-        self.entropies.update(batch.by_action(entropies_T))
+        awaited.add(entropies_T, lambda flat: self.entropies.update(batch.by_action(flat)))
 
-    def pushed(self, batch: MicroBatch, gradient_T: Tensor) -> None:
+    def pushed(self, awaited: Awaited, batch: MicroBatch, gradient_T: Tensor) -> None:
         """The gradient that a micro-batch's log-probs get."""
-        for key, sizes in batch.by_action(gradient_T.abs()).items():
-            self.gradients[key] = self.gradients.get(key, 0.0) + float(sizes.sum())
+
+        def told(flat: Floats) -> None:
+            for key, sizes in batch.by_action(flat).items():
+                self.gradients[key] = self.gradients.get(key, 0.0) + float(sizes.sum())
+
+        awaited.add(gradient_T.abs(), told)
 
     def absorb(self, other: Ledger) -> None:
         """Take in what another has added up."""

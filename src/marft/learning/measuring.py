@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,36 +15,45 @@ from marft.learning.batching import MicroBatch
 from marft.learning.interfaces import Floats
 from marft.learning.metering import Meter
 from marft.learning.scoring import k3
+from marft.models.devices import Awaited
 from marft.types import ActionKey, Sample
 
 BASE_KL_ACTIONS = 4  # of each agent, on which KL to the untuned base is measured
 
 
-def measure_tokens(meter: Meter, batch: MicroBatch, **values_T: Tensor) -> None:
-    """Add means over sampled tokens, team-wide and by agent."""
-    _measure(meter, batch.agents, batch.agent_names, values_T)
+def measure_tokens(awaited: Awaited, meter: Meter, batch: MicroBatch, **values_T: Tensor) -> None:
+    """Add means over sampled tokens, team-wide and by agent, once they are read."""
+    for metric, tensor in values_T.items():
+        awaited.add(tensor, partial(_add_means, meter, metric, batch.agents, batch.agent_names))
 
 
-def measure_units(meter: Meter, batch: MicroBatch, **values_U: Tensor) -> None:
-    """Add means over units (actions or tokens), team-wide and by agent."""
-    _measure(meter, batch.unit_agents(), batch.agent_names, values_U)
+def measure_units(awaited: Awaited, meter: Meter, batch: MicroBatch, **values_U: Tensor) -> None:
+    """Add means over units (actions or tokens), team-wide and by agent, once they are read."""
+    for metric, tensor in values_U.items():
+        awaited.add(tensor, partial(_add_means, meter, metric, batch.unit_agents(), batch.agent_names))
 
 
-def measure_difference(meter: Meter, batch: MicroBatch, old_T: Tensor) -> None:
+def measure_difference(awaited: Awaited, meter: Meter, batch: MicroBatch, old_T: Tensor) -> None:
     """How far the learner's log-probs are from the engine's, for the same weights: mean and largest."""
-    difference = (old_T - batch.engine_log_probs).abs()
-    measure_tokens(meter, batch, log_prob_difference=difference)
-    sizes = difference.double().cpu().numpy()
-    meter.peak("log_prob_difference_max", float(sizes.max()))
-    for index, name in enumerate(batch.agent_names):
-        meter.peak(f"agents/{name}/log_prob_difference_max", float(sizes[batch.agents == index].max()))
+
+    def told(sizes: Floats) -> None:
+        _add_means(meter, "log_prob_difference", batch.agents, batch.agent_names, sizes)
+        meter.peak("log_prob_difference_max", float(sizes.max()))
+        for index, name in enumerate(batch.agent_names):
+            meter.peak(f"agents/{name}/log_prob_difference_max", float(sizes[batch.agents == index].max()))
+
+    awaited.add((old_T - batch.engine_log_probs).abs(), told)
 
 
-def measure_gradient_share(meter: Meter, batch: MicroBatch, gradient_T: Tensor) -> None:
+def measure_gradient_share(awaited: Awaited, meter: Meter, batch: MicroBatch, gradient_T: Tensor) -> None:
     """Add up |∂loss/∂log π| by agent; :func:`gradient_shares` turns the sums into shares."""
-    sizes = np.bincount(batch.agents, gradient_T.abs().double().cpu().numpy(), len(batch.agent_names))
-    for name, size in zip(batch.agent_names, sizes, strict=True):
-        meter.add(f"agents/{name}/gradient_share", float(size), 0.0)
+
+    def told(sizes: Floats) -> None:
+        by_agent = np.bincount(batch.agents, sizes, len(batch.agent_names))
+        for name, size in zip(batch.agent_names, by_agent, strict=True):
+            meter.add(f"agents/{name}/gradient_share", float(size), 0.0)
+
+    awaited.add(gradient_T.abs(), told)
 
 
 def gradient_shares(meter: Meter, agents: Sequence[str]) -> dict[str, float]:
@@ -98,10 +108,9 @@ def measure_base_kl(
             meter.add(f"{scope}base_surprisal", -float(base[sample.action.key].sum()), len(difference))
 
 
-def _measure(meter: Meter, agents: np.ndarray, names: Sequence[str], values: dict[str, Tensor]) -> None:
+def _add_means(meter: Meter, metric: str, agents: np.ndarray, names: Sequence[str], values: Floats) -> None:
     counts = np.bincount(agents, minlength=len(names))
-    for metric, tensor in values.items():
-        sums = np.bincount(agents, tensor.detach().double().cpu().numpy(), len(names))
-        meter.add(metric, float(sums.sum()), float(counts.sum()))
-        for name, total, count in zip(names, sums, counts, strict=True):
-            meter.add(f"agents/{name}/{metric}", float(total), float(count))
+    sums = np.bincount(agents, values, len(names))
+    meter.add(metric, float(sums.sum()), float(counts.sum()))
+    for name, total, count in zip(names, sums, counts, strict=True):
+        meter.add(f"agents/{name}/{metric}", float(total), float(count))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from marft.config.algorithm import OptimizerSettings
+from marft.models.devices import read_all
 
 
 def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
@@ -87,10 +88,20 @@ class PolicyOptimizer:
 
     def step(self) -> float:
         """Clip, step → the gradient norm before clipping. A gradient that is not finite moves nothing."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        return norm.item()
+        return step_all([self])[0]
+
+    def clip(self) -> Tensor:
+        """Clip the gradient → its norm before."""
+        return torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
+
+
+def step_all(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
+    """As :meth:`PolicyOptimizer.step`, one after the other; their norms are read at once."""
+    norms = [float(norm[0]) for norm in read_all([optimizer.clip() for optimizer in optimizers])]
+    for optimizer, norm in zip(optimizers, norms, strict=True):
+        if math.isfinite(norm):
+            optimizer.optimizer.step()
+    return norms
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

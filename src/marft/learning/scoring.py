@@ -11,6 +11,7 @@ from marft.learning.batching import Denominators, Idle, MicroBatch, Packing
 from marft.learning.cutting import length
 from marft.learning.interfaces import LOG_RATIO_LIMIT, Floats
 from marft.learning.ranks import ALONE, Ranks, merged, share
+from marft.models.devices import Awaited, on_host
 from marft.models.log_probs import TokenScores, token_scores
 from marft.types import ActionKey, Sample
 
@@ -49,7 +50,7 @@ def picked(hidden_ND: Tensor, index_T: Tensor) -> Tensor:
 
     The gradient adds up in one order, whatever the threads do: on a CPU that of ``x[index]`` does not.
     """
-    return hidden_ND[index_T] if hidden_ND.is_cuda else hidden_ND.index_select(0, index_T)
+    return hidden_ND.index_select(0, index_T) if on_host(hidden_ND) else hidden_ND[index_T]
 
 
 @torch.no_grad()
@@ -61,9 +62,11 @@ def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = AL
     mine = share(ranks, samples, length)
     batches = packing.micro_batches(mine, Denominators.of(samples, pooled=False)) if mine else []
     scored: dict[ActionKey, Floats] = {}
+    awaited = Awaited()
     for batch in packing.in_step(batches, policies, ranks):
         if isinstance(batch, Idle):
             batch.forward()
         else:
-            scored |= batch.by_action(score(batch).log_probs)
+            awaited.add(score(batch).log_probs, lambda flat, batch=batch: scored.update(batch.by_action(flat)))
+    awaited.read()
     return merged(ranks, scored)

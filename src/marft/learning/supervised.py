@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,9 @@ from torch import Tensor
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.learning.batching import Denominators, MicroBatch, Packing
 from marft.learning.interfaces import Floats
-from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
+from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, step_all
 from marft.learning.scoring import score
+from marft.models.devices import Awaited
 from marft.models.pool import Models
 from marft.types import Action, Episode, Sample
 
@@ -103,11 +105,13 @@ class Supervisor:
             self.optimizers[name].zero_grad()
         denominators = Denominators.of(samples, pooled=False)
         losses: dict[str, float] = {}
+        awaited = Awaited()
         for batch in self.packing.micro_batches(samples, denominators):
             log_probs = score(batch).log_probs
             (-(log_probs * batch.token_weights).sum()).backward()
-            _add(losses, batch, log_probs)
-        norms = {name: self.optimizers[name].step() for name in policies}
+            awaited.add(log_probs, partial(_add, losses, batch))
+        awaited.read()
+        norms = dict(zip(policies, step_all([self.optimizers[name] for name in policies]), strict=True))
         metrics = {f"policies/{name}/gradient_norm": norm for name, norm in norms.items()}
         skipped = [float(not math.isfinite(norm)) for norm in norms.values()]
         metrics |= {"gradient_norm": float(np.mean(list(norms.values()))), "skipped_updates": float(np.mean(skipped))}
@@ -117,8 +121,10 @@ class Supervisor:
     def measure(self, samples: Sequence[Sample]) -> Imitation:
         """The loss of turns under the policies as they are."""
         losses: dict[str, float] = {}
+        awaited = Awaited()
         for batch in self.packing.micro_batches(samples, Denominators.of(samples, pooled=False)) if samples else ():
-            _add(losses, batch, score(batch).log_probs)
+            awaited.add(score(batch).log_probs, partial(_add, losses, batch))
+        awaited.read()
         return Imitation(losses, _tokens(samples))
 
     def optimizer_state(self) -> dict[str, Tensor]:
@@ -152,8 +158,7 @@ def _tokens(samples: Sequence[Sample]) -> dict[str, int]:
     return counts
 
 
-def _add(losses: dict[str, float], batch: MicroBatch, log_probs_T: Tensor) -> None:
-    """Add a micro-batch's negative log-likelihoods to those of its agents, in float64."""
-    values: Floats = log_probs_T.detach().double().cpu().numpy()
+def _add(losses: dict[str, float], batch: MicroBatch, values: Floats) -> None:
+    """Add a micro-batch's negative log-likelihoods [T] to those of its agents, in float64."""
     for number, agent in enumerate(batch.agent_names):
         losses[agent] = losses.get(agent, 0.0) - float(values[batch.agents == number].sum())

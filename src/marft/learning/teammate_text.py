@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.models.devices import sent
 from marft.types import Sample
 
 
@@ -56,7 +57,7 @@ class TeammateText:
             return None
 
         def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.from_numpy(np.concatenate(found[name])).to(device, dtype)
+            return sent(np.concatenate(found[name]), device, dtype)
 
         return TeammateText(
             column("predict_from", torch.long), column("targets", torch.long), column("temperatures"),

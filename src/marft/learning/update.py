@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -28,11 +29,12 @@ from marft.learning.ledger import Ledger
 from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
 from marft.learning.metering import Meter
 from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
-from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.optimizers import PolicyOptimizer, step_all
 from marft.learning.ranks import ALONE, Ranks, merged, share, total
 from marft.learning.scoring import k3, score_actions, score_all
 from marft.learning.team_kl import environment_steps, joint_kl
 from marft.learning.teammate_text import TeammateText
+from marft.models.devices import Awaited
 from marft.models.log_probs import TokenScores
 from marft.types import ActionKey, Sample
 
@@ -196,16 +198,22 @@ class Update:
             self.optimizers[policy].zero_grad()
         kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are
         stepped_on, pushed = Meter(), Ledger()  # count only where a step follows, however the minibatch is cut
+        awaited = Awaited()
         in_step = self.packing.in_step(batches, policies, self.ranks)
         for batch in in_step:
-            forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl)
-            if len(in_step) == 1 and self._over_limit(kl):
-                self._tell_old(mine)
-                return False
+            forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl, awaited)
+            if len(in_step) == 1 and self.settings.kl_stop:
+                awaited.read()
+                if self._over_limit(kl):
+                    self._tell_old(mine)
+                    return False
             if isinstance(batch, Idle):
                 batch.forward().backward()
             elif forward is not None:
-                loss += self._backward(batch, forward, objective, stepped_on, pushed)
+                awaited.add(
+                    self._backward(batch, forward, objective, stepped_on, pushed, awaited), partial(_add_to, loss)
+                )
+        awaited.read()
         self._tell_old(mine)
         if self._over_limit(kl):
             return False
@@ -214,20 +222,19 @@ class Update:
         self.meter.absorb(stepped_on)
         self.ledger.absorb(pushed)
         self.meter.add("policy_loss", float(total(self.ranks, loss)[0]))
-        for policy in policies:
-            self._step(policy)
+        self._step(policies)
         return True
 
-    def _forward(self, batch: MicroBatch, first_look: bool, kl: Floats) -> _Forward:
-        """Score a micro-batch; its KL to π_old and the count of its tokens are added to ``kl``."""
+    def _forward(self, batch: MicroBatch, first_look: bool, kl: Floats, awaited: Awaited) -> _Forward:
+        """Score a micro-batch; its KL to π_old, once it is read, and the count of its tokens are added to ``kl``."""
         scores, teammate_log_probs = score_all(batch, entropy_gradient=self.settings.entropy > 0)
-        old = self._old(batch, scores)
+        old = self._old(batch, scores, awaited)
         of_tokens = k3(scores.log_probs.detach() - old)
-        measure_tokens(self.meter, batch, entropy=scores.entropies, kl=of_tokens)
+        measure_tokens(awaited, self.meter, batch, entropy=scores.entropies, kl=of_tokens)
         if first_look:
-            measure_difference(self.meter, batch, old)
-            self.ledger.looked_at(batch, scores.entropies)
-        kl += of_tokens.sum().item(), len(of_tokens)
+            measure_difference(awaited, self.meter, batch, old)
+            self.ledger.looked_at(awaited, batch, scores.entropies)
+        awaited.add(of_tokens.sum(), lambda of_all: _add_to(kl, (of_all[0], len(of_tokens))))
         return _Forward(scores, old, teammate_log_probs)
 
     def _tell_old(self, samples: Sequence[Sample]) -> None:
@@ -235,10 +242,10 @@ class Update:
         if self.ranks.count > 1:
             self.old |= merged(self.ranks, {sample.action.key: self.old[sample.action.key] for sample in samples})
 
-    def _old(self, batch: MicroBatch, scores: TokenScores) -> Tensor:
+    def _old(self, batch: MicroBatch, scores: TokenScores, awaited: Awaited) -> Tensor:
         """π_old's log-probs of a batch, [T]: those of its policies themselves until they first move."""
         if self.moved.isdisjoint(sample.action.policy for sample in batch.samples):
-            self.old |= batch.by_action(scores.log_probs)
+            awaited.add(scores.log_probs, lambda flat: self.old.update(batch.by_action(flat)))
             return scores.log_probs.detach()
         return batch.of_tokens(self.old, scores.log_probs.dtype)
 
@@ -257,24 +264,31 @@ class Update:
         return not of_tokens / tokens <= self.settings.kl_stop
 
     def _backward(
-        self, batch: MicroBatch, forward: _Forward, objective: Objective, meter: Meter, ledger: Ledger
-    ) -> float:
+        self,
+        batch: MicroBatch,
+        forward: _Forward,
+        objective: Objective,
+        meter: Meter,
+        ledger: Ledger,
+        awaited: Awaited,
+    ) -> Tensor:
+        """Add a micro-batch's gradient → its loss."""
         scores, old, teammate_log_probs = forward.scores, forward.old, forward.teammate_log_probs
         gradient: list[Tensor] = []
         scores.log_probs.register_hook(gradient.append)
         correction = self._sampler_weights(batch, old)
         if correction is not None:
-            measure_tokens(meter, batch, sampler_weight=correction)
+            measure_tokens(awaited, meter, batch, sampler_weight=correction)
         units = LossInputs(batch.units(scores.log_probs), batch.units(old) - batch.log_factors, batch.advantages)
         output = objective(units)
         loss = (output.terms * self._unit_weights(batch, correction)).sum() + self._extras(batch, scores, old)
         if batch.teammate_text is not None and teammate_log_probs is not None:
             loss = loss + self._teammate_loss(batch.teammate_text, teammate_log_probs)
         loss.backward()
-        measure_units(meter, batch, **output.metrics)
-        measure_gradient_share(meter, batch, gradient[0])
-        ledger.pushed(batch, gradient[0])
-        return loss.item()
+        measure_units(awaited, meter, batch, **output.metrics)
+        measure_gradient_share(awaited, meter, batch, gradient[0])
+        ledger.pushed(awaited, batch, gradient[0])
+        return loss
 
     def _sampler_weights(self, batch: MicroBatch, old: Tensor) -> Tensor | None:
         correction = self.settings.sampler_correction
@@ -307,10 +321,16 @@ class Update:
         terms = teammate_terms(settings, log_probs, text.author_log_probs, text.advantages)
         return settings.coefficient * (terms * text.weights).sum()
 
-    def _step(self, policy: str) -> None:
-        self.ranks.sum_gradients(self.optimizers[policy].parameters.values())
-        norm = self.optimizers[policy].step()
-        self.moved.add(policy)
-        for scope in ("", f"policies/{policy}/"):
-            self.meter.add(f"{scope}gradient_norm", norm)
-            self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)))
+    def _step(self, policies: Sequence[str]) -> None:
+        for policy in policies:
+            self.ranks.sum_gradients(self.optimizers[policy].parameters.values())
+        norms = step_all([self.optimizers[policy] for policy in policies])
+        self.moved.update(policies)
+        for policy, norm in zip(policies, norms, strict=True):
+            for scope in ("", f"policies/{policy}/"):
+                self.meter.add(f"{scope}gradient_norm", norm)
+                self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)))
+
+
+def _add_to(sums: Floats, numbers: Floats | tuple[float, float]) -> None:
+    sums += numbers

@@ -9,14 +9,18 @@ layers therefore never see padding, and rows of all agents share them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedConfig
 
 from marft.models.cache import KVCache
+from marft.models.devices import on_host, sent
 from marft.models.weighing import Weighing, weigh
 
 IMPLEMENTATION = "marft"
@@ -57,17 +61,19 @@ class PackedPlan:
         spare = max(0, tokens - sum(lengths))
         self.regular = not spare and all(length == padded_length(max(lengths)) for length in lengths)
         if not self.regular:
-            sizes = torch.tensor([lengths[row] for row in order], device=device)
-            starts = torch.tensor(lengths, device=device).cumsum(0) - torch.tensor(lengths, device=device)
-            starts = starts[torch.tensor(order, device=device)]
-            widths = torch.cat([torch.full((rows,), longest, device=device) for longest, rows in self.groups])
+            sizes = np.array(lengths)[order]
+            starts = (np.cumsum(lengths) - lengths)[order]
+            widths = np.repeat(*np.array(self.groups).T)
             columns = _ranges(widths)
-            self.real = columns < sizes.repeat_interleave(widths)  # [padded]
-            self.padded_from = torch.where(self.real, starts.repeat_interleave(widths) + columns, 0)  # → packed
-            self.packed_from = torch.zeros(sum(lengths) + spare, dtype=torch.long, device=device)  # → padded
-            positions = self.real.nonzero()[:, 0]
-            self.packed_from[self.padded_from[positions]] = positions
-            self.in_rows = torch.arange(len(self.packed_from), device=device) < sum(lengths) if spare else None
+            real = columns < np.repeat(sizes, widths)  # [padded]
+            padded_from = np.where(real, np.repeat(starts, widths) + columns, 0)  # → packed
+            packed_from = np.zeros(sum(lengths) + spare, np.int64)  # → padded
+            positions = np.flatnonzero(real)
+            packed_from[padded_from[positions]] = positions
+            self.real, self.padded_from, self.packed_from = (
+                sent(array, device) for array in (real, padded_from, packed_from)
+            )
+            self.in_rows = torch.arange(len(packed_from), device=device) < sum(lengths) if spare else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
         if self.cache is not None and self.slots is not None:
@@ -104,10 +110,10 @@ def padded_length(length: int) -> int:
     return max(16, -(-length // step) * step)
 
 
-def _ranges(widths: Tensor) -> Tensor:
+def _ranges(widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """``[3, 2] → [0, 1, 2, 0, 1]``."""
-    ends = widths.cumsum(0)
-    return torch.arange(int(ends[-1]), device=widths.device) - (ends - widths).repeat_interleave(widths)
+    ends = widths.cumsum()
+    return np.arange(ends[-1]) - np.repeat(ends - widths, widths)
 
 
 def _causal(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, weighing: Weighing) -> Tensor:
@@ -142,13 +148,12 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, weighing: Weighing, queries: slice)
 class DecodePlan:
     """One new token a row, attending to the row's cache slot; rows occupy slots 0..n-1."""
 
-    def __init__(self, cache: KVCache, lengths: Tensor) -> None:
+    def __init__(self, cache: KVCache, lengths: Sequence[int], device: torch.device) -> None:
         """``lengths`` [n]: tokens cached in each slot before this one."""
-        self.cache, self.lengths = cache, lengths
-        self.longest = int(lengths.max()) + 1
-        columns = torch.arange(self.longest, device=lengths.device)
-        self.visible = columns <= lengths[:, None]  # [n, T]
-        self.equal = bool(self.visible.all())
+        self.cache, self.lengths = cache, sent(np.array(lengths), device)
+        self.longest = max(lengths) + 1
+        self.visible = torch.arange(self.longest, device=device) <= self.lengths[:, None]  # [n, T]
+        self.equal = min(lengths) + 1 == self.longest
         self.positions: dict[int, Tensor] = {}  # by key heads, which layers may have different numbers of
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
@@ -180,7 +185,7 @@ class DecodePlan:
 
 def _decode(q_nKGD: Tensor, k_nKTD: Tensor, v_nKTD: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attention of one new token a row; a CPU does it faster in plain products than in blocks made for many queries."""
-    if q_nKGD.is_cuda or q_nKGD.dtype not in (torch.float32, torch.float64):
+    if not on_host(q_nKGD) or q_nKGD.dtype not in (torch.float32, torch.float64):
         return scaled_dot_product_attention(q_nKGD, k_nKTD, v_nKTD, attn_mask=mask, scale=scale)
     scores = (q_nKGD @ k_nKTD.transpose(-1, -2)).mul_(scale)
     return (scores if mask is None else scores.add_(mask)).softmax(-1) @ v_nKTD

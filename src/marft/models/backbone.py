@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marft.config.settings import did_you_mean
 from marft.models.attention import AttentionPlan, PackedPlan
+from marft.models.devices import on_host
 from marft.models.dropout import switch_off
 from marft.models.forest import Forest
 from marft.models.fused_decoder import fits, fused_forward
@@ -73,7 +74,7 @@ class Backbone:
     def wants_full_batches(self) -> bool:
         """Whether its products may round differently in batches of different sizes, and so coarsely that it shows:
         scores that are compared are then made in batches of one size."""
-        return self.device.type != "cpu" or self.half
+        return not on_host(self.head.weight) or self.half
 
     def gains(self, forest: Forest, tokens: int) -> bool:
         """Whether rows of so many tokens are computed faster as a forest: each of its runs attends by itself."""

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.models.devices import sent
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceSets:
@@ -38,7 +40,7 @@ class ChoiceSets:
             first += count
         tokens = np.repeat(np.arange(total), [length for options in lengths for length in options])
         z = np.array([z for options in normalisers for z in options], np.float32)
-        return ChoiceSets(*(torch.from_numpy(array).to(device) for array in (tokens, z, grid)))
+        return ChoiceSets(*(sent(array, device) for array in (tokens, z, grid)))
 
     def log_softmax(self, token_log_probs: Tensor) -> Tensor:
         """``log π(a) = log softmax over a of log P(a)/Z_a``, [C, longest list]; −∞ where a list is shorter."""

@@ -183,8 +183,7 @@ def _decoded_logits(backbone: Backbone, rows: Sequence[TokenIds]) -> Tensor:
     packed = PackedRows.of([row[:-1] for row in rows], [None] * len(rows), backbone.device)
     running.prefill(packed, [[slot] for slot in range(len(rows))])
     last = torch.tensor([int(row[-1]) for row in rows], device=backbone.device)
-    lengths = torch.tensor(packed.lengths, device=backbone.device)
-    return backbone.logits(running.step(last, lengths, [None] * len(rows)), None)
+    return backbone.logits(running.step(last, packed.lengths, [None] * len(rows)), None)
 
 
 def _differences(logits: Tensor, own: Tensor) -> Tensor:

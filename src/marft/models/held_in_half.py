@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from marft.models.devices import on_host
+
 if TYPE_CHECKING:
     from marft.models.backbone import Backbone
 
@@ -27,7 +29,7 @@ def hold_in_half(backbone: Backbone) -> None:
     The matrices of its layers stay as they are; embeddings, head, norms and biases become float32. Bases whose layers
     run as modules of transformers stay as they are altogether.
     """
-    if backbone.half and backbone.device.type == "cpu" and backbone.fused and not _multiplies_halves_faster():
+    if backbone.half and on_host(backbone.head.weight) and backbone.fused and not _multiplies_halves_faster():
         matrices = {id(layer.weight) for layer in backbone.decoder.layers.modules() if isinstance(layer, nn.Linear)}
         for parameter in backbone.model.parameters():
             if id(parameter) not in matrices:

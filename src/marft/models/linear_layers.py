@@ -16,6 +16,7 @@ from torch.nn.functional import linear, silu
 from transformers.activations import SiLUActivation
 
 from marft.models.adapted import Frozen, Low, Stretch, adapted, gated
+from marft.models.devices import on_host
 from marft.models.held_in_half import few_times_half, multiplied_as
 from marft.models.lora import MultiLoraLinear, Routing
 
@@ -47,7 +48,7 @@ def feed_forward(x_ND: Tensor, mlp: Any, routing: Routing) -> Tensor:
 
 def _frozen(x: Tensor, layers: Sequence[nn.Module], routing: Routing) -> list[Frozen] | None:
     """The layers' own weights, where all of them are frozen and as precise as their adapters."""
-    if x.is_cuda or x.dtype not in EXACT or routing.whole:
+    if not on_host(x) or x.dtype not in EXACT or routing.whole:
         return None
     if routing.rows is not None and not _in_columns(x, routing):  # rows of several policies, one by one
         return None

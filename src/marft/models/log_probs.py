@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
+from marft.models.devices import half_product, on_host
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.models.masked import PackedMasks, masked, masked_
 
@@ -109,7 +110,7 @@ def next_logits(
 ) -> Tensor:
     """As :func:`scaled_logits`, for few rows whose scores are compared with nobody's to the bit: as ``W hᵀ`` on a CPU,
     which reads the weights as they lie. They lie in columns then."""
-    if weight.is_cuda or weight.dtype not in (torch.float32, torch.float64):
+    if not on_host(weight) or weight.dtype not in (torch.float32, torch.float64):
         return scaled_logits(hidden, weight, bias, temperatures, shape)
     logits = (weight @ hidden.to(weight.dtype).t()).t()
     return _tempered(shape(logits if bias is None else logits + bias), temperatures)
@@ -185,9 +186,7 @@ class _FrozenHead(torch.autograd.Function):
                 slopes.append(-scale * _times(_bent(p, bend), weight))
                 p.scatter_(1, at, mine)
             z.mul_(p)
-            weighted = z.sum(-1)
-            if weighted.isnan().any():  # tokens that cannot be: 0 · −∞ counts as 0
-                weighted = z.nan_to_num_(0.0).sum(-1)
+            weighted = _sum_of_those_that_can_be(z)
             entropy = log_total - weighted * share[:, 0]
             entropies.append(entropy)
             if needs_gradient and entropy_gradient:
@@ -208,6 +207,14 @@ class _FrozenHead(torch.autograd.Function):
         return out.to(ctx.dtype), None, None, None, None, None, None, None, None
 
 
+def _sum_of_those_that_can_be(z: Tensor) -> Tensor:
+    """Of each row ``z e^z`` summed; for tokens that cannot be 0 · −∞ counts as 0, and is 0 in ``z`` too."""
+    if not on_host(z):  # to look first would be to wait
+        return z.nan_to_num_(0.0).sum(-1)
+    weighted = z.sum(-1)
+    return z.nan_to_num_(0.0).sum(-1) if weighted.isnan().any() else weighted
+
+
 def _bent(p: Tensor, bend: Tensor | float) -> Tensor:
     """``p`` by logits → by the head's products."""
     return p if isinstance(bend, float) and bend == 1.0 else p * bend
@@ -217,7 +224,7 @@ def _times(p: Tensor, weight: Tensor) -> Tensor:
     """``p`` [T, V] in float32 or better times ``weight`` [V, D], in the precision of ``p``."""
     if weight.dtype == p.dtype:
         return p @ weight
-    if not weight.is_cuda:
+    if on_host(weight):
         return _half_product(p, weight)
     high, rest = halves(p, weight.dtype)
     return _half_product(high, weight).add_(_half_product(rest, weight))
@@ -231,8 +238,8 @@ def halves(p: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _half_product(a: Tensor, b: Tensor) -> Tensor:
     """``a`` [T, K] times ``b`` [K, N] in half precision, multiplied and added up in float32 → [T, N]. No gradient."""
-    if b.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
+    if not on_host(b):
+        return half_product(a, b)
     out = torch.zeros(len(a), b.shape[1], dtype=torch.float32, device=b.device)
     if b.shape[1] > b.shape[0]:  # the vocabulary is what is long
         for start in range(0, b.shape[1], BLOCK):

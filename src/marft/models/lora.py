@@ -14,9 +14,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from marft.models.devices import sent
 
 PARTIAL = (
     "a layer that policies adapt sees {} tokens where the batch has {}, as an expert's does: which are whose is not "
@@ -164,7 +167,6 @@ def _add_product(out: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
 
 def _scale_mask(rows: Sequence[str | None], present: list[tuple[str | None, Adapter]], device: torch.device) -> Tensor:
     """[N, Σr]: a policy's scale where a column of the stacked adapters belongs to the row's policy, else 0."""
-    mine = torch.tensor([[row == policy for policy, _ in present] for row in rows], device=device)  # [N, P]
-    scales = torch.tensor([adapter.scale for _, adapter in present], device=device)
-    ranks = torch.tensor([len(adapter.a) for _, adapter in present], device=device)
-    return (mine * scales).repeat_interleave(ranks, dim=1)
+    mine = np.array([[row == policy for policy, _ in present] for row in rows])  # [N, P]
+    scales = np.array([adapter.scale for _, adapter in present], np.float32)
+    return sent(np.repeat(mine * scales, [len(adapter.a) for _, adapter in present], axis=1), device)

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from marft.marks import Masks
+from marft.models.devices import sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMasks:
     """Masks of scored tokens. Those that are equal are there once; most tokens have none."""
 
-    which: Tensor  # [R] of each token the row of ``table``, -1 where all is allowed
+    which: npt.NDArray[np.int64]  # [R] of each token the row of ``table``, -1 where all is allowed
     table: Tensor  # [M, bytes] uint8: token v is bit v % 8 of byte v // 8
 
     @staticmethod
@@ -36,15 +38,21 @@ class PackedMasks:
         width = max(map(len, numbers))
         packed = b"".join(mask.ljust(width, b"\0") for mask in numbers)
         table = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(-1, width)
-        return PackedMasks(torch.from_numpy(np.concatenate(which)).to(device), table.to(device))
+        return PackedMasks(np.concatenate(which), table.to(device, non_blocking=True))
 
     def padded(self, spare: int) -> PackedMasks:
         """The same with more tokens, which have none."""
-        return PackedMasks(torch.nn.functional.pad(self.which, (0, spare), value=-1), self.table)
+        return PackedMasks(np.pad(self.which, (0, spare), constant_values=-1), self.table)
 
-    def rows(self) -> Tensor:
-        """The tokens that have one."""
-        return torch.nonzero(self.which >= 0)[:, 0]
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The tokens that have one [M], and the mask of each [M, bytes]."""
+        at = np.flatnonzero(self.which >= 0)
+        return sent(at, self.table.device), self.table[sent(self.which[at], self.table.device)]
+
+    @property
+    def empty(self) -> bool:
+        """Whether no token has one."""
+        return not (self.which >= 0).any()
 
     def part(self, part: slice) -> PackedMasks:
         """Those of some tokens."""
@@ -53,16 +61,18 @@ class PackedMasks:
 
 def masked_(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
     """Logits, changed in place where they are masked. Nothing is done to tokens without a mask."""
-    if masks is not None and len(rows := masks.rows()):
-        logits_TV[rows] = held(logits_TV[rows], masks.table[masks.which[rows]])
+    if masks is not None and not masks.empty:
+        rows, bits = masks.rows()
+        logits_TV[rows] = held(logits_TV[rows], bits)
     return logits_TV
 
 
 def masked(logits_TV: Tensor, masks: PackedMasks | None) -> Tensor:
     """As :func:`masked_`, for autograd: what is not allowed gets no gradient."""
-    if masks is None or not len(rows := masks.rows()):
+    if masks is None or masks.empty:
         return logits_TV
-    return logits_TV.index_copy(0, rows, held(logits_TV[rows], masks.table[masks.which[rows]]))
+    rows, bits = masks.rows()
+    return logits_TV.index_copy(0, rows, held(logits_TV[rows], bits))
 
 
 def held(logits_MV: Tensor, bits: Tensor) -> Tensor:

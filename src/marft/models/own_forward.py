@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from marft.models.attention import padded_length
+from marft.models.devices import sent
 from marft.models.lora import Routing
 from marft.models.packed_rows import PackedRows
 
@@ -78,28 +80,29 @@ class OwnRows:
                 raise ValueError(f"{type(self.decoder).__name__} keeps no cache of its own")
             places = [place for place, index in enumerate(members) for _ in slots[index]]
             cache = getattr(out, name)
-            cache.reorder_cache(torch.tensor(places, device=batch.device))
+            cache.reorder_cache(sent(np.array(places), batch.device))
             self._together.append(_Together(cache, name, policy, [slot for i in members for slot in slots[i]]))
             found.update(zip(members, out.last_hidden_state, strict=True))
         return torch.cat([found[index] for index in range(len(texts))])
 
-    def step(self, ids: Tensor, lengths: Tensor, policies: Sequence[str | None]) -> Tensor:  # noqa: ARG002
+    def step(self, ids: Tensor, lengths: Sequence[int], policies: Sequence[str | None]) -> Tensor:  # noqa: ARG002
         self._forget(
             {slot for group in self._together for slot in group.slots if slot is not None and slot >= len(ids)}
         )
         order: list[int] = []
         parts = []
         for group in self._together:
-            slots = _kept(group)
+            slots = _kept(group, ids.device)
             out = _forward(
-                self.decoder, self.routing, ids[slots][:, None], [group.policy] * len(slots), int(lengths[slots[0]]),
+                self.decoder, self.routing, ids[sent(np.array(slots), ids.device)][:, None],
+                [group.policy] * len(slots), lengths[slots[0]],
                 use_cache=True, **{group.name: group.cache},
             )  # fmt: skip
             group.cache = getattr(out, group.name)
             parts.append(out.last_hidden_state[:, 0])
             order += slots
         hidden = torch.cat(parts)
-        return hidden[torch.tensor(order, device=ids.device).argsort()]
+        return hidden[sent(np.argsort(order), ids.device)]
 
     def move(self, source: int, target: int, length: int) -> None:  # noqa: ARG002
         self._forget({target})
@@ -112,11 +115,11 @@ class OwnRows:
         self._together = [group for group in self._together if any(slot is not None for slot in group.slots)]
 
 
-def _kept(group: _Together) -> list[int]:
+def _kept(group: _Together, device: torch.device) -> list[int]:
     """The slots of a group, once those that have left are out of its cache."""
     places = [place for place, slot in enumerate(group.slots) if slot is not None]
     if len(places) < len(group.slots):
-        group.cache.reorder_cache(torch.tensor(places))
+        group.cache.reorder_cache(sent(np.array(places), device))
         group.slots = [group.slots[place] for place in places]
     return [slot for slot in group.slots if slot is not None]
 

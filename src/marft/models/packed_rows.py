@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marft.models.devices import sent
 from marft.models.forest import Forest
 from marft.types import TokenIds
 
@@ -47,16 +48,16 @@ class PackedRows:
                 stretches.append((policy, start, start + length))
             start += length
         spare = np.zeros(max(0, size - start), np.int64)
-        ids = torch.from_numpy(np.concatenate([*rows, spare]).astype(np.int64)).to(device)
-        positions = torch.from_numpy(np.concatenate([*(np.arange(length) for length in lengths), spare])).to(device)
+        ids = sent(np.concatenate([*rows, spare]).astype(np.int64), device)
+        positions = sent(np.concatenate([*(np.arange(length) for length in lengths), spare]), device)
         return PackedRows(ids, positions, lengths, stretches, size > 0)
 
     @staticmethod
     def sharing(forest: Forest, device: torch.device, size: int = 0) -> PackedRows:
         """Lay out rows that share what they begin with; ``forest.places`` says where their tokens are."""
         spare = np.zeros(max(0, size - len(forest.ids)), np.int64)
-        ids = torch.from_numpy(np.concatenate([forest.ids, spare]).astype(np.int64)).to(device)
-        positions = torch.from_numpy(np.concatenate([forest.positions, spare])).to(device)
+        ids = sent(np.concatenate([forest.ids, spare]).astype(np.int64), device)
+        positions = sent(np.concatenate([forest.positions, spare]), device)
         lengths = [run.stop - run.start for run in forest.runs]
         return PackedRows(ids, positions, lengths, forest.stretches(), size > 0, forest)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from marft.models.attention import padded_length
+from marft.models.devices import sent
 from marft.models.forest import Forest, Run
 from marft.models.weighing import Weighing, weigh
 
@@ -76,7 +77,7 @@ class GroupedRuns:
                 for run in some:
                     self.place[run.start : run.stop] = start + torch.arange(run.stop - run.start)
                     start += length
-        self.place = self.place.to(device)
+        self.place = self.place.to(device, non_blocking=True)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
         """``q`` [N, H, D], ``k`` and ``v`` [S, K, D] → [N, H, D], zero where a batch is longer than its runs."""
@@ -112,7 +113,7 @@ def _group(runs: list[Run], length: int, width: int, forest: Forest, device: tor
         queries.append(run.start + at)
         keys.append(of_row[np.minimum(np.arange(width), len(of_row) - 1)])
         positions.append(before + at)
-    return RunGroup(*[torch.from_numpy(np.stack(part)).to(device) for part in (queries, keys, positions)])
+    return RunGroup(*[sent(np.stack(part), device) for part in (queries, keys, positions)])
 
 
 def _rows(x_NHD: Tensor, index_BT: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class RunningRows(Protocol):
     def prefill(self, rows: PackedRows, slots: list[list[int]]) -> Tensor:
         """Read rows into slots, row i into all of ``slots[i]`` → hidden states [N, D]."""
 
-    def step(self, ids: Tensor, lengths: Tensor, policies: Sequence[str | None]) -> Tensor:
+    def step(self, ids: Tensor, lengths: Sequence[int], policies: Sequence[str | None]) -> Tensor:
         """One new token for each of the slots 0..n-1: ``ids`` [n], tokens read before ``lengths`` [n] → [n, D]."""
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -63,9 +63,10 @@ class CachedRows:
         self.cache.reserve(1 + max(slot for of_row in slots for slot in of_row), longest + FIRST_COLUMNS)
         return self.backbone.hidden_states(rows, TreePlan(rows.forest, self.backbone.device, known, self.cache, slots))
 
-    def step(self, ids: Tensor, lengths: Tensor, policies: Sequence[str | None]) -> Tensor:
-        self.cache.reserve(len(ids), int(lengths.max()) + 1)
-        return self.backbone.next_hidden_states(ids, lengths, policies, DecodePlan(self.cache, lengths))
+    def step(self, ids: Tensor, lengths: Sequence[int], policies: Sequence[str | None]) -> Tensor:
+        self.cache.reserve(len(ids), max(lengths) + 1)
+        plan = DecodePlan(self.cache, lengths, self.backbone.device)
+        return self.backbone.next_hidden_states(ids, plan.lengths, policies, plan)
 
     def move(self, source: int, target: int, length: int) -> None:
         self.cache.move(source, target, length)

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from marft.models.cache import KVCache
+from marft.models.devices import sent
 from marft.models.forest import Forest, Span
 from marft.models.run_groups import GroupedRuns, copied_keys, group_scores
 from marft.models.weighing import Weighing
@@ -67,12 +69,11 @@ class TreePlan:
         self.together = few  # keys: runs attend in groups, with copies of theirs
         self.grouped: GroupedRuns | None = None
         self.pieces = pieces(forest)
-        self.of_queries = torch.from_numpy(forest.positions).to(device)
-        of_keys = torch.zeros(forest.known + len(forest.ids), dtype=torch.long)
+        self.positions = np.zeros(forest.known + len(forest.ids), np.int64)  # of keys in their rows
         for places in forest.places:
-            of_keys[torch.from_numpy(places)] = torch.arange(len(places))
-        self.of_keys = of_keys.to(device)
-        self.whole = torch.cat([torch.from_numpy(places) for places in forest.places]).to(device) if cache else None
+            self.positions[places] = np.arange(len(places))
+        self.of_queries, self.of_keys = sent(forest.positions, device), sent(self.positions, device)
+        self.whole = sent(np.concatenate(forest.places), device) if cache else None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, weighing: Weighing) -> Tensor:
         if self.known is not None:
@@ -110,7 +111,7 @@ class TreePlan:
 
     def _first_in_window(self, queries: slice, keys: slice, window: int) -> int:
         """Keys of a span have consecutive positions."""
-        outside = int(self.of_queries[queries].min() - self.of_keys[keys.start]) - window + 1
+        outside = int(self.forest.positions[queries].min() - self.positions[keys.start]) - window + 1
         return int(min(keys.stop, keys.start + max(0, outside)))
 
 

@@ -51,10 +51,10 @@ def sampler_weights(settings: SamplerCorrectionSettings, old: Tensor, engine: Te
     """
     difference = old - engine
     if settings.level != "token":
-        actions = int(action_of.max()) + 1
-        sums = difference.new_zeros(actions).index_add(0, action_of, difference)
+        empty = difference.new_zeros(len(difference))  # of actions, of which there are no more than tokens
+        sums = empty.index_add(0, action_of, difference)
         if settings.level == "geometric":
-            sums = sums / difference.new_zeros(actions).index_add(0, action_of, difference.new_ones(len(action_of)))
+            sums = sums / empty.index_add(0, action_of, difference.new_ones(len(difference)))
         difference = sums[action_of]
     weights = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if settings.high:
