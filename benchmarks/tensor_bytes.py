@@ -1,0 +1,74 @@
+"""Bytes of tensors that live, counted at every operation of torch: what memory a computation needs, without what an
+allocator keeps or rounds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class Counted(TorchDispatchMode):
+    """Counts storages that come and go while it is entered; what tensors were there before is told it.
+
+    Memory inside an operation of torch is not seen. It works on any device, ``meta`` too, where nothing is computed.
+    """
+
+    def __init__(self, there: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+        for tensor in there:
+            self._see(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(out):
+            if isinstance(leaf, Tensor):
+                self._see(leaf)
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def saved_bytes(compute: Callable[[], object], without: Iterable[Tensor]) -> int:
+    """Bytes of the storages that a computation keeps for its backward pass, each once.
+
+    Args:
+        without: tensors that are there anyway, such as parameters.
+    """
+    there = {tensor.untyped_storage()._cdata for tensor in without}
+    seen: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in there:
+            seen.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute()
+    return sum(tensor.untyped_storage().nbytes() for tensor in seen.values())

@@ -1,0 +1,65 @@
+"""Cards as data sheets have them. Rates are of dense products; sheets that count sparsity are halved here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from marft.config.settings import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One device.
+
+    ``memory`` is in bytes as sheets count them, 10⁹ to the GB: drivers report a little more. ``link`` is what goes one
+    way to the other cards of a machine, half of what sheets say of both ways together.
+
+    >>> CARDS["h100"].flops / CARDS["h100"].bandwidth  # operations a byte read, below which bandwidth decides
+    295.2...
+    """
+
+    name: str
+    flops: float  # bfloat16 operations a second
+    flops_float32: float  # float32 operations a second, without tensor cores
+    memory: float  # bytes
+    bandwidth: float  # bytes of its memory a second
+    link: float  # bytes a second, one way
+    source: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+_GB, _TFLOPS = 1e9, 1e12
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card("h100", 989 * _TFLOPS, 67 * _TFLOPS, 80 * _GB, 3350 * _GB, 450 * _GB, "NVIDIA H100 data sheet, SXM"),
+        Card("h200", 989 * _TFLOPS, 67 * _TFLOPS, 141 * _GB, 4800 * _GB, 450 * _GB, "NVIDIA H200 data sheet, SXM"),
+        Card("h20", 148 * _TFLOPS, 44 * _TFLOPS, 96 * _GB, 4000 * _GB, 450 * _GB, "NVIDIA H20 data sheet"),
+        Card("b200", 2250 * _TFLOPS, 75 * _TFLOPS, 180 * _GB, 8000 * _GB, 900 * _GB, "NVIDIA DGX B200 sheet, / 8"),
+        Card("a100-40", 312 * _TFLOPS, 19.5 * _TFLOPS, 40 * _GB, 1555 * _GB, 300 * _GB, "NVIDIA A100 data sheet, SXM"),
+        Card("a100-80", 312 * _TFLOPS, 19.5 * _TFLOPS, 80 * _GB, 2039 * _GB, 300 * _GB, "NVIDIA A100 data sheet, SXM"),
+        Card("l40s", 362 * _TFLOPS, 91.6 * _TFLOPS, 48 * _GB, 864 * _GB, 32 * _GB, "NVIDIA L40S data sheet; PCIe 4"),
+        Card("rtx4090", 165 * _TFLOPS, 82.6 * _TFLOPS, 24 * _GB, 1008 * _GB, 32 * _GB, "NVIDIA Ada white paper"),
+        Card("mi300x", 1307 * _TFLOPS, 163 * _TFLOPS, 192 * _GB, 5300 * _GB, 448 * _GB, "AMD MI300X data sheet"),
+        # two threads of an Emerald Rapids Xeon without AMX: benchmarks/results/half_precision.md, .../plan_memory.md
+        Card("cpu", 0.165 * _TFLOPS, 0.327 * _TFLOPS, 0.0, 12 * _GB, 12 * _GB, "measured; this machine's memory"),
+    )
+}  # fmt: skip
+
+
+def card_named(name: str) -> Card:
+    """
+    Raises:
+        ValueError: no card goes by that name.
+    """
+    found = CARDS.get(name.casefold())
+    if found is None:
+        raise ValueError(f"--gpu: no card is called {name!r}{did_you_mean(name, CARDS)}; known are {', '.join(CARDS)}")
+    if found.is_cpu:
+        return replace(found, memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    return found

@@ -1,0 +1,268 @@
+"""Bytes of each process, by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from marft.config.run import RunSettings
+from marft.planning.activations import FLOAT, PREFILL, Pass, beside, kept, read
+from marft.planning.cards import Card
+from marft.planning.precisions import Precision
+from marft.planning.shapes import Shape
+from marft.planning.work import PolicyWork, Work
+
+When = Literal["always", "learning", "stepping", "sampling"]
+FIRST_COLUMNS, MOST_COLUMNS = 64, 1024  # how a running batch's cache grows (models/running_rows.py, models/cache.py)
+CONTEXT = 0.6e9  # CUDA's context and libraries' workspaces; an estimate
+PYTHON = 0.45e9  # of host memory: Python, torch and transformers before any model; measured: results/plan_memory.md
+WORKER = 75e6  # of host memory, for each worker process (docs/hardware.md)
+VLLM_SHARE = 0.9  # of a card that vLLM takes unless engine.options says otherwise (its documentation)
+UNDO = 12  # bytes of host memory for each number that learns (learning/undoing.py)
+GRADIENT, MOMENTS = 4, 8  # float32 gradient; AdamW's two moments
+STEP = 4  # that AdamW's step holds of each number beside them
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a process; what is not there always is there while it learns, steps or samples."""
+
+    name: str
+    bytes: float
+    when: When = "always"
+    on_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, and what it takes of its card and of the host's memory.
+
+    ``room`` is what it may take of the card.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    room: float
+    card: str
+
+    @property
+    def on_card(self) -> float:
+        """The most that it takes of its card at any time."""
+        always = sum(part.bytes for part in self.parts if part.when == "always" and not part.on_host)
+        return always + max(self._during(when) for when in ("learning", "stepping", "sampling"))
+
+    @property
+    def on_host(self) -> float:
+        return sum(part.bytes for part in self.parts if part.on_host)
+
+    @property
+    def fits(self) -> bool:
+        taken = self.on_card + (self.on_host if self.card == "cpu" else 0.0)
+        return taken <= self.room
+
+    def _during(self, when: str) -> float:
+        return sum(part.bytes for part in self.parts if part.when == when and not part.on_host)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is planned to be."""
+
+    run: RunSettings
+    shapes: Mapping[str, Shape]  # by model
+    work: Work
+    card: Card
+
+    def precision(self, model: str) -> Precision:
+        return Precision.of(self.run.models[model], self.card)
+
+
+def learner(place: Place, ranks: int, samples: bool, room: float) -> Process:
+    """The run's own process, or one of several ranks of it. Adapters are on each rank; what is trained whole is sharded
+    with its gradient and moments. So is a base, but where the in-process engine samples with it.
+
+    Args:
+        samples: whether the in-process engine is in it.
+    """
+    parts: list[Part] = []
+    for model, shape in place.shapes.items():
+        parts += _weights(place, model, shape, 1 if samples else ranks)
+    for policy in place.work.policies:
+        parts += _policy(place, policy, ranks)
+    parts += _critic(place, ranks)
+    parts += _learning(place, ranks)
+    if samples:
+        for model in place.shapes:
+            parts += local_engine(place, model)
+    if not place.card.is_cpu:
+        parts.append(Part("CUDA", CONTEXT))
+    learning = sum(_trained_numbers(place, policy) for policy in place.work.trained) / ranks
+    parts += [Part("Python", PYTHON, on_host=True), Part("copy of what learns", UNDO * learning, on_host=True)]
+    if place.run.rollout.processes:
+        parts.append(Part("worker processes", WORKER * place.run.rollout.processes, on_host=True))
+    name = "the run" if ranks == 1 else f"each of {ranks} ranks"
+    return Process(name, tuple(parts), room, place.card.name)
+
+
+def _weights(place: Place, model: str, shape: Shape, ranks: int) -> list[Part]:
+    precision = place.precision(model)
+    whole = precision.weights(shape)
+    parts = [Part(f"weights of {model}", whole / ranks)]
+    if ranks > 1:  # two layers are together at a time, or embeddings, or the head
+        layer = (precision.element if not precision.half else 2) * shape.matrix_parameters / shape.layers
+        parts.append(Part(f"gathered layers of {model}", max(2 * layer, 2.0 * shape.head_parameters)))
+    full = any(policy.train == "full" for policy in place.work.of_model(model))
+    if full and precision.half:
+        parts.append(Part(f"{model} in float32, for KL", FLOAT * shape.parameters / ranks))
+    return parts
+
+
+def _policy(place: Place, policy: PolicyWork, ranks: int) -> list[Part]:
+    numbers = float(_numbers(place, policy))
+    if not numbers:
+        return []
+    what = "weights" if policy.train == "full" else "adapter"
+    share = ranks if policy.train == "full" else 1
+    parts = [Part(f"{what} of {policy.name}", FLOAT * numbers / share)]
+    if policy.train == "frozen":
+        return parts
+    parts.append(Part(f"optimizer of {policy.name}", MOMENTS * numbers / share))
+    parts.append(Part(f"gradient of {policy.name}", GRADIENT * numbers / share, "learning"))
+    parts.append(Part(f"gradient and step of {policy.name}", (GRADIENT + STEP) * numbers / share, "stepping"))
+    if place.run.algorithm.team_kl or getattr(place.run.algorithm.schedule, "kl_limit", 0.0):
+        parts.append(Part(f"snapshot of {policy.name}", (FLOAT + MOMENTS) * numbers / share, "learning"))
+    return parts
+
+
+def _numbers(place: Place, policy: PolicyWork) -> int:
+    shape = place.shapes[policy.model]
+    if policy.train == "full":
+        return shape.parameters
+    return shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
+
+
+def _trained_numbers(place: Place, policy: PolicyWork) -> int:
+    return _numbers(place, policy) if policy.train != "frozen" else 0
+
+
+def _critic(place: Place, ranks: int) -> list[Part]:
+    """Heads with optimizer, an adapter of its own where it has one, and features of all decisions (float32)."""
+    settings = place.run.algorithm.critic
+    if settings.kind == "none":
+        return []
+    heads, features = 0.0, 0.0
+    for model, shape in place.shapes.items():
+        policies = place.work.of_model(model)
+        wide, inner = shape.hidden, settings.hidden
+        count = sum(agent.policy in {p.name for p in policies} for agent in place.run.agents)
+        heads += (count if settings.heads == "agent" else 1) * (wide * inner + inner * inner + 3 * inner + 1)
+        if settings.body == "lora":
+            heads += shape.adapter_parameters(settings.lora_rank, ("q_proj", "v_proj"))
+        decisions = sum(p.actions * (p.lengths.action if place.run.algorithm.level == "token" else 1) for p in policies)
+        features += FLOAT * wide * decisions / ranks * (settings.body == "frozen")
+    return [Part("critic", (FLOAT + GRADIENT + MOMENTS) * heads), Part("what the critic reads", features, "learning")]
+
+
+def _learning(place: Place, ranks: int) -> list[Part]:
+    """Of the largest micro-batch of any base: models learn one after the other."""
+    found = [(kept(one), beside(one)) for one in passes(place, ranks)]
+    saved, transient = max(found, key=sum, default=(0.0, 0.0))
+    return [Part("activations", saved, "learning"), Part("logits and gradients", transient, "learning")]
+
+
+def passes(place: Place, ranks: int) -> Sequence[Pass]:
+    """The forward passes of an update: one backbone's micro-batch each, as full as they get."""
+    made = []
+    for model, shape in place.shapes.items():
+        on_base = tuple(p for p in place.work.trained if p.model == model and p.train == "lora")
+        whole = [(p,) for p in place.work.trained if p.model == model and p.train == "full"]
+        for policies in ([on_base] if on_base else []) + whole:
+            tokens = micro_batch(place, policies, ranks)
+            written = sum(p.written for p in policies) / sum(p.tokens for p in policies)
+            recomputes = place.run.models[model].gradient_checkpointing
+            made.append(Pass(shape, place.precision(model), tokens, tokens * written, policies, recomputes))
+    return made
+
+
+def micro_batch(place: Place, policies: Sequence[PolicyWork], ranks: int) -> float:
+    """Tokens of a micro-batch: as many as allowed for, unless there are fewer, or one row alone is longer."""
+    there = sum(policy.tokens for policy in policies) / place.run.algorithm.minibatches / ranks
+    longest = max(policy.lengths.longest_row for policy in policies)
+    return max(longest, min(float(place.run.training.tokens_per_micro_batch), there))
+
+
+def rows_at_once(place: Place, engines: int = 1) -> float:
+    """Actions that an engine samples together."""
+    most = float(getattr(place.run.engine, "max_rows", 256))
+    return max(1.0, min(most, place.work.asked_at_once / engines))
+
+
+def local_engine(place: Place, model: str) -> list[Part]:
+    """The in-process engine: keys and values of the running batch, which stay until weights change, kept prefixes, and
+    while it samples the logits of all rows, or a forward over prompts."""
+    policies = [policy for policy in place.work.of_model(model) if policy.here]
+    if not policies:
+        return []
+    shape, precision = place.shapes[model], place.precision(model)
+    rows = rows_at_once(place)
+    columns = max(capacity(p.lengths.prompt, p.lengths.longest_row) for p in policies)
+    token = precision.element * shape.cache_numbers()
+    kept_mb = float(getattr(place.run.engine, "prefix_cache_mb", 0))
+    prefixes = min(kept_mb * 2**20, token * sum(policy.tokens for policy in policies))
+    logits = 3.0 * FLOAT * rows * shape.vocabulary
+    prompts = min(float(PREFILL), max(rows * p.lengths.prompt for p in policies))
+    return [
+        Part(f"keys and values of {model}", token * rows * columns),
+        Part(f"kept prefixes of {model}", prefixes),
+        Part(f"sampling on {model}", max(logits, read(shape, precision, prompts)), "sampling"),
+    ]
+
+
+def capacity(prompt: float, longest: float) -> float:
+    """Columns of a running batch's cache, which grows by doubling, of long rows by 1,024 at a time.
+
+    >>> capacity(100, 612), capacity(2000, 2512)
+    (656.0, 3088.0)
+    """
+    columns = prompt + FIRST_COLUMNS
+    while columns < longest:
+        columns += min(columns, MOST_COLUMNS)
+    return float(columns)
+
+
+def vllm_bytes(place: Place, model: str) -> tuple[float, float]:
+    """vLLM's weights with slots for adapters, and keys and values of one token, in bytes."""
+    shape, policies = place.shapes[model], place.work.of_model(model)
+    full = any(policy.train == "full" for policy in policies)
+    element = FLOAT if full else 2 if place.precision(model).half else FLOAT
+    slots = sum(_numbers(place, policy) for policy in policies if policy.rank)
+    return element * (shape.parameters + slots), element * float(shape.cache_numbers())
+
+
+def vllm_share(run: RunSettings) -> float:
+    """The part of a card that each vLLM process takes."""
+    given = getattr(run.engine, "options", {}).get("gpu_memory_utilization", VLLM_SHARE)
+    return float(given)
+
+
+def sampler(place: Place, model: str, cards: int, room: float) -> Process:
+    """A vLLM process for a base, over ``cards`` cards by tensor parallelism: what it takes of each.
+
+    It takes its whole share: what weights leave of it are keys and values.
+    """
+    weights, token = vllm_bytes(place, model)
+    share = vllm_share(place.run) * place.card.memory
+    if place.card.is_cpu:  # it takes what its rows need
+        longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
+        share = weights + token * rows_at_once(place) * longest
+    of_vocabulary = 2.0 * FLOAT * rows_at_once(place) * place.shapes[model].vocabulary / cards
+    cache = share - weights / cards - of_vocabulary
+    need = token * max(policy.lengths.longest_row for policy in place.work.of_model(model)) / cards
+    parts = (
+        Part(f"weights of {model}", weights / cards),
+        Part("logits", of_vocabulary),
+        Part("keys and values", max(cache, need)),
+        Part("Python", PYTHON, on_host=True),
+    )
+    return Process(f"vLLM of {model}", parts, min(room, share * (1 + 1e-9)), place.card.name)

@@ -1,0 +1,206 @@
+"""Seconds of a step by phase: operations over the rate that is reached, or bytes over bandwidth, whichever is more.
+
+Operations of a token, with N the weights of the layers and V·D those of the head (Kaplan et al. 2020; attention as in
+Narayanan et al. 2021, half of it for causality): 2·N forward; backward 2·N more through a frozen base, 4·N where
+weights are trained; 2·N again with gradient checkpointing. Attention of a row of T tokens takes 2·T·Q a layer and
+token forward, and two and a half times as much backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from marft.planning.efficiencies import Efficiencies
+from marft.planning.memory import Place, micro_batch, rows_at_once, vllm_bytes, vllm_share
+from marft.planning.precisions import Precision
+from marft.planning.shapes import Shape
+from marft.planning.work import PolicyWork
+
+BACK = 2.5  # of attention's forward (Dao 2023, FlashAttention-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Some seconds of a step; ``side`` is who is at work: ``sampling``, ``learning``, ``publishing`` between them."""
+
+    name: str
+    seconds: float
+    side: str
+
+
+def forward(shape: Shape, length: float, head_share: float = 0.0) -> float:
+    """Operations of a token of a row of ``length``, forward.
+
+    Args:
+        head_share: of the tokens, whose logits are made.
+    """
+    attention = 2.0 * length * shape.queries * shape.layers
+    return 2.0 * shape.matrix_parameters + attention + 2.0 * shape.head_parameters * head_share
+
+
+def learned(shape: Shape, policy: PolicyWork, recomputes: bool, halves: bool) -> float:
+    """Operations of a token that is learned from, forward and backward.
+
+    A frozen head's slope is taken in the forward pass: one product more, on a GPU in half precision two
+    (:mod:`marft.models.log_probs`). A trained head is gone through four times.
+    """
+    length, share = policy.lengths.row, policy.lengths.action / policy.lengths.row
+    attention = 2.0 * length * shape.queries * shape.layers
+    trained = policy.train == "full"
+    layers = 2.0 * shape.matrix_parameters * ((3 if trained else 2) + recomputes)
+    adapters = 6.0 * shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0.0
+    products = 4 if trained else 3 if halves else 2
+    return layers + adapters + attention * (1 + BACK + recomputes) + 2.0 * products * shape.head_parameters * share
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What decides how fast an engine writes on a model."""
+
+    shape: Shape
+    weights: float  # bytes that are read for each new token of all rows
+    token: float  # bytes of a token's keys and values
+    rate: float  # operations a second, of all cards of the engine
+    bandwidth: float  # bytes a second, of all of them
+    launch: float  # least seconds of a layer
+    iteration: float  # seconds beside the layers
+
+    def step(self, rows: float, context: float, reached: Efficiencies) -> float:
+        """Seconds in which ``rows`` rows of ``context`` tokens get one more each: weights and caches are read, and
+        multiplied with."""
+        bytes_read = self.weights + rows * context * self.token
+        shape = self.shape
+        attention = 4.0 * context * shape.queries * shape.layers
+        operations = rows * (2.0 * (shape.matrix_parameters + shape.head_parameters) + attention)
+        busy = max(bytes_read / (self.bandwidth * reached.bandwidth), operations / (self.rate * reached.learning))
+        return max(busy, shape.layers * self.launch) + self.iteration
+
+
+def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
+    """Of the sampling cards, each with an engine of its own where a model fits on one.
+
+    Actions come in waves of as many as have a place; a wave ends with its longest action, whose row is alone by then.
+    """
+    prefill = decode = 0.0
+    for model, shape in place.shapes.items():
+        policies = [policy for policy in place.work.of_model(model) if policy.here]
+        if not policies:
+            continue
+        group = tensor_parallel(place, model) if place.run.engine.apart else 1
+        engines = max(1, cards // group) if place.run.engine.apart else 1
+        engine = _engine(place, model, group, reached)
+        prompt = _mean(policies, lambda policy: policy.lengths.prompt)
+        tokens = sum(policy.actions for policy in policies) * prompt
+        prefill += tokens * forward(shape, prompt) / (engines * engine.rate * reached.reading)
+        action = _mean(policies, lambda policy: policy.lengths.action)
+        rows = min(rows_at_once(place, engines), _rows_that_fit(place, model, group))
+        actions = sum(policy.actions for policy in policies)
+        turns = max(1.0, actions / place.work.asked_at_once)  # one after the other
+        rounds = max(actions / engines / rows, turns)
+        longest = max(policy.lengths.longest for policy in policies)
+        alone = engine.step(1.0, prompt + action, reached)
+        decode += rounds * action * engine.step(rows, prompt + action / 2, reached) + turns * (longest - action) * alone
+    return [Phase("reading prompts", prefill, "sampling"), Phase("writing", decode, "sampling")]
+
+
+def environment(place: Place, seconds: float) -> Phase:
+    """Environment steps that all live episodes take at once, one after the other in each."""
+    waves = -(-place.work.episodes // place.run.rollout.max_live_episodes)
+    return Phase("environment", waves * place.work.environment_steps * seconds, "sampling")
+
+
+def learning(place: Place, reached: Efficiencies, ranks: int) -> list[Phase]:
+    """Of ``ranks`` cards that share a step's actions."""
+    algorithm = place.run.algorithm
+    update = old = base = critic = 0.0
+    for model, shape in place.shapes.items():
+        precision = place.precision(model)
+        recomputes = place.run.models[model].gradient_checkpointing
+        for policy in place.work.of_model(model):
+            read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
+            scoring = read / (ranks * _rate(place, policy, precision) * reached.reading)
+            if algorithm.critic.kind != "none":
+                share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row
+                critic += share * scoring
+                if algorithm.critic.body == "lora":
+                    critic += 2 * share * algorithm.critic.epochs * scoring
+            if policy.train == "frozen":
+                continue
+            if algorithm.kl.coefficient:
+                base += scoring
+                old += scoring * (algorithm.kl.place == "reward")
+            old += (
+                scoring
+                * (1 - 1 / algorithm.minibatches)
+                * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
+            )
+            operations = policy.tokens * learned(shape, policy, recomputes, precision.half and not precision.on_cpu)
+            products = operations / (ranks * _rate(place, policy, precision) * reached.learning)
+            batches = policy.tokens / ranks / micro_batch(place, [policy], ranks)
+            launches = 3 * batches * shape.layers * (reached.cpu_launch if place.card.is_cpu else reached.launch)
+            gathered = 0.0
+            if ranks > 1 and place.run.engine.apart:  # weights of sharded layers, for each forward and each backward
+                gathered = 2 * batches * precision.weights(shape) / (place.card.link * reached.link)
+            update += algorithm.epochs * max(products, launches, gathered)
+    phases = [("critic", critic), ("scores of the base", base), ("scores before the update", old), ("update", update)]
+    return [Phase(name, seconds, "learning") for name, seconds in phases if seconds]
+
+
+def publishing(place: Place, reached: Efficiencies) -> Phase:
+    """What changed, to engines with weights of their own; the in-process engine shares the learner's."""
+    if not place.run.engine.apart:
+        return Phase("publishing", 0.0, "publishing")
+    numbers = sum(
+        place.shapes[p.model].parameters
+        if p.train == "full"
+        else place.shapes[p.model].adapter_parameters(p.rank, p.targets)
+        for p in place.work.trained
+    )
+    return Phase("publishing", 4.0 * numbers / (place.card.link * reached.link), "publishing")
+
+
+def tensor_parallel(place: Place, model: str) -> int:
+    """Cards that a vLLM process of a model needs: the fewest, doubling, on which weights leave room for a row."""
+    weights, token = vllm_bytes(place, model)
+    row = token * max(policy.lengths.longest_row for policy in place.work.of_model(model))
+    cards = 1
+    while (weights + row) / cards > vllm_share(place.run) * place.card.memory and cards < place.shapes[model].key_heads:
+        cards *= 2
+    return cards
+
+
+def _engine(place: Place, model: str, group: int, reached: Efficiencies) -> Engine:
+    """The engine of a model on ``group`` cards."""
+    shape, precision, card = place.shapes[model], place.precision(model), place.card
+    full = any(policy.train == "full" for policy in place.work.of_model(model))
+    rate = (card.flops_float32 if full else precision.rate(card)) * group
+    if place.run.engine.apart:
+        weights, token = vllm_bytes(place, model)
+        launch = reached.cpu_launch if card.is_cpu else reached.captured
+    else:
+        element = 4 if full else precision.element
+        weights = 4.0 * shape.parameters if full else precision.weights(shape)
+        token = element * float(shape.cache_numbers())
+        launch = reached.cpu_launch if card.is_cpu else reached.launch
+    iteration = 0.0 if card.is_cpu else reached.iteration
+    return Engine(shape, weights, token, rate, card.bandwidth * group, launch, iteration)
+
+
+def _rows_that_fit(place: Place, model: str, group: int) -> float:
+    if not place.run.engine.apart or place.card.is_cpu:
+        return float("inf")
+    weights, token = vllm_bytes(place, model)
+    room = vllm_share(place.run) * place.card.memory * group - weights
+    longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
+    return max(1.0, room / (token * longest))
+
+
+def _rate(place: Place, policy: PolicyWork, precision: Precision) -> float:
+    """What is trained whole is float32."""
+    return place.card.flops_float32 if policy.train == "full" else precision.rate(place.card)
+
+
+def _mean(policies: Sequence[PolicyWork], of: Callable[[PolicyWork], float]) -> float:
+    """Over actions."""
+    return sum(policy.actions * of(policy) for policy in policies) / sum(policy.actions for policy in policies)

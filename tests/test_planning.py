@@ -1,0 +1,244 @@
+"""Plans: sizes are those of the models, bytes and seconds follow the recipe, and what is advised has been planned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.cli.planning import as_json, run_plan
+from marft.config import RunSettings, load_recipe
+from marft.config.models import BUNDLED, ModelSettings
+from marft.planning.cards import CARDS, card_named
+from marft.planning.changes import changes
+from marft.planning.configurations import find_shape
+from marft.planning.efficiencies import Efficiencies
+from marft.planning.known import KNOWN, known_shape
+from marft.planning.memory import Process
+from marft.planning.plan import Ask, Plan, plan
+from marft.planning.shapes import shape_of
+from marft.planning.work import Known, work_of
+
+PUBLISHED = {  # parameters, as the models' cards and safetensors' headers on the hub have them
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-Coder-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B": 70_553_706_496,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+}
+VLLM = ("--engine.kind", "vllm")
+
+
+def math(*overrides: str, size: str = "3B") -> RunSettings:
+    return load_recipe("math_dual", ["--models.base.path", f"Qwen/Qwen2.5-{size}-Instruct", *overrides])
+
+
+def planned(run: RunSettings, gpu: str = "h100", gpus: int = 1, **asked: Any) -> Plan:
+    return plan(run, Ask(gpus, card_named(gpu), **asked))
+
+
+def taken(process: Process, *words: str) -> float:
+    return sum(part.bytes for part in process.parts if all(word in part.name for word in words))
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_known_models_have_the_parameters_that_were_published(name: str, parameters: int) -> None:
+    shape = known_shape(name)
+    assert shape is not None
+    assert shape.parameters == parameters
+
+
+def test_a_configuration_says_the_same_as_the_name() -> None:
+    table = {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert shape_of(table, "config") == KNOWN["qwen2.5-7b"]
+
+
+def test_sizes_that_are_not_known_are_refused_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"models.base.path: .*--model-config FILE"):
+        find_shape("base", ModelSettings(path="somebody/model-of-mine"))
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ValueError, match=r"not of 'mamba'; --model-config"):
+        find_shape("base", ModelSettings(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ValueError, match=r"'num_attention_heads' is missing"):
+        find_shape("base", ModelSettings(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("[")
+    with pytest.raises(ValueError, match="cannot read"):
+        find_shape("base", ModelSettings(path="x/y"), tmp_path)
+
+
+def test_a_given_configuration_takes_the_place_of_the_model_s() -> None:
+    shape = find_shape("base", ModelSettings(path="somebody/model-of-mine"), BUNDLED["tiny"])
+    assert shape == find_shape("base", ModelSettings(path="tiny"))
+
+
+def test_a_lora_s_numbers_are_those_of_its_two_matrices() -> None:
+    shape = KNOWN["qwen2.5-3b"]
+    assert shape.adapter_parameters(8, ("q_proj", "v_proj")) == 36 * 8 * (2048 + 2048 + 2048 + 256)
+    with pytest.raises(ValueError, match="no linear layer is called 'w1'"):
+        shape.adapter_parameters(8, ("w1",))
+
+
+@pytest.mark.parametrize("size", ["0.5B", "3B", "7B", "32B"])
+@pytest.mark.parametrize("engine", [(), VLLM])
+def test_every_size_is_planned_on_eight_gpus(size: str, engine: tuple[str, ...]) -> None:
+    made = planned(math(*engine, size=size), gpus=8)
+    run = made.best.processes[0]
+    shape = KNOWN[f"qwen2.5-{size.casefold()}"]
+    shared = made.best.learning if engine else 1  # ranks share a base that no engine samples with
+    assert taken(run, "weights of base") == pytest.approx(2 * shape.parameters / shared)
+    assert made.best.seconds > 0
+    assert (len(made.splits) == 7) == bool(engine)
+    assert made.fits or changes(made)
+
+
+def test_an_optimizer_has_twelve_bytes_a_number_and_the_host_a_copy() -> None:
+    made = planned(math())
+    run, numbers = made.best.processes[0], 2 * KNOWN["qwen2.5-3b"].adapter_parameters(8, ("q_proj", "v_proj"))
+    assert taken(run, "adapter of") == 4 * numbers
+    assert taken(run, "optimizer of") == 8 * numbers
+    assert taken(run, "copy of what learns") == 12 * numbers
+
+
+def test_a_policy_of_whole_weights_is_float32_beside_its_base() -> None:
+    run = math("--policies.reasoner.train", "full")
+    process, numbers = planned(run).best.processes[0], KNOWN["qwen2.5-3b"].parameters
+    assert taken(process, "weights of base") == 2 * numbers
+    assert taken(process, "base in float32") == 4 * numbers
+    assert taken(process, "weights of reasoner") == 4 * numbers
+    assert taken(process, "optimizer of reasoner") == 8 * numbers
+
+
+def test_memory_grows_with_a_micro_batch_and_not_with_the_vocabulary_times_tokens() -> None:
+    known = Known(prompt=256, action=256, longest=256)
+    small, large = (
+        planned(
+            load_recipe("math_dual", ["--training.tokens_per_micro_batch", tokens, "--rollout.tasks_per_step", "64"]),
+            known=known,
+        ).best.processes[0]
+        for tokens in ("2048", "4096")
+    )
+    assert taken(large, "activations") == pytest.approx(2 * taken(small, "activations"))
+    logits = taken(large, "logits")
+    assert logits < 4096 * KNOWN["qwen2.5-3b"].vocabulary * 4 / 2
+
+
+def test_what_is_advised_fits_when_it_is_planned_again() -> None:
+    made = planned(math(size="7B"), "rtx4090")
+    assert not made.fits
+    found = changes(made)
+    assert found
+    for one in found:
+        again = load_recipe(
+            "math_dual",
+            [
+                "--models.base.path",
+                "Qwen/Qwen2.5-7B-Instruct",
+                *(w for k, v in one.keys.items() for w in (f"--{k}", _toml(v))),
+            ],
+        )
+        assert planned(again, "rtx4090", one.gpus).fits
+        assert any(keys in str(one.keys) for keys in ("tokens_per_micro_batch", "gradient_checkpointing", "max_rows"))
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_a_plan_that_fits_is_advised_nothing() -> None:
+    assert changes(planned(math())) == []
+
+
+def test_more_gpus_are_named_where_nothing_else_is_enough() -> None:
+    made = planned(math(*VLLM, "--models.base.gradient_checkpointing", "true", size="72B"), "a100-40", 2)
+    assert not made.fits
+    assert [one.gpus > 2 for one in changes(made)] == [True]
+
+
+def test_without_a_lag_a_step_is_the_sum_of_its_sides_and_with_one_the_longer() -> None:
+    run = math(*VLLM)
+    for split in planned(run, gpus=4, lag=0).splits:
+        assert split.seconds == pytest.approx(sum(phase.seconds for phase in split.phases))
+    for split in planned(run, gpus=4, lag=1).splits:
+        sides = [sum(p.seconds for p in split.phases if p.side == side) for side in ("sampling", "learning")]
+        between = sum(p.seconds for p in split.phases if p.side == "publishing")
+        assert split.seconds == pytest.approx(max(sides) + between)
+
+
+@given(st.integers(2, 16), st.integers(0, 2), st.sampled_from(sorted(set(CARDS) - {"cpu"})))
+def test_the_best_split_is_no_slower_than_any_that_fits(gpus: int, lag: int, card: str) -> None:
+    made = planned(math(*VLLM, "--rollout.tasks_per_step", "64"), card, gpus, lag=lag)
+    fitting = [split.seconds for split in made.splits if split.fits]
+    assert made.best.seconds == min(fitting or [split.seconds for split in made.splits])
+    assert all(split.sampling + split.learning == gpus for split in made.splits)
+    assert made.best in made.neighbours
+
+
+def test_more_cards_of_a_side_take_no_longer() -> None:
+    splits = planned(math(*VLLM, "--rollout.tasks_per_step", "256", size="7B"), gpus=16).splits
+
+    def seconds(name: str) -> list[float]:
+        return [sum(p.seconds for p in split.phases if p.name == name) for split in splits]
+
+    assert seconds("writing") == sorted(seconds("writing"), reverse=True)
+    assert seconds("update") == sorted(seconds("update"))
+
+
+def test_lengths_come_from_the_recipe_s_limits_unless_they_are_known() -> None:
+    limits = work_of(math()).policies[0].lengths
+    assert (limits.prompt, limits.action, limits.longest) == (2048 - 512, 512, 512)
+    known = work_of(math(), Known(prompt=100, action=50, longest=80)).policies[0].lengths
+    assert (known.prompt, known.action, known.longest) == (100, 50, 80)
+
+
+def test_efficiencies_are_replaced_by_name() -> None:
+    assert Efficiencies().with_changes(["learning=0.5", "link=1"]) == replace(Efficiencies(), learning=0.5, link=1.0)
+    with pytest.raises(ValueError, match="none is called 'learn'; did you mean 'learning'"):
+        Efficiencies().with_changes(["learn=0.5"])
+    with pytest.raises(ValueError, match="'-1' is no number above 0"):
+        Efficiencies().with_changes(["link=-1"])
+
+
+def test_a_faster_card_takes_less_time() -> None:
+    assert planned(math(), "h100").best.seconds < planned(math(), "a100-80").best.seconds
+    with pytest.raises(ValueError, match="no card is called 'h1000'; did you mean 'h100'"):
+        card_named("h1000")
+    assert all(card.source for card in CARDS.values())
+
+
+def test_json_has_the_bytes_of_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    run_plan(Path("math_dual"), [], 2, "h100", Known(), None, None, [], None, "json")
+    said = json.loads(capsys.readouterr().out)
+    assert said["event"] == "plan"
+    process = said["best"]["processes"][0]
+    always = sum(part["bytes"] for part in process["parts"] if part["when"] == "always" and not part["on_host"])
+    assert always < process["bytes"] <= process["room"]
+    assert said["fits"] is True
+
+
+def test_a_plan_is_told_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--models.base.path", "Qwen/Qwen2.5-7B"]
+    run_plan(Path("math_dual"), words, 1, "rtx4090", Known(action=100), 2.0, None, [], None, "")
+    said = capsys.readouterr().out
+    assert "weights of base" in said
+    assert "15.23" in said  # GB
+    assert "It does not fit." in said
+    assert "--models.base.gradient_checkpointing true" in said
+    assert "environment" in said
+
+
+def test_what_is_planned_can_be_told_to_programs() -> None:
+    made = planned(math(*VLLM), gpus=4)
+    said = as_json(made, [])
+    assert json.loads(json.dumps(said)) == said
