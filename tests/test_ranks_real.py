@@ -3,7 +3,9 @@ number of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,18 @@ FULL = ("--policies.actor.train", "full")
 CHECKPOINTED = ("--models.base.gradient_checkpointing", "true")
 STOPS = ("--algorithm.epochs", "3", "--algorithm.kl_stop", "1e-6")
 CASES: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {  # whether in parts, the preset, overrides
-    "LoRA": (False, "marft", SMOOTH),
     "LoRA on a base in parts": (True, "marft", SMOOTH),
+    "a whole model in parts": (True, "marft", (*SMOOTH, *FULL)),
+    "LoRA": (False, "marft", SMOOTH),
     "LoRA on a half-precision base in parts": (True, "marft", (*SMOOTH, "--models.base.dtype", "bfloat16")),
     "a whole model": (False, "marft", (*SMOOTH, *FULL)),
-    "a whole model in parts": (True, "marft", (*SMOOTH, *FULL)),
     "LoRA in parts, activations recomputed": (True, "marft", (*SMOOTH, *CHECKPOINTED)),
     "a whole model in parts, activations recomputed": (True, "marft", (*SMOOTH, *FULL, *CHECKPOINTED)),
     "a critic with a body of its own, in parts": (True, "mappo", (*SMOOTH, "--algorithm.critic.body", "lora")),
     "the KL stop, in parts": (True, "ppo", (*SMOOTH, *FULL, *STOPS)),
 }
-FEW = ("LoRA", "LoRA on a base in parts", "a whole model in parts", "the KL stop, in parts")
+FEW = ("LoRA on a base in parts", "a whole model in parts", "LoRA", "the KL stop, in parts")
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def begun(run: RunSettings, ranks: Ranks, parts: bool) -> Learner:
@@ -71,44 +74,45 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
         assert isinstance(optimizer, PolicyOptimizer)
         optimizer.step = noting(optimizer.step, optimizer.parameters)  # type: ignore[method-assign]
     metrics = learner.learn(batch, Progress(0, 0))
-    weights = {f"{name}/{key}": whole(p.detach()).clone() for name, it in learner.optimizers.items() for key, p in it.parameters.items()}  # fmt: skip  # noqa: E501
+    weights = {
+        f"{name}/{key}": whole(parameter.detach()).clone()
+        for name, optimizer in learner.optimizers.items()
+        for key, parameter in optimizer.parameters.items()
+    }
     return gradients, metrics, weights
 
 
 def batches() -> list[list[Episode]]:
     """Ragged ones, one in which the second agent acts once, so that not every rank has a row of it, and none of it."""
     ragged = episodes(7, noise=0.02)
-    rare = [ragged[0], *(replaced(episode) for episode in ragged[1:])]
-    return [ragged, rare]
-
-
-def replaced(episode: Episode) -> Episode:
-    from dataclasses import replace
-
-    return replace(episode, actions=episode.actions[:1])
+    return [ragged, [ragged[0], *(replace(episode, actions=episode.actions[:1]) for episode in ragged[1:])]]
 
 
 def apart(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
     """How far gradients are from each other, relative to their length."""
     assert found.keys() == right.keys()
+    if not right:  # nobody earned more than others
+        return 0.0
     off = torch.cat([(found[name].double() - right[name].double()).reshape(-1) for name in right]).norm()
     return float(off / torch.cat([tensor.double().reshape(-1) for tensor in right.values()]).norm())
 
 
 def check(count: int, names: tuple[str, ...], folder: Path) -> None:
+    """Each case on a ragged batch, the first two also on one in which an agent has no rows on some ranks."""
+    ragged, rare = batches()
     asked = [
         (recipe(folder, CASES[name][1], *CASES[name][2]), CASES[name][0], batch)
-        for name in names
-        for batch in batches()
+        for number, name in enumerate(names)
+        for batch in ([ragged, rare] if number < 2 else [ragged])
     ]
     said = together(count, [("tests.test_ranks_real:learned", arguments) for arguments in asked], folder)
     for (run, _, batch), of_ranks in zip(asked, said, strict=True):
         gradients, metrics, weights = learned(ALONE, run, False, batch)
-        first = len({*run.trained_policies})  # steps on weights that are the same to the bit
+        first = len(run.trained_policies)  # steps on weights that are the same to the bit
         for mine, told, after in of_ranks:
             assert len(mine) == len(gradients)
-            assert all(apart(*pair) < 1e-6 for pair in zip(mine[:first], gradients[:first], strict=True))
-            assert all(apart(*pair) < 1e-4 for pair in zip(mine, gradients, strict=True))
+            assert max(apart(*pair) for pair in zip(mine[:first], gradients[:first], strict=True)) < 1e-6
+            assert max(apart(*pair) for pair in zip(mine, gradients, strict=True)) < 1e-4
             assert told["kl_stops"] == metrics["kl_stops"]
             assert all(torch.equal(after[name], of_ranks[0][2][name]) for name in after), "ranks drift apart"
             assert all(torch.allclose(after[name], weights[name], rtol=1e-4, atol=2e-6) for name in weights)
@@ -116,9 +120,10 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
-    check(2, tuple(CASES), tmp_path)
+    check(2, tuple(CASES) if NIGHT else FEW, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="half a minute: make nightly")
 def test_four_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
-    check(4, FEW, tmp_path)
+    check(4, tuple(CASES), tmp_path)

@@ -139,6 +139,12 @@ def _layers(backbone: Backbone) -> list[Any]:
 
 
 def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
-    """Have a backbone's weights lie in parts from here on."""
+    """Have a backbone's weights lie in parts from here on.
+
+    Raises:
+        ValueError: this torch cannot.
+    """
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ValueError(f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false")
     assert backbone.shards is None
     backbone.shards = Shards(backbone, mesh)

@@ -222,6 +222,7 @@ class Company:
                 raise self._reason(error) from error
             if not isinstance(answer, Done):
                 raise self._reason(RunError(answer.said))
+            other.pid = answer.pid
 
     def _reason(self, error: Exception) -> Exception:
         """What to raise once something is wrong with other ranks: what one of them failed of by itself, else that they
@@ -259,6 +260,7 @@ class _Other:
 
     def __init__(self, child: Child) -> None:
         self.child, self.line = child, Line(child.socket)
+        self.pid = 0  # of its process, once it has begun
 
     def last_words(self) -> tuple[Failed | None, str]:
         """What it failed of, if it says so; and how it ended, if it has or does not answer."""

@@ -53,10 +53,10 @@ def main(descriptor: int) -> None:
 
 def _follow(line: Line) -> None:
     member = _joined(line.receive())
-    line.send(Done())
+    line.send(Done(os.getpid()))
     while True:
         _heed(member, line.receive())
-        line.send(Done())
+        line.send(Done(os.getpid()))
 
 
 def _joined(begin: Begin) -> Member:

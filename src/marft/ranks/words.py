@@ -62,7 +62,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was asked for is done."""
+    """What was asked for is done; ``pid`` is the rank's process."""
+
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
