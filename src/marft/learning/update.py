@@ -198,13 +198,14 @@ class Update:
         stepped_on, pushed = Meter(), Ledger()  # count only where a step follows, however the minibatch is cut
         in_step = self.packing.in_step(batches, policies, self.ranks)
         for batch in in_step:
+            idle = batch.forward() if isinstance(batch, Idle) else None  # before what is asked of all, as others do
             forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl)
             if len(in_step) == 1 and self._over_limit(kl):
                 self._tell_old(mine)
                 return False
-            if isinstance(batch, Idle):
-                batch.forward().backward()
-            elif forward is not None:
+            if idle is not None:
+                idle.backward()
+            elif forward is not None and not isinstance(batch, Idle):
                 loss += self._backward(batch, forward, objective, stepped_on, pushed)
         self._tell_old(mine)
         if self._over_limit(kl):

@@ -145,6 +145,8 @@ def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
         ValueError: this torch cannot.
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
-        raise ValueError(f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false")
+        raise ValueError(
+            f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false"
+        )
     assert backbone.shards is None
     backbone.shards = Shards(backbone, mesh)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,7 +106,8 @@ class Company:
         """
         parts = self.learner.state_dict()
         rates = {name: optimizer.learning_rate for name, optimizer in self.optimizers.items()}
-        message = Learn(episodes, progress, rates)
+        progress = progress._replace(advantages=dict(progress.advantages))
+        message = Learn([_without_data(episode) for episode in episodes], progress, rates)
         try:
             metrics = self._lead(message, lambda: self._mine.learn(message, told))
             return metrics | {LOST: float(self._counted())}
@@ -274,6 +276,11 @@ class _Other:
     def close(self) -> None:
         self.line.close()
         self.child.close()
+
+
+def _without_data(episode: Episode) -> Episode:
+    """An episode as it travels: what a task is graded with need not pickle, and nobody learns from it."""
+    return replace(episode, task=replace(episode.task, data={}))
 
 
 def _error_of(failed: Failed, rank: int) -> Exception:
