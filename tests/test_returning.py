@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,8 +16,7 @@ from marft.guards.history import RETURNED
 from marft.guards.watch import Watch, sentences
 from marft.learning.learner import Learner
 from marft.rollouts import LocalRollouts, open_rollouts
-from marft.runs import returning
-from marft.runs.checkpoints import Checkpoints, State, kept, verify
+from marft.runs.checkpoints import Checkpoints, State, kept, restore, verify
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
 from marft.runs.returning import Returning
@@ -95,16 +95,15 @@ def test_a_run_that_has_gone_back_goes_on_as_if_it_had_not_stopped(
 )
 def test_no_checkpoint_that_was_given_up_stays_the_best_one(
     kept: list[int], best_then: tuple[int, float], best_now: tuple[int, float], expected: tuple[int, float],
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(returning, "restore", lambda *_: None)
     run = hot(tmp_path, "--guards.on_collapse", "return")
     folder = RunFolder.create(run)
     for step in kept:
         (folder.checkpoints / f"step_{step:06d}").mkdir(parents=True)
         (folder.checkpoints / f"step_{step:06d}" / "state.json").write_text("{}")
     checkpoints, learner = Checkpoints(folder, run.checkpoints), cast("Any", SimpleNamespace(optimizers={}))
-    goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None)
+    goes_back = Returning(run, checkpoints, cast("Any", None), learner, lambda _: None, lambda _: None)
     then = State(step=4, best_step=best_then[0], best_score=best_then[1])
     now = State(step=8, best_step=best_now[0], best_score=best_now[1])
     state = goes_back.go_back(now, cast("Any", SimpleNamespace(state=then)), 0.5)
@@ -134,7 +133,8 @@ def test_where_the_checkpoint_to_go_back_to_is_damaged_an_older_one_is_taken_and
     with open_rollouts(run) as rollouts:
         learner = Learner(run, rollouts.models)
         checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
-        returning = Returning(run, checkpoints, rollouts.models, learner, listening.note)
+        back = partial(restore, models=rollouts.models, learner=learner)
+        returning = Returning(run, checkpoints, rollouts.models, learner, back, listening.note)
         state = State(step=2)
         found = returning.target(state, 2)
         assert found is not None
@@ -165,7 +165,8 @@ def test_what_learns_is_put_back_as_it_was_and_cooled_each_time(tmp_path: Path) 
         assert isinstance(rollouts, LocalRollouts)
         learner = Learner(run, rollouts.models)
         checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window)
-        returning = Returning(run, checkpoints, rollouts.models, learner, notes.append)
+        back = partial(restore, models=rollouts.models, learner=learner)
+        returning = Returning(run, checkpoints, rollouts.models, learner, back, notes.append)
 
         def steps() -> list[str]:
             return [path.name for path in checkpoints.steps()]
@@ -199,7 +200,9 @@ def test_a_run_that_never_goes_back_keeps_nothing_to_go_back_to(tmp_path: Path) 
     folder = RunFolder.create(run)
     with open_rollouts(run) as rollouts:
         checkpoints = Checkpoints(folder, run.checkpoints)
-        Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), print).begin(State())
+        Returning(run, checkpoints, rollouts.models, Learner(run, rollouts.models), lambda _: None, print).begin(
+            State()
+        )
     assert checkpoints.steps() == []
 
 

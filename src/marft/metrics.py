@@ -135,6 +135,9 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower"),
         Metric("workers_lost", "workers lost", "worker processes that ended or hung, with what they played", ".0f",
                better="lower", unless_zero=True, advice="`marft show --failed` says how each of them ended"),
+        Metric("ranks_lost", "ranks lost", "times that processes which learn together were started again, and the step "
+               "learned once more", ".0f", better="lower", unless_zero=True, advice="give them more memory, or "
+               "training.rank_patience_seconds"),
         Metric("engine_restarts", "engine restarts", "how often an engine apart was started again", ".0f",
                better="lower", unless_zero=True, advice="give it more memory, or engine.patience_seconds"),
     ],

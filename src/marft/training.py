@@ -27,12 +27,11 @@ from marft.guards.watch import Watch
 from marft.learning.cautions import Cautions
 from marft.learning.choice_scoring import tokens_read
 from marft.learning.interfaces import Progress
-from marft.learning.learner import Learner
 from marft.learning.ledger import ActionCredit
-from marft.learning.undoing import Careful
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
 from marft.playing import RESTARTS, Rollouts
+from marft.ranks.learners import Learners, RanksLostError, open_learners
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
 from marft.runs.credit import write_credit
@@ -59,29 +58,50 @@ def train(
     Raises:
         ValueError: something in the recipe, or in the folder, cannot be used. Then the folder is as it was before.
         RunError: not one episode of a step could be scored, or nobody acted in any, or steps have to be undone again
-            and again.
+            and again, or ranks are lost again and again.
     """
     observer = observer or Silent()
     with folder.held():
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
-        with open_rollouts(run) as rollouts:
-            learner = Learner(run, rollouts.models)
-            for text in rollouts.models.notes():
-                observer.note(text)
-            state = start.load(rollouts.models, learner)
-            rollouts.publish(state.step)
-            tasks = training_tasks(run)
-            state = start.with_tasks(state, tasks)
-            start.commit(state, rollouts.models, learner)
-            later = f". Send them later:  marft trace {folder.path} --otlp {run.tracing.otlp}"
-            with traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
-                return _go_on(rollouts, rollouts.models, learner, state, tasks, folder, watching)
+        lost, reached = 0, -1
+        while isinstance(found := _train(start, observer, lost), RanksLostError):
+            lost, before, reached = lost + 1, reached, len(folder.read_metrics())
+            if reached <= before:
+                raise found
+            observer.note(f"{found}; they are started again, and the run goes on from its last checkpoint")
+            start = Start.of(run, folder, observer.note, resume=True, overwrite=False, start_from=None)
+        return found
+
+
+def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostError:
+    """From where a run starts to its end, or until it wants to stop → where it stands. Where ranks were lost with what
+    they held parts of: that; what was saved is whole.
+
+    Args:
+        lost: how often that has happened before.
+    """
+    run, folder = start.run, start.folder
+    with open_learners(run, lost) as learners, open_rollouts(run) as rollouts:
+        learners.join(rollouts.models)
+        for text in rollouts.models.notes():
+            observer.note(text)
+        state = learners.load(start)
+        rollouts.publish(state.step)
+        tasks = training_tasks(run)
+        state = start.with_tasks(state, tasks)
+        start.commit(state, rollouts.models, learners.kept)
+        later = f". Send them later:  marft trace {folder.path} --otlp {run.tracing.otlp}"
+        with traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
+            try:
+                return _go_on(rollouts, rollouts.models, learners, state, tasks, folder, watching)
+            except RanksLostError as error:
+                return error
 
 
 def _go_on(
     rollouts: Rollouts,
     models: Models,
-    learner: Learner,
+    learners: Learners,
     state: State,
     tasks: Sequence[Task],
     folder: RunFolder,
@@ -91,8 +111,8 @@ def _go_on(
     goes_back = run.guards.on_collapse == "return"
     checkpoints = Checkpoints(folder, run.checkpoints, spare=run.guards.window if goes_back else 0)
     with MetricSinks(run, folder, state.step, observer) as sinks:
-        careful = Careful(learner, sinks.note)
-        returning = Returning(run, checkpoints, models, learner, sinks.note)
+        learners.noting(sinks.note)
+        returning = Returning(run, checkpoints, models, learners.kept, learners.restore, sinks.note)
         returning.begin(state)
         cautions = Cautions(run.algorithm, sinks.note)
         watch = Watch(run.guards, folder.read_metrics(), sinks.note, sinks.guard)
@@ -100,7 +120,7 @@ def _go_on(
         restarts = _restarts(rollouts)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
-            state, metrics = _step(rollouts, careful, state, tasks, folder, observer)
+            state, metrics = _step(rollouts, learners, state, tasks, folder, observer)
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
             if RESTARTS in metrics:  # while others learn or are validated, too
@@ -123,7 +143,7 @@ def _go_on(
                 watch.go_back(target.state.step)
                 rollouts.publish(state.step)
             if due or stop or target:
-                checkpoints.save(state, run, models, learner, sinks.mark())
+                checkpoints.save(state, run, models, learners.kept, sinks.mark())
     return state
 
 
@@ -133,7 +153,7 @@ def _restarts(rollouts: Rollouts) -> float:
 
 def _step(
     rollouts: Rollouts,
-    learner: Careful,
+    learners: Learners,
     state: State,
     tasks: Sequence[Task],
     folder: RunFolder,
@@ -166,7 +186,7 @@ def _step(
     with watch("learning"):
         credits: list[ActionCredit] = []
         progress = Progress(state.step, state.environment_steps)
-        metrics |= learner.learn(collection.credit_inputs, progress, credits.extend)
+        metrics |= learners.learn(collection.credit_inputs, progress, credits.extend)
     state = replace(
         state,
         step=state.step + 1,

@@ -50,6 +50,16 @@ class TrainingSettings(Settings):
     record_episodes_every: CountOrNone = 1  # steps from one recording to the next; 0 records none
     record_credit: bool = True  # beside recorded episodes, what the learner knew of their actions, in half precision
     show_samples_every: CountOrNone = 0  # steps from one episode that the terminal shows to the next; 0 shows none
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1  # processes that learn together, one a GPU; 1: this one alone
+    shard: bool = False  # each rank holds a part of all models, and gathers a layer as it is computed: less memory
+    offload_optimizer: bool = False  # moments lie in the host's memory, and come to the device for a step alone
+    rank_patience_seconds: Positive = 600.0  # that ranks wait for each other before they are started again
+
+    @model_validator(mode="after")
+    def _shards_between_several(self) -> TrainingSettings:
+        if self.shard and self.ranks == 1:
+            raise PydanticCustomError("shard", "shard: one rank alone holds all there is; set ranks to 2 or more")
+        return self
 
 
 class CheckpointSettings(Settings):

@@ -232,8 +232,10 @@ class Critic:
         return f"{base}/{agent}" if self.settings.heads == "agent" else base
 
     def _features(self, base: str, readings: Sequence[Reading]) -> Tensor:
-        adapter = _adapter(base) if self.settings.body == "lora" else None
-        return read_features(self.bases[base], readings, self.tokens_per_batch, adapter)
+        return read_features(self.bases[base], readings, self.tokens_per_batch, self._body(base), self.ranks)
+
+    def _body(self, base: str) -> str | None:
+        return _adapter(base) if self.settings.body == "lora" else None
 
     def _minibatches(self, count: int, step: int, epoch: int) -> list[np.ndarray]:
         order = seeds.generator(self.seed, "critic minibatches", step, epoch).permutation(count)
@@ -246,6 +248,9 @@ class Critic:
         delta = self.settings.huber_delta if self.settings.loss == "huber" else None
         losses = []
         for head, rows, features in self._pieces(chosen):
+            if not len(rows):  # a pass for company, whose gradient is 0
+                (0.0 * features.sum()).backward()
+                continue
             predicted = self.heads[head](features)
             old, target = (sent(x[rows], predicted.device, predicted.dtype) for x in (old_values, returns))
             loss = value_loss(predicted, old, target, self.settings.value_clip, delta).sum() / len(part)
@@ -254,21 +259,31 @@ class Critic:
         return losses
 
     def _pieces(self, chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray, Tensor]]:
-        """Head, flat rows and features of the chosen decisions, in pieces that fit in memory."""
+        """Head, flat rows and features of the chosen decisions, in pieces that fit in memory. Where other ranks pass
+        through a body more often there are pieces without rows, with features for company."""
         for mine in self._decisions:
-            wanted = np.flatnonzero(chosen[mine.rows])
             if mine.features is not None:
+                wanted = np.flatnonzero(chosen[mine.rows])
                 if len(wanted):
                     yield mine.head, mine.rows[wanted], mine.features[sent(wanted, mine.features.device)]
                 continue
-            first = 0
-            for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
-                count = sum(len(read.positions) for read in group)
-                here = np.flatnonzero(chosen[mine.rows[first : first + count]])
-                if len(here):
-                    features = self._features(mine.base, group)
-                    yield mine.head, mine.rows[first + here], features[sent(here, features.device)]
-                first += count
+            base, body, groups = self.bases[mine.base], self._body(mine.base), list(self._groups(mine, chosen))
+            idle = max(self.ranks.gather(len(groups))) - len(groups)
+            for group, rows, here in groups:
+                features = read_features(base, group, self.tokens_per_batch, body)
+                yield mine.head, rows, features[sent(here, features.device)]
+            for _ in range(idle):
+                yield mine.head, np.empty(0, np.int64), idle_pass(base, body)
+
+    def _groups(self, mine: _Decisions, chosen: np.ndarray) -> Iterator[tuple[list[Reading], np.ndarray, np.ndarray]]:
+        """Readings that are read together and hold chosen decisions: these by flat row, and by place in the group."""
+        first = 0
+        for group in in_batches(mine.readings, lambda read: len(read.ids), self.tokens_per_batch):
+            count = sum(len(read.positions) for read in group)
+            here = np.flatnonzero(chosen[mine.rows[first : first + count]])
+            if len(here):
+                yield group, mine.rows[first + here], here
+            first += count
 
 
 def _rows_of(actions: Sequence[int], firsts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -322,21 +337,35 @@ def _of_tokens(context: TokenIds, action: Action, start: int, stop: int) -> Read
     return Reading(ids, len(context) - 1 + np.flatnonzero(action.sampled[start:stop]))
 
 
-def read_features(base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None) -> Tensor:
+def idle_pass(base: Backbone, adapter: str | None) -> Tensor:
+    """Hidden states [1, D] of a row of no meaning, for a rank that has less to read than others."""
+    return base.hidden_states(PackedRows.of([np.zeros(1, np.int32)], [adapter], base.device)).float()
+
+
+def read_features(
+    base: Backbone, readings: Sequence[Reading], tokens_per_batch: int, adapter: str | None, ranks: Ranks = ALONE
+) -> Tensor:
     """Hidden states of the base, under one adapter or none, at the positions wanted → [Σ U, D], float32.
 
     Readings of the same ids are computed once.
+
+    Args:
+        ranks: who reads on this base at the same time, each something else; all pass through it equally often.
     """
     wanted: dict[bytes, npt.NDArray[np.int64]] = {}
     for read in readings:
         key = read.ids.tobytes()
         wanted[key] = np.union1d(wanted.get(key, read.positions), read.positions)
     found: dict[bytes, Tensor] = {}
-    for keys in in_batches(sorted(wanted, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch):
+    batches = in_batches(sorted(wanted, key=len, reverse=True), lambda key: len(key) // 4, tokens_per_batch)
+    idle = max(ranks.gather(len(batches))) - len(batches)
+    for keys in batches:
         packed = PackedRows.of([np.frombuffer(key, np.int32) for key in keys], [adapter] * len(keys), base.device)
         at = np.concatenate([start + wanted[key] for start, key in zip(packed.starts(), keys, strict=True)])
         hidden = base.hidden_states(packed)[sent(at, base.device)].float()
         found.update(zip(keys, hidden.split([len(wanted[key]) for key in keys]), strict=True))
+    for _ in range(idle):
+        idle_pass(base, adapter)
     rows = []
     for read in readings:
         key = read.ids.tobytes()

@@ -46,6 +46,7 @@ from marft.learning.supervised import refuse_traces
 from marft.learning.team_kl import shares
 from marft.learning.team_ratios import TeamRatios
 from marft.learning.update import PACKING_CHECKS, Update
+from marft.models.parts import whole
 from marft.models.pool import Models
 from marft.types import Action, ActionKey, Episode, Sample
 
@@ -84,9 +85,10 @@ class Learner:
         }
         self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
         steps = run.training.steps - self.warmup  # those in which policies learn: a recipe has one at least
+        offload = run.training.offload_optimizer
         self.optimizers = {
             name: PolicyOptimizer(
-                models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), steps
+                models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), steps, offload
             )
             for name in run.trained_policies
         }
@@ -170,6 +172,12 @@ class Learner:
                 raise RunError(f"credit {name!r} gave {action.id} of {action.key.task!r} an advantage of {advantages}")
         return CreditedEpisodes(episodes, inputs, credits, *self._samples(episodes, credits))
 
+    def join(self, ranks: Ranks) -> None:
+        """Learn with these from here on."""
+        self.ranks = self.probes.ranks = ranks
+        if self.critic:
+            self.critic.ranks = ranks
+
     def state_dict(self) -> dict[str, float]:
         """What credit and schedule carry from step to step."""
         return {
@@ -184,9 +192,12 @@ class Learner:
                 it.load_state_dict({name.removeprefix(f"{part}/"): value for name, value in mine.items()})
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …"""
+        """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …
+
+        Where ranks hold parts of it, all of them make this call together.
+        """
         return {
-            f"{part}/{name}": tensor
+            f"{part}/{name}": whole(tensor)
             for part, (optimizer, parameters) in self._stepped().items()
             for name, tensor in optimizer_tensors(optimizer, parameters).items()
         }
@@ -196,6 +207,8 @@ class Learner:
         for part, (optimizer, parameters) in self._stepped().items():
             named = {f"{part}/{name}": parameter for name, parameter in parameters.items()}
             restore_optimizer(optimizer, named, state)
+        for it in self.optimizers.values():
+            it.put_away()
 
     def _stepped(self) -> dict[str, tuple[Optimizer, Mapping[str, Parameter]]]:
         critic = {"critic": (self.critic.optimizer, self.critic.parameters())} if self.critic else {}

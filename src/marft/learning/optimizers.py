@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from marft.config.algorithm import OptimizerSettings
 from marft.models.devices import read_all
+from marft.models.parts import local, part_of, whole
+
+HOST = torch.device("cpu")
 
 
 def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
@@ -37,15 +41,20 @@ class Snapshot:
 
 
 class PolicyOptimizer:
-    """Steps one policy. Parameters and moments are float32, whatever the base's dtype."""
+    """Steps one policy. Parameters and moments are float32, whatever the base's dtype.
+
+    Args:
+        offload: keep the moments in the host's memory, and bring them to the parameters for a step alone.
+    """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, learning_rate: float, steps: int
-    ) -> None:
+        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, learning_rate: float, steps: int,
+        offload: bool = False,
+    ) -> None:  # fmt: skip
         assert parameters, "a trained policy has parameters"
         assert all(parameter.dtype == torch.float32 for parameter in parameters.values())
         self.parameters = dict(parameters)
-        self.settings, self.learning_rate, self.steps = settings, learning_rate, steps
+        self.settings, self.learning_rate, self.steps, self.offload = settings, learning_rate, steps, offload
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=learning_rate,
@@ -63,25 +72,25 @@ class PolicyOptimizer:
         return rate
 
     def snapshot(self) -> Snapshot:
-        """A copy of the parameters, in their order, and of the optimizer's moments."""
+        """A copy of the parameters, in their order, and of the optimizer's moments; of each what is held here."""
         moments = optimizer_tensors(self.optimizer, self.parameters)
         return Snapshot(
-            [parameter.detach().clone() for parameter in self.parameters.values()],
-            {name: tensor.clone() for name, tensor in moments.items()},
+            [local(parameter.detach()).clone() for parameter in self.parameters.values()],
+            {name: local(tensor).clone() for name, tensor in moments.items()},
         )
 
     @torch.no_grad()
     def place_between(self, before: Snapshot, after: Snapshot, fraction: float) -> None:
         """Parameters ``fraction`` of the way from one snapshot to another; moments stay."""
         for parameter, a, b in zip(self.parameters.values(), before.parameters, after.parameters, strict=True):
-            parameter.copy_(torch.lerp(a, b, fraction))
+            local(parameter).copy_(torch.lerp(a, b, fraction))
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """Parameters and moments as they were."""
         for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
-            parameter.copy_(value)
-        restore_optimizer(self.optimizer, self.parameters, snapshot.moments)
+            local(parameter).copy_(value)
+        put_back(self.optimizer, self.parameters, snapshot.moments)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -91,8 +100,33 @@ class PolicyOptimizer:
         return step_all([self])[0]
 
     def clip(self) -> Tensor:
-        """Clip the gradient → its norm before."""
-        return torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
+        """Clip the gradient → its norm before, of all ranks' parts."""
+        return whole(
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.max_gradient_norm, foreach=True)
+        )
+
+    def move_on(self) -> None:
+        """Step, on gradients that are clipped."""
+        with self._moments_at_hand():
+            self.optimizer.step()
+
+    @contextmanager
+    def _moments_at_hand(self) -> Iterator[None]:
+        """The moments are where the parameters are, and after that in the host's memory where they are to be there."""
+        if not self.offload:
+            yield
+            return
+        for parameter, state in self.optimizer.state.items():
+            move(state, local(parameter).device)
+        try:
+            yield
+        finally:
+            self.put_away()
+
+    def put_away(self) -> None:
+        """Keep the moments in the host's memory, where they are to be there."""
+        for state in self.optimizer.state.values() if self.offload else ():
+            move(state, HOST)
 
 
 def step_all(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
@@ -100,8 +134,15 @@ def step_all(optimizers: Sequence[PolicyOptimizer]) -> list[float]:
     norms = [float(norm[0]) for norm in read_all([optimizer.clip() for optimizer in optimizers])]
     for optimizer, norm in zip(optimizers, norms, strict=True):
         if math.isfinite(norm):
-            optimizer.optimizer.step()
+            optimizer.move_on()
     return norms
+
+
+def move(state: dict[str, Tensor], device: torch.device) -> None:
+    """Move Adam's moments of a parameter; its count of steps is in the host's memory anyway."""
+    for key in ("exp_avg", "exp_avg_sq"):
+        if key in state:
+            state[key] = state[key].to(device)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -116,7 +157,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Undo :func:`optimizer_tensors`. A parameter without entries had not been stepped yet, and is so again."""
+    """Undo :func:`optimizer_tensors`, from tensors that are whole. A parameter without entries had not been stepped
+    yet, and is so again."""
     for name, parameter in parameters.items():
         prefix = f"{name}."
         state = {
@@ -127,6 +169,20 @@ def restore_optimizer(
         optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[parameter] = {
-                key: tensor.clone() if key == "step" else tensor.to(parameter.device).clone()
+                key: tensor.clone() if key == "step" else part_of(tensor, parameter).to(parameter.device).clone()
                 for key, tensor in state.items()
             }
+
+
+@torch.no_grad()
+def put_back(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], moments: Mapping[str, Tensor]
+) -> None:
+    """Make an optimizer's moments what they were, from copies of what was held here; see :func:`restore_optimizer`."""
+    for name, parameter in parameters.items():
+        state = optimizer.state.get(parameter, {})
+        if not any(f"{name}.{key}" in moments for key in state):
+            optimizer.state.pop(parameter, None)
+            continue
+        for key, tensor in state.items():
+            local(tensor).copy_(moments[f"{name}.{key}"])

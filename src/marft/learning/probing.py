@@ -30,7 +30,7 @@ class Probes:
     """
 
     def __init__(self, run: RunSettings, models: Models, packing: Packing, ranks: Ranks) -> None:
-        self._settings, self._ranks = run.guards, ranks
+        self._settings, self.ranks = run.guards, ranks
         self._packing = replace(packing, teammate_text=False)
         trained = run.trained_policies
         self._tokenizers = {name: models.policies[name].tokenizer for name in trained}
@@ -55,7 +55,7 @@ class Probes:
     def _text_loss(self) -> dict[str, float]:
         if not self._text:
             return {}
-        scored = score_actions(replace(self._packing, temperatures={"": 1.0}), _samples(self._text), self._ranks)
+        scored = score_actions(replace(self._packing, temperatures={"": 1.0}), _samples(self._text), self.ranks)
         losses: dict[str, list[np.ndarray]] = {}
         for action in self._text:
             losses.setdefault(action.policy, []).append(-scored[action.key])
@@ -100,7 +100,7 @@ class Probes:
             for action in actions
             if len(action.prompt) + len(action.tokens) <= self._contexts[action.policy]
         ]
-        scored = score_actions(self._packing, _samples(wanted, self._packing.level), self._ranks)
+        scored = score_actions(self._packing, _samples(wanted, self._packing.level), self.ranks)
         owed: dict[str, list[float]] = {}
         for action in wanted:
             difference = float(action.log_probs.sum()) - float(scored[action.key].sum())

@@ -59,9 +59,19 @@ ALONE = Alone()
 
 
 def share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """This rank's items, in their order: about as much of every size as any other rank's."""
-    by_size = sorted(range(len(items)), key=lambda index: size(items[index]))
-    return [items[index] for index in sorted(by_size[ranks.rank :: ranks.count])]
+    """This rank's items, in their order: about as much of every size as any other rank's.
+
+    From the largest on they are dealt out there and back, so that who has the larger one now has the smaller one next;
+    loads differ by no more than the largest item.
+    """
+    by_size = sorted(range(len(items)), key=lambda index: -size(items[index]))
+    rounds = [by_size[start : start + ranks.count] for start in range(0, len(by_size), ranks.count)]
+    mine = [
+        dealt[place]
+        for number, dealt in enumerate(rounds)
+        if (place := ranks.count - 1 - ranks.rank if number % 2 else ranks.rank) < len(dealt)
+    ]
+    return [items[index] for index in sorted(mine)]
 
 
 def total(ranks: Ranks, mine: Floats) -> Floats:

@@ -17,7 +17,9 @@ from marft.learning.interfaces import Progress
 from marft.learning.keeping import Kept
 from marft.learning.learner import Learner
 from marft.learning.ledger import ActionCredit
-from marft.learning.optimizers import optimizer_tensors, restore_optimizer
+from marft.learning.optimizers import optimizer_tensors, put_back
+from marft.learning.ranks import ALONE, Ranks
+from marft.models.parts import local
 from marft.types import Episode
 
 CRITIC = "critic"
@@ -58,12 +60,12 @@ class Before:
         """Undo whatever has been done to the learner since."""
         for (_, parameters, optimizer), (values, moments) in zip(_learning(self._learner), self._kept, strict=True):
             for name, parameter in parameters.items():
-                parameter.copy_(values[name])
-            restore_optimizer(optimizer, parameters, moments)
+                local(parameter).copy_(values[name])
+            put_back(optimizer, parameters, moments)
 
     def _copies(self, who: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``tensors`` in buffers of their own; Adam's are ``<parameter>.exp_avg`` and so on, and no parameter's."""
-        for name, tensor in tensors.items():
+        for name, tensor in ((name, local(tensor.detach())) for name, tensor in tensors.items()):
             if (who, name) not in self._buffers:
                 self._buffers[who, name] = torch.empty_like(tensor, device="cpu")
             self._buffers[who, name].copy_(tensor)
@@ -75,10 +77,12 @@ class Careful:
 
     Args:
         note: told what happened, and what to change.
+        ranks: those that learn together: a step is undone by all of them or none.
     """
 
-    def __init__(self, learner: Learner, note: Callable[[str], None]) -> None:
+    def __init__(self, learner: Learner, note: Callable[[str], None], ranks: Ranks = ALONE) -> None:
         self._learner, self._note, self._before = learner, note, Before(learner)
+        self.ranks = ranks
         self._in_a_row = 0
 
     def learn(
@@ -98,7 +102,7 @@ class Careful:
         self._before.take()
         credits: list[ActionCredit] = []
         metrics = self._learner.learn(episodes, progress, credits.extend)
-        broken = not_finite(self._learner)
+        broken = list(dict.fromkeys(name for found in self.ranks.gather(not_finite(self._learner)) for name in found))
         if broken:
             self._before.restore()
             self._in_a_row += 1
@@ -111,6 +115,10 @@ class Careful:
             self._in_a_row = 0
             told(credits)
         return metrics | {"undone_steps": float(bool(broken))}
+
+    def undo(self) -> None:
+        """Make everything what it was when the last step began, whatever of that step was done."""
+        self._before.restore()
 
 
 def remedy(learner: Learner, name: str) -> str:
@@ -135,5 +143,6 @@ def _learning(learner: Kept) -> Iterator[tuple[str, dict[str, nn.Parameter], tor
 @torch.no_grad()
 def _finite(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> bool:
     moments = optimizer_tensors(optimizer, parameters).values()
-    tensors = [tensor for tensor in (*parameters.values(), *moments) if tensor.numel()]
+    held = map(local, (*parameters.values(), *moments))
+    tensors = [tensor for tensor in held if tensor.numel()]
     return bool(torch.isfinite(get_total_norm(tensors, norm_type=float("inf"), foreach=True)))

@@ -201,15 +201,16 @@ class Update:
         awaited = Awaited()
         in_step = self.packing.in_step(batches, policies, self.ranks)
         for batch in in_step:
+            idle = batch.forward() if isinstance(batch, Idle) else None  # before what is asked of all, as others do
             forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl, awaited)
             if len(in_step) == 1 and self.settings.kl_stop:
                 awaited.read()
                 if self._over_limit(kl):
                     self._tell_old(mine)
                     return False
-            if isinstance(batch, Idle):
-                batch.forward().backward()
-            elif forward is not None:
+            if idle is not None:
+                idle.backward()
+            elif forward is not None and not isinstance(batch, Idle):
                 awaited.add(
                     self._backward(batch, forward, objective, stepped_on, pushed, awaited), partial(_add_to, loss)
                 )

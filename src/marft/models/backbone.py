@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from marft.models.attention import AttentionPlan, PackedPlan
 from marft.models.devices import on_host
 from marft.models.dropout import switch_off
 from marft.models.forest import Forest
-from marft.models.fused_decoder import fits, fused_forward
+from marft.models.fused_decoder import fits, fused_forward, fused_layer
 from marft.models.log_probs import next_logits
 from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
@@ -27,6 +27,9 @@ from marft.models.packed_rows import PackedRows
 from marft.models.tree_attention import TreePlan
 from marft.models.wide_stream import widen
 from marft.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from marft.models.sharding import Shards
 
 SAVED = 1 / 3  # of a forward's tokens, from which on rows share what they begin with
 OVERHEAD = 5e6  # weights of a layer that one more token is multiplied with in the time that a run of shared rows takes
@@ -50,6 +53,7 @@ class Backbone:
         self.fused = fits(self.decoder)  # whether to run the decoder without its modules
         self.plain = False  # whether to run the model's own forward, without packing
         self.wide = False  # whether the residual stream is float32 where the weights are not
+        self.shards: Shards | None = None  # where its weights lie in parts on several ranks
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ValueError(
@@ -94,6 +98,11 @@ class Backbone:
 
     def hidden_states(self, rows: PackedRows, plan: AttentionPlan | None = None) -> Tensor:
         """Last hidden states of packed rows, each token under its row's policy → [N, D]."""
+        if self.shards is not None:
+            return self.shards.through(lambda: self._hidden_states(rows, plan))
+        return self._hidden_states(rows, plan)
+
+    def _hidden_states(self, rows: PackedRows, plan: AttentionPlan | None) -> Tensor:
         if self.plain:
             return own_hidden_states(self.decoder, self.routing, rows)
         if rows.forest is not None:
@@ -115,7 +124,8 @@ class Backbone:
 
     def _forward(self, ids: Tensor, positions: Tensor, plan: AttentionPlan) -> Tensor:
         if self.fused:
-            return fused_forward(self.decoder, ids, positions, plan, self.routing)
+            through = fused_layer if self.shards is None else self.shards.fused
+            return fused_forward(self.decoder, ids, positions, plan, self.routing, through)
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden.to(self.head.weight.dtype)
@@ -171,13 +181,24 @@ class Backbone:
 
     def base_weights(self) -> dict[str, Tensor]:
         """The base's own weights by their original names, adapters left out."""
-        weights: dict[str, Tensor] = self.model.state_dict()
+        weights: dict[str, Tensor] = self.weights()
         for layer in self.layers:
             for name in [name for name in weights if name.startswith(f"{layer}.")]:
                 tensor = weights.pop(name)
                 if name.startswith(f"{layer}.base."):
                     weights[f"{layer}.{name.removeprefix(f'{layer}.base.')}"] = tensor
         return weights
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights of the model, whole, by their names in it."""
+        return self.model.state_dict() if self.shards is None else self.shards.weights()
+
+    def take(self, weights: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`weights`."""
+        if self.shards is None:
+            self.model.load_state_dict(weights)
+        else:
+            self.shards.take(weights)
 
     def _linear_layers(self) -> Iterator[str]:
         """The names of the model's own linear layers, with adapters or without."""

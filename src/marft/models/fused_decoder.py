@@ -8,6 +8,7 @@ those of its own forward is not used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,15 +43,27 @@ def fits(decoder: nn.Module) -> bool:
     )
 
 
-def fused_forward(decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan, routing: Routing) -> Tensor:
-    """Last hidden states of packed tokens: ``ids`` and ``positions`` [N] → [N, D]."""
+def fused_layer(layer: Any, x: Tensor, cos: Tensor, turned: Tensor, plan: AttentionPlan, routing: Routing) -> Tensor:
+    """What a layer makes of the residual stream, [N, D] → [N, D]."""
+    x = x + _attend(layer.self_attn, normalised(layer.input_layernorm, x), cos, turned, plan, routing)
+    return x + feed_forward(normalised(layer.post_attention_layernorm, x), layer.mlp, routing)
+
+
+def fused_forward(
+    decoder: Any, ids: Tensor, positions: Tensor, plan: AttentionPlan, routing: Routing,
+    through: Callable[..., Tensor] = fused_layer,
+) -> Tensor:  # fmt: skip
+    """Last hidden states of packed tokens: ``ids`` and ``positions`` [N] → [N, D].
+
+    Args:
+        through: computes a layer as :func:`fused_layer` does, and may see to it that its weights are there.
+    """
     x = decoder.embed_tokens(ids)
     cos, sin = (part[0, :, None] for part in decoder.rotary_emb(x[None], positions[None]))  # [N, 1, head]
     half = cos.shape[-1] // 2
     turned = torch.cat((-sin[..., :half], sin[..., half:]), -1)
     for layer in decoder.layers:
-        x = x + _attend(layer.self_attn, normalised(layer.input_layernorm, x), cos, turned, plan, routing)
-        x = x + feed_forward(normalised(layer.post_attention_layernorm, x), layer.mlp, routing)
+        x = through(layer, x, cos, turned, plan, routing)
     return normalised(decoder.norm, x)
 
 

@@ -111,7 +111,7 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
         said = ", ".join(f"{kind} {names}" for kind, names in wrong.items() if names)
         raise ValueError(f"{what} do not fit: they are of another model ({said})")
     refuse_not_finite(read.state_dict(), what)
-    model.load_state_dict(read.state_dict())
+    backbone.take(read.state_dict())
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -20,6 +21,9 @@ from marft.models.held_in_half import hold_in_half
 from marft.models.loading import check_vocabulary, load_backbone, load_weights, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 from marft.models.paths import resolve_path
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +56,8 @@ class Policy:
         if not self.trained:
             return {}
         if self.adapter is None:
-            return dict(self.backbone.model.named_parameters())
+            shards = self.backbone.shards
+            return dict(self.backbone.model.named_parameters() if shards is None else shards.parameters)
         found: dict[str, nn.Parameter] = {}
         for layer, adapter in self.backbone.adapters(self.adapter).items():
             found[f"{layer}.lora_A"], found[f"{layer}.lora_B"] = adapter.a, adapter.b
@@ -116,6 +121,44 @@ class Models:
             self.whole[name] = load_backbone(run.models[name], self.device, torch.float32)
         return self.whole[name]
 
+    def backbones(self) -> list[Backbone]:
+        """Every set of weights once, in the same order in every process."""
+        found = [*self.bases.values(), *(policy.backbone for policy in self.policies.values()), *self.whole.values()]
+        return list({id(backbone): backbone for backbone in found}.values())
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Have each rank of a mesh hold a part of every backbone, until they are gathered.
+
+        Raises:
+            ValueError: a model's passes differ from rank to rank, so that ranks would wait for each other for ever.
+        """
+        from marft.models.sharding import shard  # what one process alone does without
+
+        for name, base in self.bases.items():
+            if base.plain:
+                raise ValueError(
+                    f"training.shard: models.{name} runs on transformers' own forward, in as many passes as its rows "
+                    "have lengths, and cannot lie in parts; set shard = false"
+                )
+        for backbone in self.backbones():
+            shard(backbone, mesh)
+
+    def gather(self, keep: bool) -> None:
+        """Bring all weights together where ranks hold parts of them; all ranks make this call.
+
+        Args:
+            keep: this rank holds them all, until :meth:`let_go`.
+        """
+        for backbone in self.backbones():
+            if backbone.shards is not None:
+                backbone.shards.gather(keep)
+
+    def let_go(self) -> None:
+        """Hold this rank's parts alone, where ranks hold parts."""
+        for backbone in self.backbones():
+            if backbone.shards is not None:
+                backbone.shards.let_go()
+
     def notes(self) -> Iterator[str]:
         """What whoever trains these models should know of them."""
         for name, base in self.bases.items():
@@ -129,7 +172,9 @@ class Models:
         """Write a trained policy: an adapter folder, or a whole model for full fine-tuning."""
         policy = self.policies[name]
         if policy.adapter is None:
-            policy.backbone.model.save_pretrained(folder)
+            backbone = policy.backbone
+            weights = None if backbone.shards is None else backbone.weights()
+            backbone.model.save_pretrained(folder, state_dict=weights)
             policy.tokenizer.save_pretrained(folder)
         else:
             path = resolve_path(self.base_paths[policy.settings.model])
@@ -175,4 +220,4 @@ class Models:
                 for adapter in policy.backbone.adapters(policy.adapter).values():
                     adapter.b.zero_()
             elif policy.trained:
-                policy.backbone.model.load_state_dict(policy.reference.base_weights())
+                policy.backbone.take(policy.reference.base_weights())

@@ -296,12 +296,21 @@ def restore(record: Record, models: Models, learner: Kept) -> State:
                 f"{name} is not what the run learned with up to step {record.state.step}: its weights, tokenizer or "
                 "chat template are others. Put the old ones back, or start a new run with --from"
             )
+    put_in_place(record, models, learner)
+    return record.state
+
+
+def put_in_place(record: Record, models: Models, learner: Kept) -> None:
+    """Load what a checkpoint holds of policies, optimizers, critic, and what credit and schedule carry.
+
+    Raises:
+        ValueError: it does not fit.
+    """
     load_policies(record.path, models, learner.optimizers)
     if learner.critic and not learner.critic.load_state_dict(_read(record.path / CRITIC)):
         raise ValueError(f"{record.path}: its critic is another one than the run's; start a new run with --from")
     learner.load_optimizer_state(_read(record.path / OPTIMIZER))
     learner.load_state_dict(record.state.parts)
-    return record.state
 
 
 def load_policies(path: Path, models: Models, policies: Mapping[str, object]) -> None:

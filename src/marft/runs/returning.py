@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from marft.config.run import RunSettings
-from marft.learning.learner import Learner
+from marft.learning.keeping import Kept
 from marft.models.pool import Models
-from marft.runs.checkpoints import Checkpoints, Record, State, read_record, restore
+from marft.runs.checkpoints import Checkpoints, Record, State, read_record
 from marft.runs.folder import step_of
 from marft.runs.log import Mark
 from marft.runs.removing import remove_checkpoint
@@ -23,13 +23,16 @@ class Returning:
     """Goes back, as often as the recipe lets it; where it does not, nothing here does anything.
 
     Args:
+        restore: puts everything that learns back to a checkpoint.
         note: told where it would go back and may not.
     """
 
     def __init__(
-        self, run: RunSettings, checkpoints: Checkpoints, models: Models, learner: Learner, note: Callable[[str], None]
-    ) -> None:
+        self, run: RunSettings, checkpoints: Checkpoints, models: Models, learner: Kept,
+        restore: Callable[[Record], None], note: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._run, self._checkpoints, self._models, self._learner = run, checkpoints, models, learner
+        self._restore = restore
         self._note, self._refused = note, False
         self._on = run.guards.on_collapse == "return"
 
@@ -66,7 +69,7 @@ class Returning:
         for path in self._checkpoints.steps():
             if record.state.step < step_of(path) <= state.step:
                 remove_checkpoint(path)
-        restore(record, self._models, self._learner)
+        self._restore(record)
         state = replace(state, returns=state.returns + 1, cooled=state.cooled * cooled)
         if state.best_step > record.state.step:
             state = replace(state, **self._best_of(record))

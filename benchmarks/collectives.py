@@ -1,0 +1,184 @@
+"""Which collectives ``fully_shard`` asks for and what gloo has of them, on this machine's processors.
+
+    python benchmarks/collectives.py
+
+Starts groups of 1, 2, 3 and 4 processes. Asks each for every collective that FSDP2 uses, with the reductions and types
+that it uses them with, and compares results with what they must be; notes what a sharded forward and backward pass
+calls; and whether all ranks have the same bits of a sum. Writes results/collectives.json and .md; half a minute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from machine import RESULTS, describe, save
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from marft.ranks.group import Group
+
+COUNTS = (1, 2, 3, 4)
+SIZE = 12  # numbers that each rank gives: divided by every count
+MISSING = "—"
+TYPES = (torch.float32, torch.bfloat16, torch.uint8)
+WATCHED = ("all_gather_single", "reduce_scatter_single", "all_reduce", "broadcast")
+
+
+def main() -> None:
+    rows: dict[str, dict[str, str]] = {}
+    for count in COUNTS:
+        with tempfile.TemporaryDirectory() as folder:
+            processes.spawn(rank, (count, folder), count)
+            for name, said in torch.load(Path(folder) / "found").items():
+                rows.setdefault(name, {})[str(count)] = said
+    save("collectives", {"machine": describe(), "rows": rows})
+    lines = ["| what is asked of gloo | " + " | ".join(f"{n} ranks" for n in COUNTS) + " |", "| --- |" + " --- |" * 4]
+    lines += [f"| {name} | " + " | ".join(said[str(n)] for n in COUNTS) + " |" for name, said in rows.items()]
+    text = "\n".join(lines) + "\n"
+    (RESULTS / "collectives.md").write_text(text)
+    print(text)
+
+
+def rank(number: int, count: int, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    group = Group(Path(folder) / "meeting", number, count, torch.device("cpu"), 30.0)
+    found = {name: attempt(ask) for name, ask in asked(number, count).items()}
+    found |= sharded(number, count) | {"the same bits of a sum everywhere": same_bits(group), **costs()}
+    if number == 0:
+        torch.save(found, Path(folder) / "found")
+    group.close()
+
+
+def asked(number: int, count: int) -> dict[str, Callable[[], bool]]:
+    """Each collective as FSDP2 calls it → whether what comes of it is right."""
+    asks: dict[str, Callable[[], bool]] = {}
+    for dtype in TYPES:
+        mine = [(torch.arange(SIZE) + rank).to(dtype) for rank in range(count)]
+        name = str(dtype).removeprefix("torch.")
+        asks[f"all_gather_single, {name}"] = lambda mine=mine: _gathered(mine, number)  # type: ignore[misc]
+        for op in ("SUM", "AVG"):
+            if dtype != torch.uint8:  # bytes are gathered alone
+                asks[f"reduce_scatter_single, {op}, {name}"] = (  # type: ignore[misc]
+                    lambda mine=mine, op=op: _scattered(mine, number, getattr(dist.ReduceOp, op))
+                )
+    floats = [torch.arange(SIZE) + float(rank) for rank in range(count)]
+    for name, op in (("SUM", dist.ReduceOp.SUM), ("AVG", dist.ReduceOp.AVG)):
+        asks[f"all_reduce, {name}, float32"] = lambda op=op: _reduced(floats, number, op)  # type: ignore[misc]
+    asks["reduce_scatter_single, PREMUL_SUM, float32"] = lambda: _scattered(
+        floats, number, dist.ReduceOp.PREMUL_SUM(0.5), 0.5
+    )
+    asks["all_reduce, PREMUL_SUM, float32"] = lambda: _reduced(floats, number, dist.ReduceOp.PREMUL_SUM(0.5), 0.5)
+    return asks
+
+
+def attempt(ask: Callable[[], bool]) -> str:
+    try:
+        return "right" if ask() else "**wrong**"
+    except (RuntimeError, AttributeError, ValueError) as error:
+        return f"{MISSING} {str(error).splitlines()[0][:60]}"
+
+
+def sharded(number: int, count: int) -> dict[str, str]:
+    """Gradients of a sharded model, by how they are to be divided, and what was called for them."""
+    calls: dict[str, int] = {}
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            return original(*arguments, **named)
+
+        return call
+
+    before = {name: getattr(dist, name) for name in WATCHED}
+    for name, original in before.items():
+        setattr(dist, name, watched(name, original))
+    try:
+        found = {f"fully_shard, {how}": attempt(lambda how=how: _trains(number, count, how)) for how in WAYS}  # type: ignore[misc]
+    finally:
+        for name, original in before.items():
+            setattr(dist, name, original)
+    return found | {"called by fully_shard": ", ".join(sorted(calls)) or "nothing"}
+
+
+WAYS = ("mean (as it comes)", "sum by set_gradient_divide_factor(1)", "sum, set_force_sum_reduction_for_comms too")
+
+
+def _trains(number: int, count: int, how: str) -> bool:
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 7), nn.Linear(7, 3)]
+    rows = torch.randn(count, 2, 5)
+    right = [torch.zeros_like(p) for layer in layers for p in layer.parameters()]
+    for batch in rows:
+        made = layers[1](layers[0](batch)).square().sum()
+        grads = torch.autograd.grad(made, [p for layer in layers for p in layer.parameters()])
+        for total, grad in zip(right, grads, strict=True):
+            total += grad / (count if how == WAYS[0] else 1)
+    model: Any = nn.Sequential(*layers)
+    mesh = init_device_mesh("cpu", (count,))
+    for module in (*layers, model):
+        made_of: Any = fully_shard(module, mesh=mesh)
+        if how != WAYS[0]:
+            made_of.set_gradient_divide_factor(1.0)
+        if how == WAYS[2]:
+            made_of.set_force_sum_reduction_for_comms(True)
+    model(rows[number]).square().sum().backward()
+    found = [p.grad.full_tensor() for p in model.parameters()]
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, right, strict=True))
+
+
+def _gathered(mine: list[Tensor], number: int) -> bool:
+    out = torch.empty(SIZE * len(mine), dtype=mine[0].dtype)
+    dist.all_gather_single(out, mine[number])
+    return torch.equal(out, torch.cat(mine))
+
+
+def _scattered(mine: list[Tensor], number: int, op: Any, factor: float = 1.0) -> bool:
+    out = torch.empty(SIZE // len(mine), dtype=mine[0].dtype)
+    dist.reduce_scatter_single(out, mine[number], op=op)
+    return torch.allclose(out.float(), _total(mine, op, factor).chunk(len(mine))[number], rtol=1e-2)
+
+
+def _reduced(mine: list[Tensor], number: int, op: Any, factor: float = 1.0) -> bool:
+    out = mine[number].clone()
+    dist.all_reduce(out, op=op)
+    return torch.allclose(out, _total(mine, op, factor))
+
+
+def _total(mine: list[Tensor], op: Any, factor: float) -> Tensor:
+    total = torch.stack([part.float() for part in mine]).sum(0) * factor
+    return total / len(mine) if op == dist.ReduceOp.AVG else total
+
+
+def same_bits(group: Group) -> str:
+    """Of sums of random numbers of many sizes, which rounding would tell apart."""
+    generator = torch.Generator().manual_seed(group.rank)
+    for size in (1, 3, 1000, 100_003):
+        out = torch.randn(size, generator=generator)
+        dist.all_reduce(out)
+        if len(set(group.gather(out.numpy().tobytes()))) > 1:
+            return "**no**"
+    return "yes"
+
+
+def costs() -> dict[str, str]:
+    """What a collective of 32 MiB takes."""
+    flat, best = torch.ones(2**23), float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        dist.all_reduce(flat)
+        best = min(best, time.perf_counter() - began)
+    return {"all_reduce of 32 MiB, best of 5": f"{1000 * best:.0f} ms"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The run's side of ranks that learn together: it is the first of them, and leads the others."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from marft.config.run import RunSettings
+from marft.errors import RunError
+from marft.learning.critic import Critic
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.learning.ledger import Told
+from marft.learning.optimizers import PolicyOptimizer
+from marft.models.pool import Models
+from marft.processes.child import Child
+from marft.ranks.devices import device_of
+from marft.ranks.group import Group
+from marft.ranks.learners import RanksLostError
+from marft.ranks.member import Member
+from marft.ranks.program import rank_command
+from marft.ranks.words import Begin, Done, Failed, Learn, Line, Load, RankFaultError, Tell, of_company
+from marft.runs.checkpoints import Record, State, restore
+from marft.starting import Start
+from marft.types import Episode
+
+T = TypeVar("T")
+LAST_WORDS_SECONDS = 10.0  # for a rank to say why it has given up, once another one has heard that something is wrong
+LOST = "ranks_lost"  # the metric
+
+
+class Company:
+    """All ranks of a run, of which this process is the first: it leads the others, which are processes of its own.
+
+    A rank that is lost takes the step with it. Where each rank holds all that learns, everything is put back to what it
+    was before that step, the ranks are started again, and the step is learned once more from the same episodes.
+
+    Args:
+        lost: how often ranks were lost since the last step that was made.
+
+    Raises:
+        ValueError: a rank cannot have what the recipe names.
+        RunError: a rank ended before it had begun.
+    """
+
+    def __init__(self, run: RunSettings, lost: int = 0) -> None:
+        self.run, self._lost = run, lost
+        device_of(run, run.training.ranks - 1)  # refused before anything starts
+        self._others: list[_Other] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="marft-ranks-"))
+        self._started = 0
+        self._member: Member | None = None
+        self._begin()  # they import what they need, and load their models, while models are loaded here
+
+    def join(self, models: Models) -> None:
+        """Learn with these models from here on."""
+        self.models = models
+        self._member = Member(self.run, models, self._meet())
+        self._hear()
+
+    @property
+    def learner(self) -> Learner:
+        """This rank's."""
+        return self._mine.learner
+
+    @property
+    def kept(self) -> Company:
+        """What a checkpoint holds: it takes all ranks to bring it together."""
+        return self
+
+    def load(self, start: Start) -> State:
+        """Have all ranks begin with what a run starts from → where the run stands.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        state = start.load(self.models, self)
+        if start.record is not None:
+            self._lead(Load(str(start.record.path), start.resume), self._mine.gather)
+        return state
+
+    def restore(self, record: Record) -> None:
+        """Have all ranks go back to a checkpoint of the run."""
+        restore(record, self.models, self)
+        self._lead(Load(str(record.path), True), self._mine.gather)
+
+    def noting(self, note: Callable[[str], None]) -> None:
+        """Have somebody told of steps that are undone, from here on."""
+        self._note = note
+        self._mine.noting(note)
+
+    def learn(self, episodes: Sequence[Episode], progress: Progress, told: Told = lambda _: None) -> dict[str, float]:
+        """One training step, made by all ranks → its metrics; ``ranks_lost`` counts the times that it was begun anew.
+
+        Raises:
+            RanksLostError: ranks were lost that held parts of what learns, or again in the same step.
+            RunError: a rank cannot go on, for a reason outside MARFT.
+        """
+        parts = self.learner.state_dict()
+        rates = {name: optimizer.learning_rate for name, optimizer in self.optimizers.items()}
+        progress = progress._replace(advantages=dict(progress.advantages))
+        message = Learn([_without_data(episode) for episode in episodes], progress, rates)
+        try:
+            metrics = self._lead(message, lambda: self._mine.learn(message, told))
+            return metrics | {LOST: float(self._counted())}
+        except RanksLostError as error:
+            if self.run.training.shard:
+                raise
+            self._note(f"step {progress.step + 1}: {error}; they are started again, and the step is learned once more")
+        self._mine.careful.undo()
+        self.learner.load_state_dict(parts)
+        self._begin_again()
+        self._lost += 1
+        metrics = self._lead(message, lambda: self._mine.learn(message, told))
+        return metrics | {LOST: float(self._counted())}
+
+    def _counted(self) -> int:
+        lost, self._lost = self._lost, 0
+        return lost
+
+    # all that is kept of a learner
+
+    @property
+    def optimizers(self) -> Mapping[str, PolicyOptimizer]:
+        """This rank's."""
+        return self.learner.optimizers
+
+    @property
+    def critic(self) -> Critic | None:
+        """This rank's."""
+        return self.learner.critic
+
+    def state_dict(self) -> dict[str, float]:
+        """The same on every rank."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """On this rank."""
+        self.learner.load_state_dict(state)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """What the optimizers of all ranks remember, whole."""
+        if not self.run.training.shard:
+            return self.learner.optimizer_state()
+        return self._lead(Tell(), self.learner.optimizer_state)
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """On this rank."""
+        self.learner.load_optimizer_state(state)
+
+    # the others
+
+    @property
+    def _mine(self) -> Member:
+        assert self._member is not None, "nobody learns yet"
+        return self._member
+
+    def _begin(self) -> None:
+        """Start all other ranks."""
+        from transformers.utils import logging
+
+        self._started += 1
+        self._meeting = self._folder / f"meeting {self._started}"
+        settings = pickle.dumps(self.run)
+        for rank in range(1, self.run.training.ranks):
+            other = _Other(Child(f"rank {rank}", rank_command))
+            self._others.append(other)
+            other.line.send(Begin(settings, str(self._meeting), rank, logging.get_verbosity()))
+
+    def _meet(self) -> Group:
+        patience = self.run.training.rank_patience_seconds
+        try:
+            return Group(self._meeting, 0, self.run.training.ranks, self.models.device, patience)
+        except RuntimeError as error:
+            raise self._reason(error) from error
+
+    def _begin_again(self) -> None:
+        """Start all other ranks anew, with what this one has."""
+        self._end_others()
+        self._mine.group.close()
+        self._begin()
+        self._mine.join(self._meet())
+        self._hear()
+        state = self._mine.state()
+        for other in self._others:
+            other.line.send(state)
+        self._hear()
+
+    def _lead(self, message: object, mine: Callable[[], T]) -> T:
+        """Have every rank do something, this one too → what came of it here.
+
+        Raises:
+            RanksLostError: a rank was lost on the way.
+        """
+        try:
+            for other in self._others:
+                other.line.send(message)
+            found = mine()
+            self._hear()
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, RunError) or not of_company(error):
+                raise
+            raise self._reason(error) from error
+        return found
+
+    def _hear(self) -> None:
+        """Until every rank has done what it was asked for.
+
+        Raises:
+            ValueError, RunError, RankFaultError: one has failed.
+        """
+        for other in self._others:
+            try:
+                answer = other.line.receive(self.run.training.rank_patience_seconds)
+            except (EOFError, TimeoutError) as error:
+                raise self._reason(error) from error
+            if not isinstance(answer, Done):
+                raise self._reason(RunError(answer.said))
+            other.pid = answer.pid
+
+    def _reason(self, error: Exception) -> Exception:
+        """What to raise once something is wrong with other ranks: what one of them failed of by itself, else that they
+        are lost."""
+        ends = [other.last_words() for other in self._others]
+        for rank, (failed, _) in enumerate(ends, 1):
+            if failed is not None and failed.kind != "gone":
+                return _error_of(failed, rank)
+        lost = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
+        return RanksLostError(" and ".join(lost) if lost else f"ranks cannot reach each other ({error})")
+
+    def _end_others(self) -> None:
+        others, self._others = self._others, []
+        for other in others:
+            other.child.end()
+        for other in others:
+            other.close()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._end_others()
+        if self._member is not None:
+            self._member.group.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Company:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Other:
+    """Another rank, from here."""
+
+    def __init__(self, child: Child) -> None:
+        self.child, self.line = child, Line(child.socket)
+        self.pid = 0  # of its process, once it has begun
+
+    def last_words(self) -> tuple[Failed | None, str]:
+        """What it failed of, if it says so; and how it ended, if it has or does not answer."""
+        with suppress(EOFError, TimeoutError):
+            while True:
+                answer = self.line.receive(LAST_WORDS_SECONDS)
+                if isinstance(answer, Failed):
+                    return answer, ""
+        return None, self.child.outcome()
+
+    def close(self) -> None:
+        self.line.close()
+        self.child.close()
+
+
+def _without_data(episode: Episode) -> Episode:
+    """An episode as it travels: what a task is graded with need not pickle, and nobody learns from it."""
+    return replace(episode, task=replace(episode.task, data={}))
+
+
+def _error_of(failed: Failed, rank: int) -> Exception:
+    if failed.kind == "value":
+        return ValueError(failed.said)
+    if failed.kind == "run":
+        return RunError(failed.said)
+    error = RankFaultError(f"in rank {rank}: {failed.said}")
+    error.add_note(failed.trace)
+    return error

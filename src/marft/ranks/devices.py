@@ -1,0 +1,26 @@
+"""Which device each rank computes on."""
+
+from __future__ import annotations
+
+import torch
+
+from marft.config.run import RunSettings
+from marft.models.loading import pick_device
+
+
+def device_of(run: RunSettings, rank: int) -> str:
+    """A rank's device, as a recipe names one: a GPU of its own each, the run's and those after it; or the processor.
+
+    Raises:
+        ValueError: there are fewer GPUs than ranks.
+    """
+    device = pick_device(run.device)
+    if device.type != "cuda":
+        return run.device
+    number = (device.index or 0) + rank
+    if number >= torch.cuda.device_count():
+        raise ValueError(
+            f"training.ranks = {run.training.ranks}: each rank has a GPU of its own, from {device} on, and there are "
+            f"{torch.cuda.device_count()}; lower it"
+        )
+    return f"cuda:{number}"

@@ -1,0 +1,86 @@
+"""The command that a rank beside the run is, and what it does: it follows the first rank until that lets go of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marft.config.run import RunSettings
+from marft.models.pool import Models
+from marft.ranks.devices import device_of
+from marft.ranks.group import Group
+from marft.ranks.member import Member
+from marft.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, Load, Tell
+
+START = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from marft.ranks.program import main
+main(int(sys.argv[2]))
+"""
+
+
+def rank_command(descriptor: int) -> Sequence[str]:
+    """Python as here, with the modules that can be found here.
+
+    Args:
+        descriptor: the rank's end of its connection.
+    """
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    return [sys.executable, "-u", "-X", "faulthandler", "-c", START, path, str(descriptor)]
+
+
+def main(descriptor: int) -> None:
+    """Follow the first rank, at the other end of a socket, until it lets go.
+
+    Args:
+        descriptor: of the socket; what is started here does not inherit it.
+    """
+    os.set_inheritable(descriptor, False)
+    line = Line(socket.socket(fileno=descriptor))
+    try:
+        _follow(line)
+    except EOFError:  # the run has ended, or needs this rank no more
+        return
+    except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
+        line.send(Failed.of(error))
+
+
+def _follow(line: Line) -> None:
+    member = _joined(line.receive())
+    line.send(Done(os.getpid()))
+    while True:
+        _heed(member, line.receive())
+        line.send(Done(os.getpid()))
+
+
+def _joined(begin: Begin) -> Member:
+    from transformers.utils import logging
+
+    logging.set_verbosity(begin.verbosity)
+    logging.disable_progress_bar()
+    run: RunSettings = pickle.loads(begin.run)
+    run = run.model_copy(update={"device": device_of(run, begin.rank)})
+    models = Models(run)
+    group = Group(
+        Path(begin.meeting), begin.rank, run.training.ranks, models.device, run.training.rank_patience_seconds
+    )
+    return Member(run, models, group)
+
+
+def _heed(member: Member, message: object) -> None:
+    if isinstance(message, Learn):
+        member.learn(message)
+    elif isinstance(message, Load):
+        member.load(Path(message.path), message.goes_on)
+        member.gather()
+    elif isinstance(message, Adopt):
+        member.adopt(message)
+    else:
+        assert isinstance(message, Tell)
+        member.learner.optimizer_state()

@@ -1,0 +1,129 @@
+"""Ranks that are processes: gradients, decisions and weights are those of one, whole or in parts, and checkpoints fit any
+number of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from marft.config import RunSettings
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.learning.optimizers import PolicyOptimizer
+from marft.learning.ranks import ALONE, Ranks
+from marft.models.parts import whole
+from marft.models.pool import Models
+from marft.ranks.group import Group
+from marft.types import Episode
+from tests.learners import ROLES, episodes, recipe
+from tests.ranked import together
+
+SMOOTH = ("--algorithm.critic.epsilon", "1e-4", "--algorithm.optimizer.epsilon", "1e-4")
+FULL = ("--policies.actor.train", "full")
+CHECKPOINTED = ("--models.base.gradient_checkpointing", "true")
+STOPS = ("--algorithm.epochs", "3", "--algorithm.kl_stop", "1e-6")
+CASES: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {  # whether in parts, the preset, overrides
+    "LoRA on a base in parts": (True, "marft", SMOOTH),
+    "a whole model in parts": (True, "marft", (*SMOOTH, *FULL)),
+    "LoRA": (False, "marft", SMOOTH),
+    "LoRA on a half-precision base in parts": (True, "marft", (*SMOOTH, "--models.base.dtype", "bfloat16")),
+    "a whole model": (False, "marft", (*SMOOTH, *FULL)),
+    "LoRA in parts, activations recomputed": (True, "marft", (*SMOOTH, *CHECKPOINTED)),
+    "a whole model in parts, activations recomputed": (True, "marft", (*SMOOTH, *FULL, *CHECKPOINTED)),
+    "a critic with a body of its own, in parts": (True, "mappo", (*SMOOTH, "--algorithm.critic.body", "lora")),
+    "the KL stop, in parts": (True, "ppo", (*SMOOTH, *FULL, *STOPS)),
+}
+FEW = ("LoRA on a base in parts", "a whole model in parts", "LoRA", "the KL stop, in parts")
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
+
+def begun(run: RunSettings, ranks: Ranks, parts: bool) -> Learner:
+    """A learner whose adapters say something of their own."""
+    torch.manual_seed(0)
+    models = Models(run)
+    for role in ROLES:
+        for adapter in models.bases["base"].adapters(role).values():
+            torch.nn.init.normal_(adapter.b, std=0.05)
+    if parts:
+        assert isinstance(ranks, Group)
+        models.shard(ranks.mesh())
+    return Learner(run, models, ranks)
+
+
+def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -> Any:
+    """The gradients of every step of every policy, metrics, and the weights after it."""
+    learner = begun(run, ranks, parts)
+    gradients: list[dict[str, Tensor]] = []
+
+    def noting(step: Callable[[], float], parameters: Mapping[str, torch.nn.Parameter]) -> Callable[[], float]:
+        def noted() -> float:
+            found = {name: whole(p.grad).clone() for name, p in parameters.items() if p.grad is not None}
+            gradients.append({name: g for name, g in found.items() if g.any()})
+            return step()
+
+        return noted
+
+    for optimizer in learner.optimizers.values():
+        assert isinstance(optimizer, PolicyOptimizer)
+        optimizer.step = noting(optimizer.step, optimizer.parameters)  # type: ignore[method-assign]
+    metrics = learner.learn(batch, Progress(0, 0))
+    weights = {
+        f"{name}/{key}": whole(parameter.detach()).clone()
+        for name, optimizer in learner.optimizers.items()
+        for key, parameter in optimizer.parameters.items()
+    }
+    return gradients, metrics, weights
+
+
+def batches() -> list[list[Episode]]:
+    """Ragged ones, one in which the second agent acts once, so that not every rank has a row of it, and none of it."""
+    ragged = episodes(7, noise=0.02)
+    return [ragged, [ragged[0], *(replace(episode, actions=episode.actions[:1]) for episode in ragged[1:])]]
+
+
+def apart(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """How far gradients are from each other, relative to their length."""
+    assert found.keys() == right.keys()
+    if not right:  # nobody earned more than others
+        return 0.0
+    off = torch.cat([(found[name].double() - right[name].double()).reshape(-1) for name in right]).norm()
+    return float(off / torch.cat([tensor.double().reshape(-1) for tensor in right.values()]).norm())
+
+
+def check(count: int, names: tuple[str, ...], folder: Path) -> None:
+    """Each case on a ragged batch, the first two also on one in which an agent has no rows on some ranks."""
+    ragged, rare = batches()
+    asked = [
+        (recipe(folder, CASES[name][1], *CASES[name][2]), CASES[name][0], batch)
+        for number, name in enumerate(names)
+        for batch in ([ragged, rare] if number < 2 else [ragged])
+    ]
+    said = together(count, [("tests.test_ranks_real:learned", arguments) for arguments in asked], folder)
+    for (run, _, batch), of_ranks in zip(asked, said, strict=True):
+        gradients, metrics, weights = learned(ALONE, run, False, batch)
+        first = len(run.trained_policies)  # steps on weights that are the same to the bit
+        for mine, told, after in of_ranks:
+            assert len(mine) == len(gradients)
+            assert max(apart(*pair) for pair in zip(mine[:first], gradients[:first], strict=True)) < 1e-6
+            assert max(apart(*pair) for pair in zip(mine, gradients, strict=True)) < 1e-4
+            assert told["kl_stops"] == metrics["kl_stops"]
+            assert all(torch.equal(after[name], of_ranks[0][2][name]) for name in after), "ranks drift apart"
+            assert all(torch.allclose(after[name], weights[name], rtol=1e-4, atol=2e-6) for name in weights)
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
+    check(2, tuple(CASES) if NIGHT else FEW, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="half a minute: make nightly")
+def test_four_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
+    check(4, tuple(CASES), tmp_path)

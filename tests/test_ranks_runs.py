@@ -1,0 +1,172 @@
+"""Runs in which several processes learn: they go on to the bit, on another number of ranks, and after one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from marft.config import RunSettings
+from marft.learning.interfaces import Progress
+from marft.learning.learner import Learner
+from marft.learning.undoing import Careful
+from marft.ranks.company import LOST, Company
+from marft.runs.checkpoints import verify
+from marft.runs.folder import RunFolder
+from marft.training import train
+from tests.helpers import settings
+from tests.runs import Listening
+from tests.test_resume import StopAfter
+
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+FULL = ("--policies.actor.train", "full", "--training.shard", "true")
+WAYS = {"whole": (), "in parts": FULL}
+
+
+def run_of(output: Path, ranks: int, *overrides: str, steps: int = 2) -> RunSettings:
+    return settings(
+        "tiny", output, "--training.ranks", str(ranks), "--training.steps", str(steps),
+        "--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.epsilon", "1e-4",
+        "--training.rank_patience_seconds", "60", *overrides,
+    )  # fmt: skip
+
+
+def trained(run: RunSettings, *, resume: bool = False, stop: int = 99) -> tuple[RunFolder, list[str]]:
+    class Until(StopAfter, Listening):
+        def __init__(self) -> None:
+            StopAfter.__init__(self, stop)
+            Listening.__init__(self)
+
+    listening, folder = Until(), RunFolder.create(run) if not resume else RunFolder(Path(run.output) / run.name)
+    train(run, folder, resume=resume, observer=listening)
+    return folder, listening.notes
+
+
+def weights(folder: RunFolder, step: int) -> dict[str, np.ndarray]:
+    checkpoint = folder.checkpoints / f"step_{step:06d}"
+    return {
+        f"{file.relative_to(checkpoint)}/{name}": tensor
+        for file in sorted(checkpoint.rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def assert_same(mine: RunFolder, right: RunFolder, step: int) -> None:
+    a, b = weights(mine, step), weights(right, step)
+    assert a.keys() == b.keys()
+    assert all(a[name].tobytes() == b[name].tobytes() for name in b)
+    rows = zip(mine.read_metrics(), right.read_metrics(), strict=True)
+    for row, expected in rows:
+        timeless = {name for name in expected if "second" not in name and name != LOST}
+        assert {name: row[name] for name in timeless} == {name: expected[name] for name in timeless}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
+    """Two steps of two ranks that nothing befell."""
+    return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param]))[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
+    pair: tuple[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes of it is what comes of a run that nothing befell, to the bit."""
+    way, right = pair
+    killed: list[int] = []
+    original, begun = Careful.learn, Company.learn
+
+    def mortal(self: Careful, episodes: object, progress: Progress, told: object) -> object:
+        if progress.step == 1 and not killed:
+            killed.append(company[0]._others[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return original(self, episodes, progress, told)  # type: ignore[arg-type]
+
+    company: list[Company] = []
+
+    def noting(self: Company, *arguments: object) -> object:
+        company[:] = [self]
+        return begun(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Careful, "learn", mortal)
+    monkeypatch.setattr(Company, "learn", noting)
+    folder, notes = trained(run_of(tmp_path, 2, *WAYS[way]))
+    assert killed
+    assert_same(folder, right, 2)
+    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
+    assert any("rank 1 was killed (SIGKILL)" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks_and_alike_on_one(
+    pair: tuple[str, RunFolder], tmp_path: Path
+) -> None:
+    way, right = pair
+    trained(run_of(tmp_path, 2, *WAYS[way]), stop=1)
+    folder, _ = trained(run_of(tmp_path, 2, *WAYS[way]), resume=True)
+    assert_same(folder, right, 2)
+
+
+def on_others(first: int, then: int, way: str, tmp_path: Path) -> tuple[RunFolder, RunFolder]:
+    """A run of one rank, and one that another number of ranks went on with."""
+    alone, _ = trained(run_of(tmp_path / "alone", 1, *WAYS[way][:2]))
+    trained(run_of(tmp_path / "others", first, *WAYS[way]), stop=1)
+    parts = WAYS[way] if then > 1 else WAYS[way][:2]
+    folder, _ = trained(run_of(tmp_path / "others", then, *parts), resume=True)
+    return alone, folder
+
+
+def check_others(first: int, then: int, way: str, tmp_path: Path) -> None:
+    alone, folder = on_others(first, then, way, tmp_path)
+    assert verify(folder.checkpoints / "step_000002").step == 2
+    mine, right = weights(folder, 2), weights(alone, 2)
+    assert mine.keys() == right.keys()
+    for name, tensor in right.items():
+        assert mine[name].shape == tensor.shape
+        if "optimizer" not in name:
+            np.testing.assert_allclose(mine[name], tensor, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(way: str, tmp_path: Path) -> None:
+    check_others(2, 1, way, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="half a minute each: make nightly")
+@pytest.mark.parametrize("then", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_of_four_ranks_goes_on_on_one_and_on_three(way: str, then: int, tmp_path: Path) -> None:
+    check_others(4, then, way, tmp_path)
+
+
+def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, marft.training; from marft.models.pool import Models\n"
+        "assert not any(name.startswith('marft.ranks.company') or name == 'marft.ranks.group' for name in sys.modules)\n"
+        "assert 'torch.distributed.fsdp' not in sys.modules, 'slow to import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Path) -> None:
+    """What a lost step has changed here is undone before it is learned again: weights, moments, and the critic's."""
+    from tests.learners import begun, episodes, recipe
+
+    learner: Learner = begun(recipe(tmp_path, "marft"))
+    careful = Careful(learner, lambda _: None)
+    careful.learn(episodes(2), Progress(0, 0))
+    before = {n: p.detach().clone() for it in learner.optimizers.values() for n, p in it.parameters.items()}
+    moments = {name: tensor.clone() for name, tensor in learner.optimizer_state().items()}
+    careful.learn(episodes(2, seed=1), Progress(1, 24))
+    careful.undo()
+    assert all((before[n] == p).all() for it in learner.optimizers.values() for n, p in it.parameters.items())
+    assert all((moments[name] == tensor).all() for name, tensor in learner.optimizer_state().items())
