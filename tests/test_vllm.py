@@ -13,7 +13,9 @@ import pytest
 
 from marft.errors import RunError
 from marft.game.game import Attempt
+from marft.marks import Grammar
 from marft.rollouts import LocalRollouts
+from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
@@ -106,6 +108,24 @@ def test_alternatives_are_those_of_here(here: LocalRollouts, there: LocalRollout
     assert [[id for id, _ in step] for step in one.alternatives] == [[id for id, _ in s] for s in other.alternatives]
 
 
+GRAMMARS = [
+    Grammar("regex", r"[0-9]{1,3}(\+[0-9]{1,3}){0,2}"),
+    Grammar("lark", 'start: "the " /[a-z]{1,9}/ " is " /[0-9]+/'),
+    Grammar("json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
+]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
+def test_texts_are_held_to_grammars_as_here(here: LocalRollouts, there: LocalRollouts, grammar: Grammar) -> None:
+    one, other = (said(each, temperature=0.0, grammar=grammar) for each in (here, there))
+    assert (other.text, other.finish, other.forced) == (one.text, one.finish, one.forced)
+    assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
+    assert one.masks
+    assert other.masks
+    assert other.masks.rows(len(other.tokens)).tolist() == one.masks.rows(len(one.tokens)).tolist()
+    assert other.masks.table == one.masks.table
+
+
 def test_what_is_published_is_what_samples(here: LocalRollouts, there: LocalRollouts) -> None:
     for each in (here, there):
         moved(each, 0.05)
@@ -141,11 +161,33 @@ def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path
     """One policy is an adapter, the other has all its weights sent at every step: two processes."""
     run = settings("tiny", tmp_path, *VLLM, "--policies.actor.train", "full", "--training.steps", "4")
     train(run, folder := RunFolder.create(run))
-    rows = folder.read_metrics()
-    differences = [value for row in rows for name, value in row.items() if name.endswith("log_prob_difference_max")]
+    assert furthest(folder) < CLOSE
+    assert {row.get("engine_restarts") for row in folder.read_metrics()} == {0.0}
+
+
+def test_a_team_that_is_held_to_grammars_is_learned_from_over_the_same_tokens(tmp_path: Path) -> None:
+    """Were other tokens allowed for there than here, log-probs over them would be others."""
+    number, phrase = r"-?[0-9]{1,4}(\.[0-9]+)?", 'start: /[a-z]+/ (" " /[a-z]+/)* "."'
+    run = settings(
+        "tiny", tmp_path, *VLLM, "--agents.actor.sampling.regex", number, "--agents.reasoner.sampling.grammar", phrase
+    )
+    train(run, folder := RunFolder.create(run))
+    episodes = [episode for file in folder.episodes.iterdir() for episode in read_episodes(file)]
+    assert {episode.status for episode in episodes} == {"terminated"}
+    assert all(action.masks for episode in episodes for action in episode.actions)
+    assert furthest(folder) < CLOSE
+
+
+def furthest(folder: RunFolder) -> float:
+    """Nats that a token's log-prob was from the learner's, in any step."""
+    differences = [
+        value
+        for row in folder.read_metrics()
+        for name, value in row.items()
+        if name.endswith("log_prob_difference_max")
+    ]
     assert differences
-    assert max(differences) < CLOSE
-    assert {row.get("engine_restarts") for row in rows} == {0.0}
+    return max(differences)
 
 
 def test_an_argument_that_vllm_has_not_is_said_at_once(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class Vllm(EnginePart):
     """vLLM, in a process and a Python environment of its own, which ``marft engine install vllm`` makes. One process
     samples for all adapters of a base; a fully tuned policy has one of its own."""
 
+    holds_grammars: ClassVar[bool] = True
     tells_tokens: ClassVar[bool] = True
     apart: ClassVar[bool] = True
     python: str = ""  # of the environment that vLLM is in; "": the one that `marft engine install vllm` makes

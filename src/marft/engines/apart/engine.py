@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerBase
 from marft import seeds
 from marft.engines.apart.frames import Connection
 from marft.engines.apart.handover import new_folder
+from marft.engines.apart.held import check_alike, told, with_masks, write_tokenizer
 from marft.engines.apart.words import (
     FROM_ENGINE,
-    NO_IDS,
     Ask,
     Forget,
     Load,
@@ -31,9 +31,11 @@ from marft.engines.apart.words import (
     Weighed,
 )
 from marft.engines.choice_sampling import drawn
+from marft.engines.holding import Holding
 from marft.engines.spelling import Ending, spelling_of
 from marft.errors import RunError
 from marft.game.engine import Weights
+from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
 from marft.processes.child import Child, Command
 from marft.texts import until
@@ -52,12 +54,14 @@ class PolicyApart:
     Args:
         save: writes an adapter in peft's format, or a whole model; None: the policy is the base itself.
         whole: it writes a whole model.
+        holding: finds out what grammars allow for; None: the engine holds nothing to one.
     """
 
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
     save: Callable[[Path], None] | None = None
     whole: bool = False
+    holding: Holding | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +84,7 @@ class _Waiting:
                 self.listener(token)
                 self.told += 1
             if self.ending and self.ending.take(token):
-                self.said.append(_first(said, place + 1))
+                self.said.append(said.first(place + 1))
                 self.stopped = True
                 return True
         self.said.append(said)
@@ -125,7 +129,7 @@ class EngineApart:
     ) -> None:
         self.name, self.command, self.opened, self.policies = name, command, opened, policies
         self.seed, self.patience = seed, patience
-        self.program = ""  # what samples there, once it is ready
+        self.program = self._llguidance = ""  # what samples there, once it is ready
         self._spellings = {one: spelling_of(each.tokenizer, each.stop_ids) for one, each in policies.items()}
         self._folder = new_folder()
         self._weights: dict[str, Load] = {}  # as published
@@ -144,6 +148,11 @@ class EngineApart:
         Raises:
             RunError: it does not come up.
         """
+        first = next(iter(self.policies.values()))  # all of them are of one base
+        if first.holding:
+            folder = self._folder / "tokenizer"
+            written = await asyncio.to_thread(write_tokenizer, first.tokenizer, first.holding, folder)
+            self.opened = replace(self.opened, tokenizer=written)
         self._keeper = asyncio.create_task(self._keep())
         self._keeper.add_done_callback(self._kept)
         for name in self.policies:
@@ -151,14 +160,20 @@ class EngineApart:
 
     async def sample(self, policy: str, prompt: Prompt, sampling: Sampling, key: ActionKey) -> Completion:
         """Sample one action. Its stream there is named by the run's seed and the key."""
+        if sampling.grammar:
+            check_alike(self.name, self._llguidance)
         ending = self._ending(policy, sampling)
         message = Ask(
             self._next(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
             sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % LARGEST_SEED,
             list(self.policies[policy].stop_ids), sampling.alternatives, bool(ending or sampling.listener),
+            told(sampling.grammar),
         )  # fmt: skip
         waiting = await self._asked(_Waiting(message, _future(), ending, sampling.listener))
-        return self._completion(policy, sampling, waiting)
+        completion, holding = self._completion(policy, sampling, waiting), self.policies[policy].holding
+        if sampling.grammar and holding:
+            return await asyncio.to_thread(with_masks, completion, sampling.grammar, holding)
+        return completion
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
@@ -328,14 +343,14 @@ class EngineApart:
 
     def _heed(self, message: object) -> None:
         match message:
-            case Ready(program):
-                self._begin(program)
+            case Ready():
+                self._begin(message)
             case Loaded(number):
                 loaded = self._loading.pop(number, None)
                 if loaded and not loaded.done():
                     loaded.set_result(None)
-            case Refused(number, reason):
-                self._refuse(number, reason)
+            case Refused():
+                self._refuse(message)
             case Said() | Weighed():
                 self._in_a_row = 0
                 waiting = self._waiting.get(message.number)
@@ -346,10 +361,10 @@ class EngineApart:
                 if isinstance(message, Weighed) or waiting.take(message):
                     waiting.result.set_result(None)
 
-    def _begin(self, program: str) -> None:
+    def _begin(self, ready: Ready) -> None:
         """The process is ready: it gets all weights, and what waits."""
         assert self._ready is not None
-        self.program = program
+        self.program, self._llguidance = ready.program, ready.llguidance
         self._ready.set_result(None)
         for load in self._weights.values():
             self._connection.send(load)
@@ -359,13 +374,13 @@ class EngineApart:
             waiting.begin_again(Ending(self._spellings[message.policy](), stops) if stops else None)
             self._connection.send(message)
 
-    def _refuse(self, number: int, reason: str) -> None:
-        error = RunError(f"{self.name}: {reason}")
-        if number < 0:
+    def _refuse(self, refused: Refused) -> None:
+        error = RunError(f"{self.name}: {refused.reason}")
+        if refused.number < 0:
             raise error
-        waiting = self._waiting.get(number)
+        waiting = self._waiting.get(refused.number)
         if waiting and not waiting.result.done():
-            waiting.result.set_exception(error)
+            waiting.result.set_exception(EpisodeFailedError("failed", refused.reason) if refused.fails else error)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         if not keeper.cancelled() and (error := keeper.exception()):
@@ -380,9 +395,3 @@ class EngineApart:
 
 def _future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
-
-
-def _first(said: Said, count: int) -> Said:
-    """The first tokens of what was said."""
-    tops = (said.top_ids[:count], said.top_log_probs[:count]) if len(said.top_ids) else (NO_IDS, said.top_log_probs)
-    return Said(said.number, said.tokens[:count], said.log_probs[:count], "", said.lowest, said.highest, *tops)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
 from marft.engines.apart.words import Open
+from marft.engines.grammars import Grammars
+from marft.engines.holding import Holding
 from marft.engines.router import Router
 from marft.models.paths import resolve_path
 from marft.models.pool import Models
@@ -88,4 +90,5 @@ def _policy(models: Models, name: str) -> PolicyApart:
     policy = models.policies[name]
     whole = policy.settings.train == "full"
     save = partial(models.save_policy, name) if whole or policy.adapter else None
-    return PolicyApart(policy.tokenizer, policy.stop_ids, save, whole)
+    holding = Holding(Grammars.of(policy.tokenizer, policy.stop_ids), len(policy.backbone.head.weight))
+    return PolicyApart(policy.tokenizer, policy.stop_ids, save, whole, holding)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,7 @@ async def _serve(end: socket.socket) -> None:
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, AttributeError) as error:
         connection.send(Refused(-1, f"{type(error).__name__}: {error}"))
         raise
-    connection.send(Ready(program))
+    connection.send(Ready(program, version("llguidance") if opened.tokenizer else ""))
     server = Server(connection, engine)
     with suppress(EOFError):
         while True:
@@ -93,7 +94,7 @@ def _start(opened: Open) -> tuple[Any, str]:
         "max_model_len": opened.context,
         "max_num_seqs": opened.rows,
         "seed": opened.seed,
-        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "skip_tokenizer_init": not opened.tokenizer,  # tokens in, tokens out
         "generation_config": "vllm",  # nothing of the model's own: a policy is sampled as its recipe says
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "max_logprobs": MOST_AT_ONCE,
@@ -102,6 +103,7 @@ def _start(opened: Open) -> tuple[Any, str]:
         # a prompt that is read in pieces, of a request with a seed, ends vLLM 0.32 on a CPU
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
         **lora,
+        **_grammars(opened.tokenizer),
         **opened.options,
     }
     if unknown := sorted(opened.options.keys() - {known.name for known in fields(AsyncEngineArgs)}):
@@ -109,6 +111,14 @@ def _start(opened: Open) -> tuple[Any, str]:
             f"engine.options: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
         )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
+
+
+def _grammars(tokenizer: str) -> dict[str, Any]:
+    """What holds texts to grammars as the run does: llguidance, on the run's tokenizer."""
+    from vllm.config import StructuredOutputsConfig
+
+    config = StructuredOutputsConfig(backend="guidance")
+    return {"tokenizer": tokenizer, "structured_outputs_config": config} if tokenizer else {}
 
 
 class Server:
@@ -164,7 +174,8 @@ class Server:
         except Exception as error:  # noqa: BLE001  the run must hear of it
             if self.engine.errored:  # it is dead, and so are we: the run starts another
                 os._exit(1)
-            self.connection.send(Refused(asked.number, f"{type(error).__name__}: {error}"))
+            grammar = isinstance(asked, Ask) and bool(asked.grammar)
+            self.connection.send(Refused(asked.number, f"{type(error).__name__}: {error}", grammar))
         finally:
             self._under_way[slot.name] -= 1
             del self._requests[asked.number]
@@ -184,11 +195,14 @@ class Server:
             ignore_eos=True,  # stop_ids say what ends a turn
             logprobs=asked.alternatives,
             detokenize=False,
+            structured_outputs=_held(*asked.grammar) if asked.grammar else None,
             output_kind=RequestOutputKind.DELTA if asked.tells else RequestOutputKind.FINAL_ONLY,
         )
         lowest = slot.version
         async for output in self._sampled(asked.prompt.tolist(), sampling, f"{asked.number}", slot):
             one = output.outputs[0]
+            if one.finish_reason not in (None, "stop", "length"):
+                raise ValueError(f"it was ended: {one.finish_reason}")
             if not one.token_ids and not one.finish_reason:
                 continue
             ids = np.array(one.token_ids, np.int32)
@@ -244,6 +258,13 @@ def _slot(load: Load) -> Slot:
     name = f"{load.number}"
     adapter = LoRARequest(name, load.number, load.path) if load.path and not load.whole else None
     return Slot(name, load.policy, load.version, adapter, asyncio.Event())
+
+
+def _held(kind: str, text: str) -> Any:
+    """A grammar as vLLM has it."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(**{"grammar" if kind == "lark" else kind: text})
 
 
 def _likeliest(steps: Sequence[dict[int, Any]], count: int) -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ class Open:
         rank: the largest of theirs.
         seed: of what has none of its own.
         options: of the engine's own, by their names there.
+        tokenizer: a folder with the one that texts are held to grammars by; "": none is.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Open:
     rank: int
     seed: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +46,7 @@ class Ready:
     """From the engine: it takes requests."""
 
     program: str  # its name and version
+    llguidance: str = ""  # version of the one that holds texts to grammars; "": none does
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +82,7 @@ class Ask:
         stop_ids: tokens that end it, and are its last.
         alternatives: how many of the likeliest tokens are told beside each.
         tells: every token is told once it is sampled, not all of them at the end.
+        grammar: that the text is held to: "json", "regex" or "lark", and its text; []: none.
     """
 
     number: int
@@ -92,6 +96,7 @@ class Ask:
     stop_ids: list[int]
     alternatives: int = 0
     tells: bool = False
+    grammar: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +111,11 @@ class Said:
     highest: int
     top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
     top_log_probs: Numbers = field(default_factory=lambda: NO_NUMBERS)  # [T, alternatives]
+
+    def first(self, count: int) -> Said:
+        """Its first tokens."""
+        tops = (self.top_ids[:count], self.top_log_probs[:count]) if len(self.top_ids) else (NO_IDS, NO_NUMBERS)
+        return Said(self.number, self.tokens[:count], self.log_probs[:count], "", self.lowest, self.highest, *tops)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,10 +153,12 @@ class Refused:
 
     Args:
         number: of the request; −1 where it was none.
+        fails: it is the episode's alone, and not the end of the run.
     """
 
     number: int
     reason: str
+    fails: bool = False
 
 
 TO_ENGINE = (Open, Load, Ask, Weigh, Forget)
