@@ -72,7 +72,7 @@ def with_engine(
                 return await use(engine, weights)
             finally:
                 await engine.close()
-                assert not engine._folder.exists()
+                assert not any(folder.exists() for folder in engine._handover.folders)
 
         return asyncio.run(asyncio.wait_for(whole(), 60))
 

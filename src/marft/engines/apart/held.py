@@ -1,19 +1,15 @@
 """Texts that an engine apart holds to a grammar: what it is told, and what was allowed for, which is found out here.
 
-Both sides ask llguidance the same of the same tokens, so what one allows for the other does: it need not be sent.
+Both sides ask the same llguidance for the same tokens, so what one allows for the other does: it need not be sent.
 """
 
 from __future__ import annotations
 
-import json
-from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.grammars import schema_text
 from marft.engines.holding import Holding
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
@@ -21,21 +17,18 @@ from marft.marks import Grammar
 from marft.types import Completion
 
 
-def write_tokenizer(tokenizer: PreTrainedTokenizerBase, holding: Holding, folder: Path) -> str:
-    """Write a tokenizer whose texts end with the token that ends a turn → its folder, or "" where no text of it can be
-    held to a grammar."""
+def told(tokenizer: PreTrainedTokenizerBase, holding: Holding) -> tuple[str, str]:
+    """What an engine must know to hold texts to grammars as we do → the tokenizer as JSON, and the token that ends a
+    turn; nothing where no text can be held to one."""
     try:
         holding.grammars.check(Grammar("regex", "a"))
     except ValueError:
-        return ""
+        return "", ""
     assert holding.grammars.end is not None, "checked just now"
-    written = deepcopy(tokenizer)
-    written.eos_token = written.convert_ids_to_tokens(holding.grammars.end)
-    written.save_pretrained(folder)
-    return str(folder)
+    return str(tokenizer.backend_tokenizer.to_str()), str(tokenizer.convert_ids_to_tokens(holding.grammars.end))
 
 
-def check_alike(engine: str, theirs: str) -> None:
+def check_alike(theirs: str) -> None:
     """
     Args:
         theirs: the version of llguidance that an engine holds texts to grammars with; "": it holds none.
@@ -46,16 +39,9 @@ def check_alike(engine: str, theirs: str) -> None:
     ours = version("llguidance")
     if theirs != ours:
         raise RunError(
-            f"{engine}: its llguidance is {theirs or 'none'}, and that of this run {ours}, which may allow a "
-            f"grammar something else: install it where the engine is:  pip install --no-deps llguidance=={ours}"
+            f"the engine's llguidance is {theirs or 'none'}, and that of this run {ours}, which may allow a grammar "
+            f"something else: install it where the engine is:  pip install --no-deps llguidance=={ours}"
         )
-
-
-def told(grammar: Grammar | None) -> list[str]:
-    """A grammar for an engine: its kind and its text; nothing where there is none."""
-    if grammar is None:
-        return []
-    return [grammar.kind, schema_text(json.loads(grammar.text)) if grammar.kind == "json" else grammar.text]
 
 
 def with_masks(completion: Completion, grammar: Grammar, holding: Holding) -> Completion:

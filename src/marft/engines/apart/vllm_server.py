@@ -8,14 +8,17 @@ place.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,18 +29,23 @@ from marft.engines.apart.words import (
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
+    Alive,
     Ask,
+    Failed,
     Forget,
     Load,
     Loaded,
     Open,
     Ready,
     Refused,
+    Rest,
     Said,
     Weigh,
     Weighed,
 )
+from marft.engines.schemas import schema_text
 
+BEAT_SECONDS = 5.0
 MOST_AT_ONCE = 128  # ids whose log-probs can be asked for in one request
 SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -69,19 +77,26 @@ async def _serve(end: socket.socket) -> None:
     connection = await Connection.over(end, TO_ENGINE)
     opened: Open = await connection.receive()
     try:
-        engine, program = _start(opened)
+        with tempfile.TemporaryDirectory() as folder:
+            engine, program = _start(opened, Path(folder))
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, AttributeError) as error:
         connection.send(Refused(-1, f"{type(error).__name__}: {error}"))
         raise
     connection.send(Ready(program, version("llguidance") if opened.tokenizer else ""))
     server = Server(connection, engine)
+    beating = asyncio.create_task(server.beat())
     with suppress(EOFError):
         while True:
             server.heed(await connection.receive())
+    beating.cancel()
     engine.shutdown()
 
 
-def _start(opened: Open) -> tuple[Any, str]:
+def _start(opened: Open, folder: Path) -> tuple[Any, str]:
+    """
+    Args:
+        folder: for a tokenizer, until it is read.
+    """
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -103,7 +118,8 @@ def _start(opened: Open) -> tuple[Any, str]:
         # a prompt that is read in pieces, of a request with a seed, ends vLLM 0.32 on a CPU
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
         **lora,
-        **_grammars(opened.tokenizer),
+        **(_grammars(opened, folder) if opened.tokenizer else {}),
+        **({"enable_sleep_mode": True} if opened.rests and not current_platform.is_cpu() else {}),
         **opened.options,
     }
     if unknown := sorted(opened.options.keys() - {known.name for known in fields(AsyncEngineArgs)}):
@@ -113,12 +129,14 @@ def _start(opened: Open) -> tuple[Any, str]:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
 
 
-def _grammars(tokenizer: str) -> dict[str, Any]:
+def _grammars(opened: Open, folder: Path) -> dict[str, Any]:
     """What holds texts to grammars as the run does: llguidance, on the run's tokenizer."""
     from vllm.config import StructuredOutputsConfig
 
-    config = StructuredOutputsConfig(backend="guidance")
-    return {"tokenizer": tokenizer, "structured_outputs_config": config} if tokenizer else {}
+    (folder / "tokenizer.json").write_text(opened.tokenizer, encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": opened.end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return {"tokenizer": str(folder), "structured_outputs_config": StructuredOutputsConfig(backend="guidance")}
 
 
 class Server:
@@ -139,17 +157,51 @@ class Server:
         """Begin to do what a message asks for."""
         match message:
             case Ask() | Weigh():
+                number = message.number
                 task = asyncio.create_task(self._answer(message, self._slots[message.policy]))
-                self._requests[message.number] = task
+                self._requests[number] = task
+                task.add_done_callback(lambda _: self._requests.pop(number))
             case Forget(number):
                 if number in self._requests:
                     self._requests[number].cancel()
             case Load():
                 before, slot = self._slots.get(message.policy), _slot(message)
                 self._slots[message.policy] = slot
-                task = asyncio.create_task(self._load(message, slot, before))
-                self._others.add(task)
-                task.add_done_callback(self._others.discard)
+                self._do(message, self._load(message, slot, before))
+            case Rest(_, asleep):
+                self._do(message, self.engine.sleep(1, "wait") if asleep else self.engine.wake_up())
+
+    def _do(self, message: Load | Rest, work: Coroutine[Any, Any, object]) -> None:
+        """Do what a message asks for, and say so."""
+
+        async def done() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  the run must hear of it
+                self._end_if_dead()
+                what = "a policy could not be loaded" if isinstance(message, Load) else "it could not rest or wake"
+                self.connection.send(Refused(-1, f"{what}: {type(error).__name__}: {error}"))
+            else:
+                self.connection.send(Loaded(message.number))
+
+        task = asyncio.create_task(done())
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+    async def beat(self) -> None:
+        """Say now and then that the engine is at work, for as long as it answers."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self.engine.is_sleeping()
+            except Exception:  # noqa: BLE001  whatever it was: it is looked whether it lives
+                self._end_if_dead()
+            else:
+                self.connection.send(Alive())
+
+    def _end_if_dead(self) -> None:
+        if self.engine.errored:  # it is dead, and so are we: the run starts another
+            os._exit(1)
 
     async def _load(self, load: Load, slot: Slot, before: Slot | None) -> None:
         if before:
@@ -159,7 +211,6 @@ class Server:
         elif slot.adapter:
             await self.engine.add_lora(slot.adapter)
         slot.there.set()
-        self.connection.send(Loaded(load.number))
 
     async def _give_back(self, slot: Slot) -> None:
         """Free the adapter of a slot that nobody will ask for again, once nobody uses it."""
@@ -172,13 +223,11 @@ class Server:
             await slot.there.wait()
             await (self._say(asked, slot) if isinstance(asked, Ask) else self._weigh(asked, slot))
         except Exception as error:  # noqa: BLE001  the run must hear of it
-            if self.engine.errored:  # it is dead, and so are we: the run starts another
-                os._exit(1)
-            grammar = isinstance(asked, Ask) and bool(asked.grammar)
-            self.connection.send(Refused(asked.number, f"{type(error).__name__}: {error}", grammar))
+            self._end_if_dead()
+            kind = Failed if isinstance(asked, Ask) and asked.grammar else Refused  # of which vLLM may understand less
+            self.connection.send(kind(asked.number, f"{type(error).__name__}: {error}"))
         finally:
             self._under_way[slot.name] -= 1
-            del self._requests[asked.number]
             await self._give_back(slot)
 
     async def _say(self, asked: Ask, slot: Slot) -> None:
@@ -264,6 +313,8 @@ def _held(kind: str, text: str) -> Any:
     """A grammar as vLLM has it."""
     from vllm.sampling_params import StructuredOutputsParams
 
+    if kind == "json":
+        text = schema_text(json.loads(text))
     return StructuredOutputsParams(**{"grammar" if kind == "lark" else kind: text})
 
 

@@ -27,7 +27,9 @@ class Open:
         rank: the largest of theirs.
         seed: of what has none of its own.
         options: of the engine's own, by their names there.
-        tokenizer: a folder with the one that texts are held to grammars by; "": none is.
+        tokenizer: as JSON (of the library ``tokenizers``), to hold texts to grammars by; "": none is.
+        end: the token that ends a turn.
+        rests: it will be told to.
     """
 
     model: str
@@ -39,6 +41,8 @@ class Open:
     seed: int
     options: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str = ""
+    end: str = ""
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +72,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """From the engine: it is."""
+    """From the engine: it is, and so it rests or is awake."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest:
+    """To the engine: give the memory of its device back, or take it again. Answered by Loaded.
+
+    Args:
+        number: of this: none of the run's has another's.
+    """
+
+    number: int
+    asleep: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +98,7 @@ class Ask:
         stop_ids: tokens that end it, and are its last.
         alternatives: how many of the likeliest tokens are told beside each.
         tells: every token is told once it is sampled, not all of them at the end.
-        grammar: that the text is held to: "json", "regex" or "lark", and its text; []: none.
+        grammar: kind and text of what it is held to (:class:`marft.marks.Grammar`); [] for none.
     """
 
     number: int
@@ -112,10 +128,9 @@ class Said:
     top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
     top_log_probs: Numbers = field(default_factory=lambda: NO_NUMBERS)  # [T, alternatives]
 
-    def first(self, count: int) -> Said:
-        """Its first tokens."""
-        tops = (self.top_ids[:count], self.top_log_probs[:count]) if len(self.top_ids) else (NO_IDS, NO_NUMBERS)
-        return Said(self.number, self.tokens[:count], self.log_probs[:count], "", self.lowest, self.highest, *tops)
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.shape != self.log_probs.shape:
+            raise ValueError(f"tokens of shape {self.tokens.shape} and log-probs of {self.log_probs.shape}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,18 +163,29 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Failed:
+    """From the engine: what was asked for did not come about, and its episode cannot be scored."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alive:
+    """From the engine, now and then: it is at work, even where nothing is done yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Refused:
     """From the engine: it cannot do this, and could not if it were started again.
 
     Args:
         number: of the request; −1 where it was none.
-        fails: it is the episode's alone, and not the end of the run.
     """
 
     number: int
     reason: str
-    fails: bool = False
 
 
-TO_ENGINE = (Open, Load, Ask, Weigh, Forget)
-FROM_ENGINE = (Ready, Loaded, Said, Weighed, Refused)
+TO_ENGINE = (Open, Load, Rest, Ask, Weigh, Forget)
+FROM_ENGINE = (Ready, Loaded, Said, Weighed, Alive, Failed, Refused)
