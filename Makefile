@@ -1,7 +1,8 @@
 # make demo   install, train the two-agent demo, evaluate it; open runs/demo/report.html
 # make test   install, run the tests that are fast
 # make test-slow  those that start processes or take seconds: CI runs both
-# make test-vllm  those of vLLM, which it installs first, in an environment of its own: gigabytes
+# make test-vllm  those of vLLM, which it installs first, in an environment of its own: gigabytes; what came of them is
+#               benchmarks/results/vllm_tests.md
 # make check  lint, types, fast tests
 # make real   get a real model of 135 million parameters, train a team of two on it, evaluate it: runs/sums/report.html
 # make docs   the docs as a site: build/site/index.html
@@ -43,8 +44,7 @@ test-slow: install
 
 test-vllm: install
 	$(BIN)/marft engine install vllm $(if $(shell command -v nvidia-smi),,--cpu)
-	MARFT_VLLM=$$($(BIN)/python -c "from marft.engines.apart.environment import python_of; print(python_of('vllm', ''))") \
-		$(BIN)/pytest tests/test_vllm.py
+	$(BIN)/python benchmarks/vllm_tests.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -8,12 +8,28 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from marft.engines.apart.frames import Connection
-from marft.engines.apart.words import TO_ENGINE, Ask, Forget, Load, Loaded, Open, Ready, Refused, Said, Weigh, Weighed
+from marft.engines.apart.frames import LENGTHS, Connection, packed
+from marft.engines.apart.words import (
+    TO_ENGINE,
+    Alive,
+    Ask,
+    Failed,
+    Forget,
+    Load,
+    Loaded,
+    Open,
+    Ready,
+    Refused,
+    Rest,
+    Said,
+    Weigh,
+    Weighed,
+)
 
 
 def main(descriptor: int) -> None:
@@ -32,16 +48,24 @@ async def _serve(end: socket.socket) -> None:
     if lives <= does.get("stillborn", 0):
         print("there is no room for it", flush=True)
         os._exit(3)
-    connection.send(Ready("a fake, 1.0"))
+    if lives <= does.get("mute", 0):
+        await asyncio.sleep(60)
+    connection.send(Ready("a fake, 1.0", does.get("llguidance", "")))
     versions: dict[str, int] = {}
     while True:
         message = await connection.receive()
-        log.write(f"{type(message).__name__}\n")
+        log.write(f"{type(message).__name__}{' asleep' if isinstance(message, Rest) and message.asleep else ''}\n")
         log.flush()
         match message:
             case Load():
                 assert not message.path or list(Path(message.path).iterdir())
                 versions[message.policy] = message.version
+                if lives <= does.get("leaves_loading", 0):
+                    os._exit(4)
+                connection.send(Loaded(message.number))
+            case Rest():
+                if lives <= does.get("dies_resting", 0):
+                    os._exit(5)
                 connection.send(Loaded(message.number))
             case Ask():
                 version = versions[message.policy]
@@ -51,10 +75,23 @@ async def _serve(end: socket.socket) -> None:
                     os._exit(9)
                 if lives <= does.get("hangs", 0):
                     continue
-                if does.get("garbles"):
+                if lives <= does.get("garbles", 0):
                     end.setblocking(True)
-                    end.sendall(b"\xff" * 64)
+                    end.sendall(_garbled(does["how"], message))
+                    if does["how"] == "half":
+                        os._exit(6)
                     continue
+                if does.get("strays"):
+                    for stray in (_said(replace(message, number=10**6), slice(0, 1), "stop", 0), Loaded(10**6),
+                                  Refused(10**6, "what?"), Failed(10**6, "what?"), Alive()):  # fmt: skip
+                        connection.send(stray)
+                if does.get("fails"):
+                    connection.send(Failed(message.number, "its grammar is too large"))
+                    continue
+                if does.get("slow"):
+                    for _ in range(does["slow"]):
+                        await asyncio.sleep(0.2)
+                        connection.send(Alive())
                 half = message.most // 2 if message.tells else 0
                 if half:
                     connection.send(_said(message, slice(0, half), "", version))
@@ -65,6 +102,18 @@ async def _serve(end: socket.socket) -> None:
                 connection.send(Weighed(message.number, likely, version, version))
             case Forget():
                 pass
+
+
+def _garbled(how: str, ask: Ask) -> bytes:
+    """No answer to a request."""
+    frame = packed(_said(ask, slice(0, 2), "stop", 0))
+    return {
+        "noise": b"\xff" * 64,
+        "half": frame[:-3],
+        "huge": LENGTHS.pack(2**40, 10),
+        "misfit": frame.replace(b'"tokens": ["<i4", [2]]', b'"tokens": ["<i4", [1]]'),
+        "kinds": frame.replace(b'"finish": "stop"', b'"finish": 123456'),
+    }[how]
 
 
 def _said(ask: Ask, part: slice, finish: str, version: int) -> Said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from marft.engines.apart.frames import LENGTHS, packed, unpacked
 from marft.engines.apart.options import nodes
 from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Load, Open, Said
 from marft.errors import RunError
+from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Option, Prompt, Sampling, Versions
 
 T = TypeVar("T")
@@ -72,7 +74,7 @@ def with_engine(
                 return await use(engine, weights)
             finally:
                 await engine.close()
-                assert not engine._folder.exists()
+                assert not any(folder.exists() for folder in engine._handover.folders)
 
         return asyncio.run(asyncio.wait_for(whole(), 60))
 
@@ -207,7 +209,63 @@ class TestEngine:
             return await said(engine)
 
         with pytest.raises(RunError, match="was ended: no message"):
-            with_engine(use, garbles=True)
+            with_engine(use, garbles=9, how="noise")
+
+    @pytest.mark.parametrize("how", ["noise", "half", "huge", "misfit", "kinds"])
+    def test_one_that_talks_nonsense_once_is_started_again(self, with_engine: Callable[..., Any], how: str) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine), engine.usage()["engine_restarts"]
+
+        answer, restarts = with_engine(use, garbles=1, how=how)
+        assert answer.tokens.tolist() == [5, 6, 7, 8, 5, 6]
+        assert restarts == 1
+
+    def test_one_that_ends_while_it_loads_is_given_the_weights_again(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return (await said(engine)).versions, engine.usage()["engine_restarts"]
+
+        assert with_engine(use, leaves_loading=2) == (Versions(0, 0), 2)
+
+    def test_one_that_is_never_ready_ends_the_run(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine)
+
+        with pytest.raises(RunError, match=r"said nothing for 0\.5 s"):
+            with_engine(use, patience=0.5, mute=9)
+
+    def test_answers_to_what_nobody_asked_are_nobodys(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine), engine.usage()["engine_restarts"]
+
+        answer, restarts = with_engine(use, strays=True)
+        assert answer.tokens.tolist() == [5, 6, 7, 8, 5, 6]
+        assert restarts == 0
+
+    def test_one_that_is_at_work_is_waited_for_beyond_its_patience(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine), engine.usage()["engine_restarts"]
+
+        answer, restarts = with_engine(use, patience=1.0, slow=8)
+        assert (len(answer.tokens), restarts) == (6, 0)
+
+    def test_what_fails_there_fails_an_episode_alone(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            with pytest.raises(EpisodeFailedError, match="its grammar is too large"):
+                await said(engine)
+            return engine._gone
+
+        assert with_engine(use, fails=True) is None
+
+    def test_a_thousand_requests_at_once_are_answered_each_with_its_own(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await asyncio.gather(
+                *(
+                    engine.sample("actor", Prompt(np.array([n], np.int32)), Sampling(max_new_tokens=2), key(n))
+                    for n in range(1000)
+                )
+            )
+
+        assert [answer.tokens.tolist() for answer in with_engine(use)] == [[n, n] for n in range(1000)]
 
     def test_what_it_refuses_at_the_start_is_said(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
@@ -244,6 +302,43 @@ def test_folders_of_processes_that_are_no_more_are_taken_away(tmp_path: Path, mo
 def test_a_python_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no /no/python; install it:  marft engine install vllm"):
         python_of("vllm", "/no/python")
+
+
+@pytest.mark.parametrize("program", ["/bin/cat", "/bin/true", "/etc/hostname"])
+def test_what_is_no_python_is_named(program: str) -> None:
+    with pytest.raises(ValueError, match=rf"engine\.python: {program} (has no vllm|is no Python that can be run)"):
+        python_of("vllm", program)
+
+
+class TestHandover:
+    def test_weights_are_written_to_disk_once_there_is_no_room_for_them_in_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(handover, "SHARED", tmp_path / "memory")
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
+        for folder in ("memory", "disk"):
+            (tmp_path / folder).mkdir()
+        there = handover.Handover()
+
+        def save(folder: Path) -> None:
+            folder.mkdir()
+            (folder / "adapter").write_text("weights", encoding="utf-8")
+            if folder.is_relative_to(tmp_path / "memory"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        paths = [Path(there.write(name, save)) for name in ("1", "2")]
+        assert all(path.is_relative_to(tmp_path / "disk") and (path / "adapter").is_file() for path in paths)
+        there.close()
+        assert not list((tmp_path / "memory").iterdir()) + list((tmp_path / "disk").iterdir())
+
+    def test_where_there_is_none_on_disk_either_the_run_ends_with_the_remedy(self) -> None:
+        def save(_: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        there = handover.Handover()
+        with pytest.raises(RunError, match="No space left on device; make room there, or set TMPDIR"):
+            there.write("1", save)
+        there.close()
 
 
 def test_a_python_without_the_engine_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marft.config import parse_recipe, to_toml
+from marft.engines.kinds import Vllm
 from tests.helpers import recipe, settings
 
 VLLM = ("--engine.kind", "vllm")
@@ -34,6 +35,7 @@ def test_a_recipe_that_is_written_out_says_how_it_is_corrected() -> None:
     assert parse_recipe(written).algorithm.sampler_correction.level == "geometric"
 
 
-def test_grammars_are_refused_where_the_engine_holds_none() -> None:
+def test_grammars_are_refused_where_the_engine_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vllm, "holds_grammars", False)
     with pytest.raises(ValueError, match="cannot hold what it samples to a grammar"):
         settings("tiny", "runs", *VLLM, "--agents.actor.sampling.grammar", "start: /[0-9]+/")

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
+pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
+pytest.importorskip("openai", reason="needs openai: pip install 'marft[remote]'")
+
+from openai import OpenAI
+
+import marft
+from marft.config import load_recipe, parse_recipe
+from marft.engines.human import HumanSampler
+from marft.envs.tasks import tasks_of
 from marft.errors import RunError
+from marft.evaluation.evaluate import evaluate
 from marft.game.game import Attempt
+from marft.game.rollout import play_all
+from marft.gateway.client import Client
+from marft.marks import Grammar
 from marft.rollouts import LocalRollouts
+from marft.runs.checkpoints import load_policies
+from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
-from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
-from tests.helpers import settings
+from marft.types import ActionKey, Choice, Completion, Episode, Option, Prompt, Sampling, Versions
+from tests.chat_families import FAMILIES
+from tests.endpoint import says, serving
+from tests.helpers import recipe, settings
+from tests.servings import command
 
 PYTHON = os.environ.get("MARFT_VLLM", "")
 pytestmark = [
@@ -106,6 +128,24 @@ def test_alternatives_are_those_of_here(here: LocalRollouts, there: LocalRollout
     assert [[id for id, _ in step] for step in one.alternatives] == [[id for id, _ in s] for s in other.alternatives]
 
 
+GRAMMARS = [
+    Grammar("regex", r"[0-9]{1,3}(\+[0-9]{1,3}){0,2}"),
+    Grammar("lark", 'start: "the " /[a-z]{1,9}/ " is " /[0-9]+/'),
+    Grammar("json", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
+]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
+def test_texts_are_held_to_grammars_as_here(here: LocalRollouts, there: LocalRollouts, grammar: Grammar) -> None:
+    one, other = (said(each, temperature=0.0, grammar=grammar) for each in (here, there))
+    assert (other.text, other.finish, other.forced) == (one.text, one.finish, one.forced)
+    assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
+    assert one.masks
+    assert other.masks
+    assert other.masks.rows(len(other.tokens)).tolist() == one.masks.rows(len(one.tokens)).tolist()
+    assert other.masks.table == one.masks.table
+
+
 def test_what_is_published_is_what_samples(here: LocalRollouts, there: LocalRollouts) -> None:
     for each in (here, there):
         moved(each, 0.05)
@@ -141,11 +181,176 @@ def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path
     """One policy is an adapter, the other has all its weights sent at every step: two processes."""
     run = settings("tiny", tmp_path, *VLLM, "--policies.actor.train", "full", "--training.steps", "4")
     train(run, folder := RunFolder.create(run))
-    rows = folder.read_metrics()
-    differences = [value for row in rows for name, value in row.items() if name.endswith("log_prob_difference_max")]
+    assert furthest(folder) < CLOSE
+    assert {row.get("engine_restarts") for row in folder.read_metrics()} == {0.0}
+
+
+def test_a_team_that_is_held_to_grammars_is_learned_from_over_the_same_tokens(tmp_path: Path) -> None:
+    """Were other tokens allowed for there than here, log-probs over them would be others."""
+    number, phrase = r"-?[0-9]{1,4}(\.[0-9]+)?", 'start: /[a-z]+/ (" " /[a-z]+/)* "."'
+    run = settings(
+        "tiny", tmp_path, *VLLM, "--agents.actor.sampling.regex", number, "--agents.reasoner.sampling.grammar", phrase
+    )
+    train(run, folder := RunFolder.create(run))
+    episodes = played(folder)
+    assert {episode.status for episode in episodes} == {"terminated"}
+    assert all(action.masks for episode in episodes for action in episode.actions)
+    assert furthest(folder) < CLOSE
+
+
+def furthest(folder: RunFolder) -> float:
+    """Nats that a token's log-prob was from the learner's, in any step."""
+    differences = [
+        value
+        for row in folder.read_metrics()
+        for name, value in row.items()
+        if name.endswith("log_prob_difference_max")
+    ]
     assert differences
-    assert max(differences) < CLOSE
-    assert {row.get("engine_restarts") for row in rows} == {0.0}
+    return max(differences)
+
+
+class TestClients:
+    """Programs that ask over HTTP are answered by vLLM as by the in-process engine."""
+
+    @pytest.fixture
+    def tools(self, tmp_path: Path) -> tuple[str, ...]:
+        """The demo whose actor is frozen, greedy and told of tools."""
+        template = tmp_path / "template.jinja"
+        template.write_text(str(FAMILIES["qwen2.5"].template), encoding="utf-8")
+        frozen = ("--policies.actor.train", "frozen", "--agents.actor.sampling.temperature", "0")
+        room = ("--agents.actor.sampling.max_new_tokens", "96")
+        return ("--device", "cpu", "--threads", "1", "--models.base.chat_template", str(template), *frozen, *room)
+
+    def test_words_streams_calls_and_forms_are_those_of_here(self, tools: tuple[str, ...]) -> None:
+        answers = []
+        for engine in ((), VLLM):
+            with marft.Gateway("demo", [*tools, *engine]) as gateway, gateway.session("?") as session:
+                answers.append(asked(session.clients["actor"]))
+                assert all(action.sampled.any() for action in session.end().actions)
+        assert answers[0] == answers[1]
+        said, streamed, call, form = answers[1]
+        assert said == streamed
+        assert json.loads(str(call))["a"] in (1, 2)
+        assert json.loads(str(form))["a"] in (1, 2)
+
+    @pytest.mark.parametrize("program", ["marft.examples.openai_team:solve", "tests.streaming_team:solve"])
+    def test_a_program_of_their_own_is_learned_from(self, tmp_path: Path, program: str) -> None:
+        small = ("--training.steps", "2", "--rollout.tasks_per_step", "2", "--algorithm.critic.warmup_steps", "0")
+        team = ("--team", f"{{ organization = 'program', call = '{program}' }}")
+        words = ("--output", str(tmp_path), "--device", "cpu", "--threads", "1", *small, *team, *VLLM)
+        run = load_recipe("demo", words)
+        train(run, folder := RunFolder.create(run))
+        assert {episode.status for episode in played(folder)} == {"terminated"}
+        assert furthest(folder) < CLOSE
+
+    def test_a_team_that_is_served_answers_as_it_was_evaluated(self, trained: RunFolder) -> None:
+        run = trained.settings()
+        tasks = tasks_of(run.environment, "test")[:4]
+        with LocalRollouts(run) as rollouts:
+            load_policies(trained.saved_steps()[-1], rollouts.models, dict.fromkeys(run.trained_policies))
+            rollouts.publish(0)
+            expected = [episode.actions[-1].text for episode in evaluate(rollouts, "last", "greedy", tasks)[1]]
+        with command(str(trained.path), "--checkpoint", "last", *VLLM) as (url, _):
+            for stream in (False, True):
+                assert [served(url, task.prompt, stream=stream) for task in tasks] == expected
+
+
+def asked(client: Client) -> list[str | None]:
+    """What an agent says, says in pieces, calls, and says in a form."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    add: Any = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": schema}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    question: Any = {"model": "any", "messages": [{"role": "user", "content": "12 + 30 ="}]}
+    with OpenAI(**client.keywords, max_retries=0) as talk:  # type: ignore[arg-type]
+        said = talk.chat.completions.create(**question).choices[0].message.content
+        chunks = talk.chat.completions.create(**question, stream=True)
+        streamed = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+        calls = talk.chat.completions.create(**question, tools=[add], tool_choice="required").choices[0].message
+        formed = talk.chat.completions.create(**question, response_format=form).choices[0].message.content
+    return [said, streamed, calls.tool_calls[0].function.arguments, formed]
+
+
+def served(url: str, text: str, *, stream: bool) -> str:
+    """What a team that is served answers."""
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as talk:
+        question: Any = {"model": "team", "messages": [{"role": "user", "content": text}], "temperature": 0}
+        if not stream:
+            return talk.chat.completions.create(**question).choices[0].message.content or ""
+        chunks = talk.chat.completions.create(**question, stream=True)
+        return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+def played(folder: RunFolder) -> list[Episode]:
+    return [episode for file in sorted(folder.episodes.iterdir()) for episode in read_episodes(file)]
+
+
+def test_a_person_takes_a_seat_beside_it(there: LocalRollouts) -> None:
+    person = HumanSampler(there.game.renderer, lambda role, options: "The first step is 1.", there.decode)
+    game = replace(there.game, engine=there.engine.seating({"reasoner": person}))
+    task = there.run.environment.tasks("train")[0]  # type: ignore[attr-defined]
+    (episode,) = there.wait_for(play_all(game, [Attempt(task, "train/1")], 1))
+    assert episode.actions[0].text == "The first step is 1."
+    assert episode.actions[1].log_probs.any()
+
+
+def test_two_bases_whole_weights_and_an_endpoint_are_one_team(tmp_path: Path, random_model: Path) -> None:
+    """Three processes of vLLM: adapters of one base, those of another, and a policy with weights of its own."""
+    table = recipe("tiny", tmp_path)
+    table["models"]["other"] = {"path": str(random_model)}
+    whole, other, far = {"model": "base", "train": "full"}, {"model": "other"}, {"model": "teacher", "train": "frozen"}
+    table["policies"] = {"reasoner": {"model": "base"}, "critic": other, "teacher": far, "actor": whole}
+    seat = {"instructions": "Say.", "sampling": {"max_new_tokens": 8}}
+    asides = [{"role": role, "policy": role, **seat} for role in ("critic", "teacher")]
+    table["agents"] = [table["agents"][0], *asides, table["agents"][1]]
+    with serving(lambda body, number: says("Carry the one.")) as endpoint:
+        table["models"]["teacher"] = {"path": "gpt-x", "endpoint": {"url": endpoint.url, "retries": 0}}
+        run = parse_recipe(table, VLLM)
+        train(run, folder := RunFolder.create(run))
+        assert len(endpoint.requests) == 8
+    assert {episode.status for episode in played(folder)} == {"terminated"}
+    assert furthest(folder) < CLOSE
+    assert {row["engine_restarts"] for row in folder.read_metrics()} == {0.0}
+
+
+def test_replicas_that_rest_draw_what_one_would(here: LocalRollouts, there: LocalRollouts, tmp_path: Path) -> None:
+    calls = range(12)
+    expected = [said(there, call=call).tokens.tolist() for call in calls]
+    options = ("--engine.replicas", "2", "--engine.sleep", "true")
+    with LocalRollouts(settings("tiny", tmp_path, *VLLM, *options)) as both:
+        for name, weights in both.models.policies["actor"].parameters().items():
+            weights.data.copy_(there.models.policies["actor"].parameters()[name])
+        both.publish(4)
+        for _ in range(2):
+            found = both.wait_for(many(both, calls))
+            assert [one.tokens.tolist() for one in found] == expected
+            assert {one.versions for one in found} == {Versions(4, 4)}
+            both.wait_for(both.engine.settle())  # they rest, and are awake again for the next
+        assert len(servers()) == 3
+        assert both.usage()["engine_restarts"] == 0
+
+
+async def many(rollouts: LocalRollouts, calls: Iterable[int]) -> list[Completion]:
+    """Each of another task, so that the replicas share them."""
+    how = Sampling(max_new_tokens=12)
+    asking = [rollouts.engine.sample("actor", PROMPT, how, key(call)) for call in calls]
+    return list(await asyncio.gather(*asking))
+
+
+def test_a_context_that_is_full_ends_an_action_and_a_prompt_beyond_it_is_refused(there: LocalRollouts) -> None:
+    context = there.models.policies["actor"].context
+    filled = said(there, max_new_tokens=context, stop=("no such text",))
+    assert len(filled.tokens) <= context - len(PROMPT.ids)
+    beyond = Prompt(np.full(context + 5, 7, np.int32))
+    for prompt in (beyond, Prompt(np.zeros(0, np.int32))):
+        with pytest.raises(RunError, match="vllm"):
+            there.wait_for(there.engine.sample("actor", prompt, Sampling(max_new_tokens=4), key()))
+    assert len(said(there).tokens)
+
+
+def test_an_adapter_that_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"room for adapters of rank 512, and one of \['reasoner', 'actor'\] has 600"):
+        LocalRollouts(settings("tiny", tmp_path, *VLLM, "--policies.actor.lora.rank", "600")).close()
 
 
 def test_an_argument_that_vllm_has_not_is_said_at_once(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.grammars import schema_text
 from marft.engines.messages import ASKED, Format, render_text
+from marft.engines.schemas import schema_text
 from marft.engines.tool_format import NAME, PROBE, PROBE_CALL, header
 from marft.game.chat import Chat, Constraint
 from marft.game.rendering import exchange

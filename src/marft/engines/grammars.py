@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from marft.engines.schemas import schema_text
 from marft.marks import Grammar
 from marft.texts import cut
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 KEPT = 256  # grammars of a tokenizer that stay compiled
-WHITESPACE = " ?"  # between the parts of JSON: a model that only ever wrote space would come to no end
 SHOWN = 400  # characters of a complaint
 TO_INSTALL = "grammars need a package that is not installed: pip install 'marft[grammar]'"
 
@@ -104,12 +104,3 @@ class Grammars:
 
 _known: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int | None, Grammars]] = WeakKeyDictionary()
 _making = Lock()
-
-
-def schema_text(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as text, with little space between the parts of what it describes.
-
-    >>> schema_text({"type": "integer"})
-    '{"type": "integer", "x-guidance": {"whitespace_pattern": " ?"}}'
-    """
-    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})

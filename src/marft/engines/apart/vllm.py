@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
+from marft.engines.apart.held import told
+from marft.engines.apart.replicas import Once, Replicas, on_devices, spread, visible_devices
+from marft.engines.apart.resting import RestingEngine
 from marft.engines.apart.words import Open
+from marft.engines.grammars import Grammars
+from marft.engines.holding import Holding
 from marft.engines.router import Router
 from marft.models.paths import resolve_path
-from marft.models.pool import Models
+from marft.models.pool import Models, Policy
+from marft.processes.child import Command
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -28,6 +35,12 @@ class VllmSettings(Protocol):
     def python(self) -> str: ...
     @property
     def max_rows(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def devices(self) -> Sequence[str]: ...
+    @property
+    def sleep(self) -> bool: ...
     @property
     def patience_seconds(self) -> float: ...
     @property
@@ -50,20 +63,38 @@ def open_vllm(
     engines: dict[str, Engine] = {}
     try:
         for names in backbones.values():
-            engine = EngineApart(
-                f"vllm ({', '.join(names)})",
-                partial(command, python, "vllm_server"),
-                _opened(settings, run, models, names),
-                {name: _policy(models, name) for name in names},
-                seed=run.seed,
-                patience=settings.patience_seconds,
-            )
+            mine = _holding(models, {name: _policy(models, name) for name in names})
+            opened = _opened(settings, run, models, names)
+            engine = _engine(settings, partial(command, python, "vllm_server"), opened, mine, run.seed)
             engines.update(dict.fromkeys(names, engine))
             thread.wait_for(engine.start())
     except BaseException:
         thread.wait_for(Router(engines).close())
         raise
     return Router(engines)
+
+
+def _engine(
+    settings: VllmSettings, command: Command, opened: Open, policies: dict[str, PolicyApart], seed: int
+) -> EngineApart | Replicas:
+    """An engine, or several that are alike.
+
+    Raises:
+        ValueError: their GPUs cannot be divided among them.
+    """
+    kind = RestingEngine if settings.sleep else EngineApart
+    name = f"vllm ({', '.join(policies)})"
+    devices = spread(settings.replicas, settings.devices, visible_devices())
+    patience = settings.patience_seconds
+    if len(devices) == 1:
+        return kind(name, on_devices(command, devices[0]), opened, policies, seed=seed, patience=patience)
+    saves = {one: Once(each.save) for one, each in policies.items() if each.save}
+    alike = {one: replace(each, save=saves.get(one)) for one, each in policies.items()}
+    engines = [
+        kind(f"{name} {number}", on_devices(command, mine), opened, alike, seed=seed, patience=patience)
+        for number, mine in enumerate(devices)
+    ]
+    return Replicas(engines, saves)
 
 
 def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Sequence[str]) -> Open:
@@ -81,7 +112,18 @@ def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Seq
         room[0],
         run.seed % 2**31,
         dict(settings.options),
+        *told(some[0].tokenizer, _holding_of(some[0])),
+        rests=settings.sleep,
     )
+
+
+def _holding(models: Models, policies: Mapping[str, PolicyApart]) -> dict[str, PolicyApart]:
+    """What vLLM does not say: what grammars allowed for."""
+    return {name: replace(each, holding=_holding_of(models.policies[name])) for name, each in policies.items()}
+
+
+def _holding_of(policy: Policy) -> Holding:
+    return Holding(Grammars.of(policy.tokenizer, policy.stop_ids), len(policy.backbone.head.weight))
 
 
 def _policy(models: Models, name: str) -> PolicyApart:

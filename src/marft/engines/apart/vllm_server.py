@@ -8,13 +8,17 @@ place.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,18 +29,23 @@ from marft.engines.apart.words import (
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
+    Alive,
     Ask,
+    Failed,
     Forget,
     Load,
     Loaded,
     Open,
     Ready,
     Refused,
+    Rest,
     Said,
     Weigh,
     Weighed,
 )
+from marft.engines.schemas import schema_text
 
+BEAT_SECONDS = 5.0
 MOST_AT_ONCE = 128  # ids whose log-probs can be asked for in one request
 SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -68,19 +77,26 @@ async def _serve(end: socket.socket) -> None:
     connection = await Connection.over(end, TO_ENGINE)
     opened: Open = await connection.receive()
     try:
-        engine, program = _start(opened)
+        with tempfile.TemporaryDirectory() as folder:
+            engine, program = _start(opened, Path(folder))
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, AttributeError) as error:
         connection.send(Refused(-1, f"{type(error).__name__}: {error}"))
         raise
-    connection.send(Ready(program))
+    connection.send(Ready(program, version("llguidance") if opened.tokenizer else ""))
     server = Server(connection, engine)
+    beating = asyncio.create_task(server.beat())
     with suppress(EOFError):
         while True:
             server.heed(await connection.receive())
+    beating.cancel()
     engine.shutdown()
 
 
-def _start(opened: Open) -> tuple[Any, str]:
+def _start(opened: Open, folder: Path) -> tuple[Any, str]:
+    """
+    Args:
+        folder: for a tokenizer, until it is read.
+    """
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
@@ -93,7 +109,7 @@ def _start(opened: Open) -> tuple[Any, str]:
         "max_model_len": opened.context,
         "max_num_seqs": opened.rows,
         "seed": opened.seed,
-        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "skip_tokenizer_init": not opened.tokenizer,  # tokens in, tokens out
         "generation_config": "vllm",  # nothing of the model's own: a policy is sampled as its recipe says
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "max_logprobs": MOST_AT_ONCE,
@@ -102,6 +118,8 @@ def _start(opened: Open) -> tuple[Any, str]:
         # a prompt that is read in pieces, of a request with a seed, ends vLLM 0.32 on a CPU
         **({"enable_chunked_prefill": False} if current_platform.is_cpu() else {}),
         **lora,
+        **(_grammars(opened, folder) if opened.tokenizer else {}),
+        **({"enable_sleep_mode": True} if opened.rests and not current_platform.is_cpu() else {}),
         **opened.options,
     }
     if unknown := sorted(opened.options.keys() - {known.name for known in fields(AsyncEngineArgs)}):
@@ -109,6 +127,16 @@ def _start(opened: Open) -> tuple[Any, str]:
             f"engine.options: vLLM {vllm.__version__} takes no {', '.join(unknown)} (see its AsyncEngineArgs)"
         )
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), f"vLLM {vllm.__version__}"
+
+
+def _grammars(opened: Open, folder: Path) -> dict[str, Any]:
+    """What holds texts to grammars as the run does: llguidance, on the run's tokenizer."""
+    from vllm.config import StructuredOutputsConfig
+
+    (folder / "tokenizer.json").write_text(opened.tokenizer, encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": opened.end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return {"tokenizer": str(folder), "structured_outputs_config": StructuredOutputsConfig(backend="guidance")}
 
 
 class Server:
@@ -129,17 +157,51 @@ class Server:
         """Begin to do what a message asks for."""
         match message:
             case Ask() | Weigh():
+                number = message.number
                 task = asyncio.create_task(self._answer(message, self._slots[message.policy]))
-                self._requests[message.number] = task
+                self._requests[number] = task
+                task.add_done_callback(lambda _: self._requests.pop(number))
             case Forget(number):
                 if number in self._requests:
                     self._requests[number].cancel()
             case Load():
                 before, slot = self._slots.get(message.policy), _slot(message)
                 self._slots[message.policy] = slot
-                task = asyncio.create_task(self._load(message, slot, before))
-                self._others.add(task)
-                task.add_done_callback(self._others.discard)
+                self._do(message, self._load(message, slot, before))
+            case Rest(_, asleep):
+                self._do(message, self.engine.sleep(1, "wait") if asleep else self.engine.wake_up())
+
+    def _do(self, message: Load | Rest, work: Coroutine[Any, Any, object]) -> None:
+        """Do what a message asks for, and say so."""
+
+        async def done() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  the run must hear of it
+                self._end_if_dead()
+                what = "a policy could not be loaded" if isinstance(message, Load) else "it could not rest or wake"
+                self.connection.send(Refused(-1, f"{what}: {type(error).__name__}: {error}"))
+            else:
+                self.connection.send(Loaded(message.number))
+
+        task = asyncio.create_task(done())
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+
+    async def beat(self) -> None:
+        """Say now and then that the engine is at work, for as long as it answers."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self.engine.is_sleeping()
+            except Exception:  # noqa: BLE001  whatever it was: it is looked whether it lives
+                self._end_if_dead()
+            else:
+                self.connection.send(Alive())
+
+    def _end_if_dead(self) -> None:
+        if self.engine.errored:  # it is dead, and so are we: the run starts another
+            os._exit(1)
 
     async def _load(self, load: Load, slot: Slot, before: Slot | None) -> None:
         if before:
@@ -149,7 +211,6 @@ class Server:
         elif slot.adapter:
             await self.engine.add_lora(slot.adapter)
         slot.there.set()
-        self.connection.send(Loaded(load.number))
 
     async def _give_back(self, slot: Slot) -> None:
         """Free the adapter of a slot that nobody will ask for again, once nobody uses it."""
@@ -162,12 +223,11 @@ class Server:
             await slot.there.wait()
             await (self._say(asked, slot) if isinstance(asked, Ask) else self._weigh(asked, slot))
         except Exception as error:  # noqa: BLE001  the run must hear of it
-            if self.engine.errored:  # it is dead, and so are we: the run starts another
-                os._exit(1)
-            self.connection.send(Refused(asked.number, f"{type(error).__name__}: {error}"))
+            self._end_if_dead()
+            kind = Failed if isinstance(asked, Ask) and asked.grammar else Refused  # of which vLLM may understand less
+            self.connection.send(kind(asked.number, f"{type(error).__name__}: {error}"))
         finally:
             self._under_way[slot.name] -= 1
-            del self._requests[asked.number]
             await self._give_back(slot)
 
     async def _say(self, asked: Ask, slot: Slot) -> None:
@@ -184,11 +244,14 @@ class Server:
             ignore_eos=True,  # stop_ids say what ends a turn
             logprobs=asked.alternatives,
             detokenize=False,
+            structured_outputs=_held(*asked.grammar) if asked.grammar else None,
             output_kind=RequestOutputKind.DELTA if asked.tells else RequestOutputKind.FINAL_ONLY,
         )
         lowest = slot.version
         async for output in self._sampled(asked.prompt.tolist(), sampling, f"{asked.number}", slot):
             one = output.outputs[0]
+            if one.finish_reason not in (None, "stop", "length"):
+                raise ValueError(f"it was ended: {one.finish_reason}")
             if not one.token_ids and not one.finish_reason:
                 continue
             ids = np.array(one.token_ids, np.int32)
@@ -244,6 +307,15 @@ def _slot(load: Load) -> Slot:
     name = f"{load.number}"
     adapter = LoRARequest(name, load.number, load.path) if load.path and not load.whole else None
     return Slot(name, load.policy, load.version, adapter, asyncio.Event())
+
+
+def _held(kind: str, text: str) -> Any:
+    """A grammar as vLLM has it."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if kind == "json":
+        text = schema_text(json.loads(text))
+    return StructuredOutputsParams(**{"grammar" if kind == "lark" else kind: text})
 
 
 def _likeliest(steps: Sequence[dict[int, Any]], count: int) -> tuple[Any, Any]:

@@ -27,6 +27,9 @@ class Open:
         rank: the largest of theirs.
         seed: of what has none of its own.
         options: of the engine's own, by their names there.
+        tokenizer: as JSON (of the library ``tokenizers``), to hold texts to grammars by; "": none is.
+        end: the token that ends a turn.
+        rests: it will be told to.
     """
 
     model: str
@@ -37,6 +40,9 @@ class Open:
     rank: int
     seed: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str = ""
+    end: str = ""
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +50,7 @@ class Ready:
     """From the engine: it takes requests."""
 
     program: str  # its name and version
+    llguidance: str = ""  # version of the one that holds texts to grammars; "": none does
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +72,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """From the engine: it is."""
+    """From the engine: it is, and so it rests or is awake."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest:
+    """To the engine: give the memory of its device back, or take it again. Answered by Loaded.
+
+    Args:
+        number: of this: none of the run's has another's.
+    """
+
+    number: int
+    asleep: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +98,7 @@ class Ask:
         stop_ids: tokens that end it, and are its last.
         alternatives: how many of the likeliest tokens are told beside each.
         tells: every token is told once it is sampled, not all of them at the end.
+        grammar: kind and text of what it is held to (:class:`marft.marks.Grammar`); [] for none.
     """
 
     number: int
@@ -92,6 +112,7 @@ class Ask:
     stop_ids: list[int]
     alternatives: int = 0
     tells: bool = False
+    grammar: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +127,10 @@ class Said:
     highest: int
     top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
     top_log_probs: Numbers = field(default_factory=lambda: NO_NUMBERS)  # [T, alternatives]
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.shape != self.log_probs.shape:
+            raise ValueError(f"tokens of shape {self.tokens.shape} and log-probs of {self.log_probs.shape}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +163,19 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Failed:
+    """From the engine: what was asked for did not come about, and its episode cannot be scored."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alive:
+    """From the engine, now and then: it is at work, even where nothing is done yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Refused:
     """From the engine: it cannot do this, and could not if it were started again.
 
@@ -149,5 +187,5 @@ class Refused:
     reason: str
 
 
-TO_ENGINE = (Open, Load, Ask, Weigh, Forget)
-FROM_ENGINE = (Ready, Loaded, Said, Weighed, Refused)
+TO_ENGINE = (Open, Load, Rest, Ask, Weigh, Forget)
+FROM_ENGINE = (Ready, Loaded, Said, Weighed, Alive, Failed, Refused)
