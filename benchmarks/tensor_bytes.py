@@ -20,7 +20,7 @@ class Counted(TorchDispatchMode):
     """
 
     def __init__(self, there: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._known: set[int] = set()
         for tensor in there:

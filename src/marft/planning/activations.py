@@ -64,7 +64,7 @@ def kept_of_layer(one: Pass) -> float:
         return FLOAT * (4 * wide + queries + 2 * inner + low) + attention + norms
     if one.trained_whole:
         return FLOAT * (6 * wide + queries + 4 * inner) + attention + 2 * norms
-    copies = sum(
+    copies: float = sum(
         FLOAT * (shape.linear_layers()[target.rpartition(".")[2]][0] + policy.rank)
         for policy in one.policies
         for target in policy.targets
