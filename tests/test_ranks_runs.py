@@ -14,6 +14,7 @@ from marft.config import RunSettings
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
+from marft.models.backbone import Backbone
 from marft.ranks.company import LOST, Company
 from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
@@ -102,9 +103,7 @@ def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
 
 
 @pytest.mark.slow
-def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks_and_alike_on_one(
-    pair: tuple[str, RunFolder], tmp_path: Path
-) -> None:
+def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks(pair: tuple[str, RunFolder], tmp_path: Path) -> None:
     way, right = pair
     trained(run_of(tmp_path, 2, *WAYS[way]), stop=1)
     folder, _ = trained(run_of(tmp_path, 2, *WAYS[way]), resume=True)
@@ -123,6 +122,11 @@ def on_others(first: int, then: int, way: str, tmp_path: Path) -> tuple[RunFolde
 def check_others(first: int, then: int, way: str, tmp_path: Path) -> None:
     alone, folder = on_others(first, then, way, tmp_path)
     assert verify(folder.checkpoints / "step_000002").step == 2
+    assert_close(folder, alone)
+
+
+def assert_close(folder: RunFolder, alone: RunFolder) -> None:
+    """The same but for rounding; of moments the names and shapes."""
     mine, right = weights(folder, 2), weights(alone, 2)
     assert mine.keys() == right.keys()
     for name, tensor in right.items():
@@ -145,14 +149,68 @@ def test_a_checkpoint_of_four_ranks_goes_on_on_one_and_on_three(way: str, then: 
     check_others(4, then, way, tmp_path)
 
 
+def on_two_models(output: Path, ranks: int, *overrides: str) -> RunSettings:
+    """A team of which each agent's model is learned on by other ranks."""
+    placed = [("--models.base.ranks", "[0]"), ("--models.other.ranks", "[1]")] if ranks > 1 else []
+    return run_of(
+        output, ranks, "--models.other.path", "tiny", "--policies.actor.model", "other",
+        *(word for pair in placed for word in pair), *overrides,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, _ = trained(on_two_models(tmp_path / "alone", 1))
+    passed: list[bool] = []
+    learning: list[Learner] = []
+    learn, hidden = Learner.learn, Backbone.hidden_states
+
+    def noting(self: Learner, *arguments: object) -> object:
+        learning[:] = [self]
+        found = learn(self, *arguments)  # type: ignore[arg-type]
+        learning.clear()
+        return found
+
+    def watched(self: Backbone, *arguments: object) -> object:
+        if learning:
+            passed.append(self is learning[0].packing.backbones["reasoner"])
+        return hidden(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Learner, "learn", noting)
+    monkeypatch.setattr(Backbone, "hidden_states", watched)
+    folder, _ = trained(on_two_models(tmp_path / "two", 2))
+    assert passed
+    assert all(passed), "the first rank learns on the first model alone"
+    assert_close(folder, alone)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("--training.shard", "true"), "one rank alone holds all there is"),
+        (("--models.base.ranks", "[0, 0]"), "names a rank twice"),
+        (("--training.ranks", "2", "--models.base.ranks", "[0, 2]"), "there is no rank 2"),
+        (
+            ("--training.ranks", "2", "--models.base.ranks", "[1]", "--algorithm.critic.body", "lora"),
+            "is learned by all ranks",
+        ),
+    ],
+)
+def test_what_ranks_cannot_mean_is_refused_in_words(overrides: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings("tiny", tmp_path, *overrides)
+
+
 def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import subprocess
     import sys
 
     code = (
         "import sys, marft.training; from marft.models.pool import Models\n"
-        "assert not any(name.startswith('marft.ranks.company') or name == 'marft.ranks.group' for name in sys.modules)\n"
-        "assert 'torch.distributed.fsdp' not in sys.modules, 'slow to import'"
+        "of_several = {'marft.ranks.company', 'marft.ranks.group', 'marft.models.sharding'}\n"
+        "assert of_several.isdisjoint(sys.modules), 'imported where one process learns'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 

@@ -107,7 +107,8 @@ class Careful:
             self._before.restore()
             self._in_a_row += 1
             what = f"step {progress.step + 1}: {', '.join(broken)} did not stay finite, so the step was undone"
-            advice = "; ".join(remedy(self._learner, name) for name in broken)
+            known = {CRITIC, *(f"policies.{name}" for name in self._learner.optimizers)}  # others lie on other ranks
+            advice = "; ".join(remedy(self._learner, name) for name in broken if name in known)
             if self._in_a_row == MOST_IN_A_ROW:
                 raise RunError(f"{what}, the {MOST_IN_A_ROW}th in a row. What was saved is whole; {advice}")
             self._note(f"{what}; {advice}")
