@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings
+from marft.guards.history import RETURNED
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
@@ -22,6 +23,7 @@ from marft.training import train
 from tests.helpers import settings
 from tests.runs import Listening
 from tests.test_resume import StopAfter
+from tests.test_returning import STEPS, hot
 
 NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 FULL = ("--policies.actor.train", "full", "--training.shard", "true")
@@ -69,45 +71,50 @@ def assert_same(mine: RunFolder, right: RunFolder, step: int) -> None:
 @pytest.fixture(scope="module", params=WAYS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
     """Two steps of two ranks that nothing befell."""
-    return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param]))[0]
+    return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param], steps=3))[0]
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
     pair: tuple[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes of it is what comes of a run that nothing befell, to the bit."""
+    """Killed while it learns the second step, and before the third begins. What comes of it is what comes of a run that
+    nothing befell, to the bit."""
     way, right = pair
     killed: list[int] = []
-    original, begun = Careful.learn, Company.learn
+    companies: list[Company] = []
+    careful, company = Careful.learn, Company.learn
+
+    def kill() -> None:
+        killed.append(companies[-1]._others[0].pid)
+        os.kill(killed[-1], signal.SIGKILL)
 
     def mortal(self: Careful, episodes: object, progress: Progress, told: object) -> object:
         if progress.step == 1 and not killed:
-            killed.append(company[0]._others[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
-        return original(self, episodes, progress, told)  # type: ignore[arg-type]
+            kill()
+        return careful(self, episodes, progress, told)  # type: ignore[arg-type]
 
-    company: list[Company] = []
-
-    def noting(self: Company, *arguments: object) -> object:
-        company[:] = [self]
-        return begun(self, *arguments)  # type: ignore[arg-type]
+    def led(self: Company, episodes: object, progress: Progress, told: object) -> object:
+        companies.append(self)
+        if progress.step == 2 and len(killed) == 1:
+            kill()
+        return company(self, episodes, progress, told)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Careful, "learn", mortal)
-    monkeypatch.setattr(Company, "learn", noting)
-    folder, notes = trained(run_of(tmp_path, 2, *WAYS[way]))
-    assert killed
-    assert_same(folder, right, 2)
-    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
-    assert any("rank 1 was killed (SIGKILL)" in note for note in notes)
+    monkeypatch.setattr(Company, "learn", led)
+    folder, notes = trained(run_of(tmp_path, 2, *WAYS[way], steps=3))
+    assert len(killed) == 2
+    assert_same(folder, right, 3)
+    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0, 1.0]
+    assert sum("rank 1 was killed (SIGKILL)" in note for note in notes) == 2
 
 
 @pytest.mark.slow
 def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks(pair: tuple[str, RunFolder], tmp_path: Path) -> None:
     way, right = pair
-    trained(run_of(tmp_path, 2, *WAYS[way]), stop=1)
-    folder, _ = trained(run_of(tmp_path, 2, *WAYS[way]), resume=True)
-    assert_same(folder, right, 2)
+    trained(run_of(tmp_path, 2, *WAYS[way], steps=3), stop=2)
+    folder, _ = trained(run_of(tmp_path, 2, *WAYS[way], steps=3), resume=True)
+    assert_same(folder, right, 3)
 
 
 def on_others(first: int, then: int, way: str, tmp_path: Path) -> tuple[RunFolder, RunFolder]:
@@ -186,6 +193,18 @@ def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike(
     assert_close(folder, alone)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a quarter of a minute: make nightly")
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ranks_go_back_to_a_checkpoint_after_a_collapse(way: str, tmp_path: Path) -> None:
+    """Ranks that had not would have drifted apart by the next step, which is refused."""
+    ranks = ("--training.ranks", "2", "--guards.on_collapse", "return")
+    folder, _ = trained(hot(tmp_path, *ranks, *WAYS[way]))
+    rows = folder.read_metrics()
+    assert any(RETURNED in row for row in rows[:-1])
+    assert len(rows) == STEPS
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -225,6 +244,8 @@ def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Pat
     before = {n: p.detach().clone() for it in learner.optimizers.values() for n, p in it.parameters.items()}
     moments = {name: tensor.clone() for name, tensor in learner.optimizer_state().items()}
     careful.learn(episodes(2, seed=1), Progress(1, 24))
-    careful.undo()
+    careful.undo(2)
+    assert learner.optimizer_state().keys() == moments.keys(), "a step that had not begun leaves all as it is"
+    careful.undo(1)
     assert all((before[n] == p).all() for it in learner.optimizers.values() for n, p in it.parameters.items())
     assert all((moments[name] == tensor).all() for name, tensor in learner.optimizer_state().items())

@@ -115,7 +115,7 @@ class Company:
             if self.run.training.shard:
                 raise
             self._note(f"step {progress.step + 1}: {error}; they are started again, and the step is learned once more")
-        self._mine.careful.undo()
+        self._mine.careful.undo(progress.step)
         self.learner.load_state_dict(parts)
         self._begin_again()
         self._lost += 1
