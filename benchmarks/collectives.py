@@ -10,7 +10,6 @@ calls; and whether all ranks have the same bits of a sum. Writes results/collect
 from __future__ import annotations
 
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +52,7 @@ def rank(number: int, count: int, folder: str) -> None:
     torch.set_num_threads(1)
     group = Group(Path(folder) / "meeting", number, count, torch.device("cpu"), 30.0)
     found = {name: attempt(ask) for name, ask in asked(number, count).items()}
-    found |= sharded(number, count) | {"the same bits of a sum everywhere": same_bits(group), **costs()}
+    found |= sharded(number, count) | {"the same bits of a sum everywhere": same_bits(group)}
     if number == 0:
         torch.save(found, Path(folder) / "found")
     group.close()
@@ -168,16 +167,6 @@ def same_bits(group: Group) -> str:
         if len(set(group.gather(out.numpy().tobytes()))) > 1:
             return "**no**"
     return "yes"
-
-
-def costs() -> dict[str, str]:
-    """What a collective of 32 MiB takes."""
-    flat, best = torch.ones(2**23), float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        dist.all_reduce(flat)
-        best = min(best, time.perf_counter() - began)
-    return {"all_reduce of 32 MiB, best of 5": f"{1000 * best:.0f} ms"}
 
 
 if __name__ == "__main__":

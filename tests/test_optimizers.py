@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from marft.config.algorithm import OptimizerSettings
+from marft.learning import optimizers
 from marft.learning.acceptance import BACKTRACKS, accept
 from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, rate_at, restore_optimizer
 
@@ -194,3 +195,27 @@ class TestAcceptance:
         assert len(at["one"]) == BACKTRACKS + 1 == 6
         assert [values(policy) for policy in mine.values()] == [[[0.0]], [[0.0]]]
         assert not any(policy.optimizer.state for policy in mine.values())
+
+
+def test_moments_that_lie_elsewhere_come_for_a_step_alone_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is another device in float64 here, which holds what float32 holds: whoever stepped there would differ."""
+    moved: list[str] = []
+
+    def move(state: dict[str, torch.Tensor], device: torch.device) -> None:
+        away = device is optimizers.HOST
+        moved.append("away" if away else "here")
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in state:
+                state[key] = state[key].double() if away else state[key].float()
+
+    monkeypatch.setattr(optimizers, "move", move)
+    plain = optimizer()
+    away = PolicyOptimizer(parameters(), OptimizerSettings(), 0.1, 10, offload=True)
+    for gradients in ((0.5, -1.0), (2.0, 0.25), (0.0, 1.0)):
+        assert step(plain, *gradients) == step(away, *gradients)
+        kept = optimizer_tensors(away.optimizer, away.parameters)
+        assert all(tensor.dtype == torch.float64 for name, tensor in kept.items() if "exp_avg" in name)
+        for name, tensor in optimizer_tensors(plain.optimizer, plain.parameters).items():
+            assert torch.equal(kept[name].to(tensor.dtype), tensor), name
+    assert values(plain) == values(away)
+    assert moved.count("here") == moved.count("away") - 3, "at the first step there was nothing to bring"

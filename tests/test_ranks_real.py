@@ -18,7 +18,7 @@ from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.optimizers import PolicyOptimizer
 from marft.learning.ranks import ALONE, Ranks
-from marft.models.parts import whole
+from marft.models.parts import local, whole
 from marft.models.pool import Models
 from marft.ranks.group import Group
 from marft.types import Episode
@@ -53,7 +53,7 @@ def begun(run: RunSettings, ranks: Ranks, parts: bool) -> Learner:
             torch.nn.init.normal_(adapter.b, std=0.05)
     if parts:
         assert isinstance(ranks, Group)
-        models.shard(ranks.mesh())
+        models.shard(ranks.mesh_of)
     return Learner(run, models, ranks)
 
 
@@ -82,6 +82,19 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
     return gradients, metrics, weights
 
 
+def held(ranks: Ranks, run: RunSettings) -> tuple[int, int, int]:
+    """How many numbers a rank holds of all weights in parts, how many it holds gathered, and how many there are."""
+    assert isinstance(ranks, Group)
+    models = Models(run)
+    there_are = sum(p.numel() for p in models.policies["actor"].parameters().values())
+    models.shard(ranks.mesh_of)
+    parts = models.policies["actor"].parameters().values()
+    in_parts = sum(local(part).numel() for part in parts)
+    models.gather(keep=ranks.rank == 0)
+    gathered = dict(models.policies["actor"].backbone.model.named_parameters())
+    return in_parts, sum(local(tensor).numel() for tensor in gathered.values()), there_are
+
+
 def batches() -> list[list[Episode]]:
     """Ragged ones, one in which the second agent acts once, so that not every rank has a row of it, and none of it."""
     ragged = episodes(7, noise=0.02)
@@ -105,7 +118,10 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
         for number, name in enumerate(names)
         for batch in ([ragged, rare] if number < 2 else [ragged])
     ]
-    said = together(count, [("tests.test_ranks_real:learned", arguments) for arguments in asked], folder)
+    works = [("tests.test_ranks_real:held", (recipe(folder, "marft", *FULL),))]
+    works += [("tests.test_ranks_real:learned", arguments) for arguments in asked]
+    of_held, *said = together(count, works, folder)
+    check_held(of_held)
     for (run, _, batch), of_ranks in zip(asked, said, strict=True):
         gradients, metrics, weights = learned(ALONE, run, False, batch)
         first = len(run.trained_policies)  # steps on weights that are the same to the bit
@@ -116,6 +132,13 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
             assert told["kl_stops"] == metrics["kl_stops"]
             assert all(torch.equal(after[name], of_ranks[0][2][name]) for name in after), "ranks drift apart"
             assert all(torch.allclose(after[name], weights[name], rtol=1e-4, atol=2e-6) for name in weights)
+
+
+def check_held(found: list[tuple[int, int, int]]) -> None:
+    """In parts each rank holds an equal part; then the first all of it, and the others nothing more."""
+    for rank, (parts, gathered, there_are) in enumerate(found):
+        assert parts < 1.02 * there_are / len(found)
+        assert gathered == (parts if rank else there_are)
 
 
 @pytest.mark.slow

@@ -11,9 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings
+from marft.guards.history import RETURNED
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.undoing import Careful
+from marft.models.backbone import Backbone
 from marft.ranks.company import LOST, Company
 from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
@@ -21,6 +23,7 @@ from marft.training import train
 from tests.helpers import settings
 from tests.runs import Listening
 from tests.test_resume import StopAfter
+from tests.test_returning import STEPS, hot
 
 NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 FULL = ("--policies.actor.train", "full", "--training.shard", "true")
@@ -68,47 +71,50 @@ def assert_same(mine: RunFolder, right: RunFolder, step: int) -> None:
 @pytest.fixture(scope="module", params=WAYS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
     """Two steps of two ranks that nothing befell."""
-    return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param]))[0]
+    return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param], steps=3))[0]
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
     pair: tuple[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes of it is what comes of a run that nothing befell, to the bit."""
+    """Killed while it learns the second step, and before the third begins. What comes of it is what comes of a run that
+    nothing befell, to the bit."""
     way, right = pair
     killed: list[int] = []
-    original, begun = Careful.learn, Company.learn
+    companies: list[Company] = []
+    careful, company = Careful.learn, Company.learn
+
+    def kill() -> None:
+        killed.append(companies[-1]._others[0].pid)
+        os.kill(killed[-1], signal.SIGKILL)
 
     def mortal(self: Careful, episodes: object, progress: Progress, told: object) -> object:
         if progress.step == 1 and not killed:
-            killed.append(company[0]._others[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
-        return original(self, episodes, progress, told)  # type: ignore[arg-type]
+            kill()
+        return careful(self, episodes, progress, told)  # type: ignore[arg-type]
 
-    company: list[Company] = []
-
-    def noting(self: Company, *arguments: object) -> object:
-        company[:] = [self]
-        return begun(self, *arguments)  # type: ignore[arg-type]
+    def led(self: Company, episodes: object, progress: Progress, told: object) -> object:
+        companies.append(self)
+        if progress.step == 2 and len(killed) == 1:
+            kill()
+        return company(self, episodes, progress, told)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Careful, "learn", mortal)
-    monkeypatch.setattr(Company, "learn", noting)
-    folder, notes = trained(run_of(tmp_path, 2, *WAYS[way]))
-    assert killed
-    assert_same(folder, right, 2)
-    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
-    assert any("rank 1 was killed (SIGKILL)" in note for note in notes)
+    monkeypatch.setattr(Company, "learn", led)
+    folder, notes = trained(run_of(tmp_path, 2, *WAYS[way], steps=3))
+    assert len(killed) == 2
+    assert_same(folder, right, 3)
+    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0, 1.0]
+    assert sum("rank 1 was killed (SIGKILL)" in note for note in notes) == 2
 
 
 @pytest.mark.slow
-def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks_and_alike_on_one(
-    pair: tuple[str, RunFolder], tmp_path: Path
-) -> None:
+def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks(pair: tuple[str, RunFolder], tmp_path: Path) -> None:
     way, right = pair
-    trained(run_of(tmp_path, 2, *WAYS[way]), stop=1)
-    folder, _ = trained(run_of(tmp_path, 2, *WAYS[way]), resume=True)
-    assert_same(folder, right, 2)
+    trained(run_of(tmp_path, 2, *WAYS[way], steps=3), stop=2)
+    folder, _ = trained(run_of(tmp_path, 2, *WAYS[way], steps=3), resume=True)
+    assert_same(folder, right, 3)
 
 
 def on_others(first: int, then: int, way: str, tmp_path: Path) -> tuple[RunFolder, RunFolder]:
@@ -123,6 +129,11 @@ def on_others(first: int, then: int, way: str, tmp_path: Path) -> tuple[RunFolde
 def check_others(first: int, then: int, way: str, tmp_path: Path) -> None:
     alone, folder = on_others(first, then, way, tmp_path)
     assert verify(folder.checkpoints / "step_000002").step == 2
+    assert_close(folder, alone)
+
+
+def assert_close(folder: RunFolder, alone: RunFolder) -> None:
+    """The same but for rounding; of moments the names and shapes."""
     mine, right = weights(folder, 2), weights(alone, 2)
     assert mine.keys() == right.keys()
     for name, tensor in right.items():
@@ -145,14 +156,80 @@ def test_a_checkpoint_of_four_ranks_goes_on_on_one_and_on_three(way: str, then: 
     check_others(4, then, way, tmp_path)
 
 
+def on_two_models(output: Path, ranks: int, *overrides: str) -> RunSettings:
+    """A team of which each agent's model is learned on by other ranks."""
+    placed = [("--models.base.ranks", "[0]"), ("--models.other.ranks", "[1]")] if ranks > 1 else []
+    return run_of(
+        output, ranks, "--models.other.path", "tiny", "--policies.actor.model", "other",
+        *(word for pair in placed for word in pair), *overrides,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, _ = trained(on_two_models(tmp_path / "alone", 1))
+    passed: list[bool] = []
+    learning: list[Learner] = []
+    learn, hidden = Learner.learn, Backbone.hidden_states
+
+    def noting(self: Learner, *arguments: object) -> object:
+        learning[:] = [self]
+        found = learn(self, *arguments)  # type: ignore[arg-type]
+        learning.clear()
+        return found
+
+    def watched(self: Backbone, *arguments: object) -> object:
+        if learning:
+            passed.append(self is learning[0].packing.backbones["reasoner"])
+        return hidden(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Learner, "learn", noting)
+    monkeypatch.setattr(Backbone, "hidden_states", watched)
+    folder, _ = trained(on_two_models(tmp_path / "two", 2))
+    assert passed
+    assert all(passed), "the first rank learns on the first model alone"
+    assert_close(folder, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a quarter of a minute: make nightly")
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ranks_go_back_to_a_checkpoint_after_a_collapse(way: str, tmp_path: Path) -> None:
+    """Ranks that had not would have drifted apart by the next step, which is refused."""
+    ranks = ("--training.ranks", "2", "--guards.on_collapse", "return")
+    folder, _ = trained(hot(tmp_path, *ranks, *WAYS[way]))
+    rows = folder.read_metrics()
+    assert any(RETURNED in row for row in rows[:-1])
+    assert len(rows) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("--training.shard", "true"), "one rank alone holds all there is"),
+        (("--models.base.ranks", "[0, 0]"), "names a rank twice"),
+        (("--training.ranks", "2", "--models.base.ranks", "[0, 2]"), "there is no rank 2"),
+        (
+            ("--training.ranks", "2", "--models.base.ranks", "[1]", "--algorithm.critic.body", "lora"),
+            "is learned by all ranks",
+        ),
+    ],
+)
+def test_what_ranks_cannot_mean_is_refused_in_words(overrides: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings("tiny", tmp_path, *overrides)
+
+
 def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import subprocess
     import sys
 
     code = (
         "import sys, marft.training; from marft.models.pool import Models\n"
-        "assert not any(name.startswith('marft.ranks.company') or name == 'marft.ranks.group' for name in sys.modules)\n"
-        "assert 'torch.distributed.fsdp' not in sys.modules, 'slow to import'"
+        "of_several = {'marft.ranks.company', 'marft.ranks.group', 'marft.models.sharding'}\n"
+        "assert of_several.isdisjoint(sys.modules), 'imported where one process learns'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
@@ -167,6 +244,8 @@ def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Pat
     before = {n: p.detach().clone() for it in learner.optimizers.values() for n, p in it.parameters.items()}
     moments = {name: tensor.clone() for name, tensor in learner.optimizer_state().items()}
     careful.learn(episodes(2, seed=1), Progress(1, 24))
-    careful.undo()
+    careful.undo(2)
+    assert learner.optimizer_state().keys() == moments.keys(), "a step that had not begun leaves all as it is"
+    careful.undo(1)
     assert all((before[n] == p).all() for it in learner.optimizers.values() for n, p in it.parameters.items())
     assert all((moments[name] == tensor).all() for name, tensor in learner.optimizer_state().items())

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, Strict
 
 from marft.config.algorithm import LearningRate
 from marft.config.endpoint import TeammateEndpoint
@@ -35,6 +35,8 @@ class ModelSettings(Settings):
     template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false
     date: Annotated[str, AfterValidator(_is_day)] = "2024-07-26"  # today, to chat templates that show it
     gradient_checkpointing: bool = False  # less memory, more time; changes nothing else
+    # which of training.ranks learn on it, e.g. [0, 1]; []: all. Models of different ranks are learned on at one time
+    ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=1024)], ...], Strict(False)] = ()
 
 
 class LoraSettings(Settings):
@@ -93,6 +95,29 @@ def rank_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Ite
             )
 
 
+def placement_problems(models: Models, ranks: int, body: str) -> Iterable[str]:
+    """What is wrong with the ranks that models are placed on.
+
+    Args:
+        ranks: that there are.
+        body: what the critic reads with.
+    """
+    for name, model in models.items():
+        if len(set(model.ranks)) < len(model.ranks):
+            yield f"models.{name}.ranks: names a rank twice"
+        beyond = [rank for rank in model.ranks if rank >= ranks]
+        if beyond:
+            yield (
+                f"models.{name}.ranks: there is no rank {beyond[0]}, for training.ranks = {ranks} counts from 0 to "
+                f"{ranks - 1}; raise it"
+            )
+        if model.ranks and body == "lora":
+            yield (
+                f"models.{name}.ranks: a critic with a body of its own (algorithm.critic.body = 'lora') is learned by "
+                "all ranks; set body = 'frozen', or remove the ranks"
+            )
+
+
 def remote_problems(models: Models, policies: Mapping[str, PolicySettings]) -> Iterable[str]:
     """What is wrong with the remote models of a recipe and the policies on them."""
     for name, model in models.items():
@@ -122,6 +147,6 @@ def _reader_problems(models: Models, name: str) -> Iterable[str]:
 
 
 def _key_problems(name: str, model: ModelSettings) -> Iterable[str]:
-    for key in ("revision", "dtype", "chat_template", "template_options", "date", "gradient_checkpointing"):
+    for key in ("revision", "dtype", "chat_template", "template_options", "date", "gradient_checkpointing", "ranks"):
         if getattr(model, key) != type(model).model_fields[key].default:
             yield f"models.{name}.{key}: means something for a local model alone; remove it, the endpoint decides"

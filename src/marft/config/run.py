@@ -12,7 +12,14 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.guards import GuardSettings
-from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
+from marft.config.models import (
+    ModelSettings,
+    PolicySettings,
+    placement_problems,
+    rank_problems,
+    readers,
+    remote_problems,
+)
 from marft.config.names import Name, RunName, collisions
 from marft.config.parts import (
     ChannelPlugin,
@@ -144,6 +151,7 @@ class RunSettings(Settings):
             *_alike(self), *_missing_references(self), *_team_problems(self), *_sampling_problems(self),
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
+            *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
             *size_problems(self),
         ]  # fmt: skip
         if problems:

@@ -19,7 +19,7 @@ from marft import seeds
 from marft.learning.choice_scoring import Chosen, scored_tokens
 from marft.learning.cutting import Cut, cut_by_tokens, cut_evenly, cut_sharing, length
 from marft.learning.interfaces import Credits, Floats, Level, split_rows
-from marft.learning.ranks import Ranks
+from marft.learning.ranks import Ranks, share_on
 from marft.learning.rewarding import succeeded
 from marft.learning.teammate_text import TeammateText
 from marft.models.backbone import Backbone
@@ -236,6 +236,7 @@ class Packing:
         share: whether what rows begin with alike is computed once, where that is faster.
         teammate_text: whether text that teammates wrote in an agent's turn is scored too.
         sizes: of all micro-batches on a backbone, by its ``id``, where they must have one: see :meth:`in_one_size`.
+        bases: the base model of each policy, by which ranks are divided.
     """
 
     backbones: Mapping[str, Backbone]
@@ -248,6 +249,15 @@ class Packing:
     teammate_text: bool
     share: bool = False
     sizes: Mapping[int, int] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
+
+    def ranks_of(self, policy: str, ranks: Ranks) -> Ranks | None:
+        """Those that learn on a policy's base; None where this one does not."""
+        return ranks.on(self.bases.get(policy, ""))
+
+    def share_of(self, samples: Sequence[Sample], ranks: Ranks) -> list[Sample]:
+        """A rank's share of a minibatch."""
+        return share_on(ranks, samples, length, lambda sample: self.bases.get(sample.action.policy, ""))
 
     def in_one_size(self, parts: Sequence[Sequence[Sample]]) -> Packing:
         """A packing whose micro-batches all have the size of the largest that ``parts`` need.
@@ -297,7 +307,7 @@ class Packing:
         return cut_by_tokens(samples, size) if size else cut_evenly(samples, self.tokens_per_batch)
 
     def in_step(self, batches: Sequence[MicroBatch], policies: Sequence[str], ranks: Ranks) -> list[MicroBatch | Idle]:
-        """A rank's micro-batches, with idle ones where other ranks have more on a backbone.
+        """A rank's micro-batches, with idle ones where others that learn on a backbone have more on it.
 
         Args:
             policies: all whose samples were shared out, on every rank.
@@ -309,7 +319,8 @@ class Packing:
         most = np.max(ranks.gather([len(some) for some in mine.values()]), axis=0)
         in_step: list[MicroBatch | Idle] = []
         for (name, some), count in zip(mine.items(), most, strict=True):
-            in_step += [*some, *[Idle(self.backbones[name], self.adapters[name])] * (int(count) - len(some))]
+            idle = int(count) - len(some) if self.ranks_of(name, ranks) is not None else 0
+            in_step += [*some, *[Idle(self.backbones[name], self.adapters[name])] * idle]
         return in_step
 
 

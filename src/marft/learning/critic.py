@@ -141,9 +141,10 @@ class Critic:
                 continue
             mine_ends = [(i, agent, read) for i, agent, owner, read in ends if owner == name]
             of_all_ranks = _rows_of(mine, firsts)
-            mine = share(self.ranks, mine, lambda i: sum(len(read.ids) for read in reads[i]))
-            mine_ends = share(self.ranks, mine_ends, lambda end: len(end[-1].ids))
             base = self.base_of[name]
+            here = self.ranks.on(base)
+            mine = share(here, mine, lambda i: sum(len(read.ids) for read in reads[i])) if here else []
+            mine_ends = share(here, mine_ends, lambda end: len(end[-1].ids)) if here else []
             of_decisions = [read for i in mine for read in reads[i]]
             with torch.no_grad():
                 features = self._features(base, [*of_decisions, *(read for *_, read in mine_ends)])
@@ -232,7 +233,10 @@ class Critic:
         return f"{base}/{agent}" if self.settings.heads == "agent" else base
 
     def _features(self, base: str, readings: Sequence[Reading]) -> Tensor:
-        return read_features(self.bases[base], readings, self.tokens_per_batch, self._body(base), self.ranks)
+        here, backbone = self.ranks.on(base), self.bases[base]
+        if here is None:
+            return torch.empty(0, backbone.head.in_features, device=backbone.device)
+        return read_features(backbone, readings, self.tokens_per_batch, self._body(base), here)
 
     def _body(self, base: str) -> str | None:
         return _adapter(base) if self.settings.body == "lora" else None

@@ -85,12 +85,14 @@ class Learner:
         }
         self.warmup = run.algorithm.critic.warmup_steps if run.algorithm.critic.kind != "none" else 0
         steps = run.training.steps - self.warmup  # those in which policies learn: a recipe has one at least
+        self.trained = run.trained_policies
         offload = run.training.offload_optimizer
         self.optimizers = {
             name: PolicyOptimizer(
                 models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), steps, offload
             )
-            for name in run.trained_policies
+            for name in self.trained
+            if models.policies[name].backbone.here
         }
         self.packing = Packing(
             backbones={name: policy.backbone for name, policy in models.policies.items()},
@@ -102,6 +104,7 @@ class Learner:
             constant_length=run.algorithm.constant_length or max(self.longest.values()),
             teammate_text=run.algorithm.teammate_text.coefficient > 0,
             share=_shares(run, self.schedule, models),
+            bases={name: policy.base for name, policy in models.policies.items()},
         )
         self.base_packing = replace(
             self.packing,
@@ -163,7 +166,7 @@ class Learner:
         values = self.critic.evaluate(episodes) if self.critic else None
         rewarded = rewards_for_credit(episodes, self.settings.reward, self.longest)
         inputs = CreditInputs(
-            rewarded, self.settings.level, values, self._costs(episodes, fixed), trained=self.optimizers.keys()
+            rewarded, self.settings.level, values, self._costs(episodes, fixed), trained=set(self.trained)
         )
         credits = self.credit.assign(inputs)
         for action, advantages in zip(inputs.actions, credits.advantages, strict=True):
@@ -232,7 +235,7 @@ class Learner:
             Sample(action, 1.0, np.zeros(size))
             for episode in episodes
             for action, size in zip(episode.actions, CreditInputs([episode], self.settings.level).sizes(), strict=True)
-            if action.policy in self.optimizers
+            if action.policy in self.trained
         ]
         return FixedLogProbs(
             old=score_actions(self.packing, acting, self.ranks) if kl.place == "reward" else {},
@@ -259,7 +262,7 @@ class Learner:
 
     def _samples(self, episodes: Sequence[Episode], credits: Credits) -> tuple[list[Sample], list[Floats]]:
         return make_samples(
-            episodes, credits, list(self.optimizers), self.settings.normalisation,
+            episodes, credits, self.trained, self.settings.normalisation,
             self.settings.normalise_advantages,
         )  # fmt: skip
 
@@ -280,7 +283,7 @@ class Learner:
         )  # fmt: skip
         ratios = TeamRatios(self.schedule.ratio_limit)
         progress = progress._replace(advantages=advantage_sizes(samples, credited.raw))
-        phases = list(self.schedule.plan(progress, tuple(self.optimizers), self.seed))
+        phases = list(self.schedule.plan(progress, self.trained, self.seed))
         budgets = shares(phases, {sample.action.policy for sample in samples}, self.settings.team_kl)
         for number, (phase, budget) in enumerate(zip(phases, budgets, strict=True)):
             update.run(phase, self._corrected(credited, phase, ratios), progress.step, budget)

@@ -40,6 +40,10 @@ class Ranks(Protocol):
         """Each gradient becomes its sum over ranks; a rank without one gives 0."""
         ...
 
+    def on(self, base: str) -> Ranks | None:
+        """Those that learn on a base model, the same object for the same ones; None where this one does not."""
+        ...
+
 
 class Alone:
     """One process learns."""
@@ -54,24 +58,37 @@ class Alone:
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """They are the sums."""
 
+    def on(self, base: str) -> Alone:  # noqa: ARG002
+        """This one learns on all."""
+        return self
+
 
 ALONE = Alone()
 
 
 def share(ranks: Ranks, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """This rank's items, in their order: about as much of every size as any other rank's.
+    """This rank's items, in their order: about as much as any other rank's.
 
-    From the largest on they are dealt out there and back, so that who has the larger one now has the smaller one next;
-    loads differ by no more than the largest item.
+    From the largest on, each goes to who has least so far (Graham 1969), so loads differ by no more than the largest.
     """
-    by_size = sorted(range(len(items)), key=lambda index: -size(items[index]))
-    rounds = [by_size[start : start + ranks.count] for start in range(0, len(by_size), ranks.count)]
-    mine = [
-        dealt[place]
-        for number, dealt in enumerate(rounds)
-        if (place := ranks.count - 1 - ranks.rank if number % 2 else ranks.rank) < len(dealt)
-    ]
+    loads, mine = [0] * ranks.count, []
+    for index in sorted(range(len(items)), key=lambda index: -size(items[index])):
+        least = loads.index(min(loads))
+        loads[least] += size(items[index])
+        if least == ranks.rank:
+            mine.append(index)
     return [items[index] for index in sorted(mine)]
+
+
+def share_on(ranks: Ranks, items: Sequence[T], size: Callable[[T], int], base_of: Callable[[T], str]) -> list[T]:
+    """As :func:`share`, each item among those ranks that learn on its base model."""
+    together: dict[int, tuple[Ranks, list[int]]] = {}
+    for index, item in enumerate(items):
+        here = ranks.on(base_of(item))
+        if here is not None:
+            together.setdefault(id(here), (here, []))[1].append(index)
+    mine = [i for here, indices in together.values() for i in share(here, indices, lambda i: size(items[i]))]
+    return [items[i] for i in sorted(mine)]
 
 
 def total(ranks: Ranks, mine: Floats) -> Floats:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from marft.learning.batching import Denominators, Idle, MicroBatch, Packing
-from marft.learning.cutting import length
 from marft.learning.interfaces import LOG_RATIO_LIMIT, Floats
-from marft.learning.ranks import ALONE, Ranks, merged, share
+from marft.learning.ranks import ALONE, Ranks, merged
 from marft.models.devices import Awaited, on_host
 from marft.models.log_probs import TokenScores, token_scores
 from marft.types import ActionKey, Sample
@@ -59,7 +58,7 @@ def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = AL
     if not samples:
         return {}
     policies = sorted({sample.action.policy for sample in samples})
-    mine = share(ranks, samples, length)
+    mine = packing.share_of(samples, ranks)
     batches = packing.micro_batches(mine, Denominators.of(samples, pooled=False)) if mine else []
     scored: dict[ActionKey, Floats] = {}
     awaited = Awaited()

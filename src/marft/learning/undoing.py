@@ -83,6 +83,7 @@ class Careful:
     def __init__(self, learner: Learner, note: Callable[[str], None], ranks: Ranks = ALONE) -> None:
         self._learner, self._note, self._before = learner, note, Before(learner)
         self.ranks = ranks
+        self._taken = -1  # the step before which everything was kept
         self._in_a_row = 0
 
     def learn(
@@ -100,6 +101,7 @@ class Careful:
             RunError: several steps in a row had to be undone.
         """
         self._before.take()
+        self._taken = progress.step
         credits: list[ActionCredit] = []
         metrics = self._learner.learn(episodes, progress, credits.extend)
         broken = list(dict.fromkeys(name for found in self.ranks.gather(not_finite(self._learner)) for name in found))
@@ -107,7 +109,8 @@ class Careful:
             self._before.restore()
             self._in_a_row += 1
             what = f"step {progress.step + 1}: {', '.join(broken)} did not stay finite, so the step was undone"
-            advice = "; ".join(remedy(self._learner, name) for name in broken)
+            known = {CRITIC, *(f"policies.{name}" for name in self._learner.optimizers)}  # others lie on other ranks
+            advice = "; ".join(remedy(self._learner, name) for name in broken if name in known)
             if self._in_a_row == MOST_IN_A_ROW:
                 raise RunError(f"{what}, the {MOST_IN_A_ROW}th in a row. What was saved is whole; {advice}")
             self._note(f"{what}; {advice}")
@@ -116,9 +119,14 @@ class Careful:
             told(credits)
         return metrics | {"undone_steps": float(bool(broken))}
 
-    def undo(self) -> None:
-        """Make everything what it was when the last step began, whatever of that step was done."""
-        self._before.restore()
+    def undo(self, step: int) -> None:
+        """Make everything what it was when a step began, whatever of it was done; nothing where it had not begun.
+
+        Args:
+            step: training steps done before it.
+        """
+        if self._taken == step:
+            self._before.restore()
 
 
 def remedy(learner: Learner, name: str) -> str:

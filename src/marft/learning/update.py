@@ -23,14 +23,13 @@ from marft.learning.batching import (
     minibatches,
     of_all_lengths,
 )
-from marft.learning.cutting import length
 from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
 from marft.learning.ledger import Ledger
 from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
 from marft.learning.metering import Meter
 from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
 from marft.learning.optimizers import PolicyOptimizer, step_all
-from marft.learning.ranks import ALONE, Ranks, merged, share, total
+from marft.learning.ranks import ALONE, Ranks, merged, total
 from marft.learning.scoring import k3, score_actions, score_all
 from marft.learning.team_kl import environment_steps, joint_kl
 from marft.learning.teammate_text import TeammateText
@@ -98,7 +97,7 @@ class Update:
         self.packing = self.packing.in_one_size([part for parts in plan for part in parts])
         for part in plan[0][self.moved.isdisjoint(phase.policies) :]:
             self._score_old(part)
-        mine_optimizers = {name: self.optimizers[name] for name in phase.policies}
+        mine_optimizers = {name: self.optimizers[name] for name in phase.policies if name in self.optimizers}
         before = (
             {name: optimizer.snapshot() for name, optimizer in mine_optimizers.items()}
             if phase.kl_limit or budget
@@ -192,25 +191,27 @@ class Update:
             check: actions whose scores are compared with those in other company, before anything steps.
         """
         policies = sorted({sample.action.policy for sample in samples})
-        mine = share(self.ranks, samples, length)
+        mine = self.packing.share_of(samples, self.ranks)
         batches = self.packing.micro_batches(mine, self._denominators(samples), self.fixed) if mine else []
         for policy in policies:
-            self.optimizers[policy].zero_grad()
+            if policy in self.optimizers:  # it is held here
+                self.optimizers[policy].zero_grad()
         kl, loss = np.zeros(2), np.zeros(1)  # its sum over tokens, and how many those are
         stepped_on, pushed = Meter(), Ledger()  # count only where a step follows, however the minibatch is cut
         awaited = Awaited()
         in_step = self.packing.in_step(batches, policies, self.ranks)
-        for batch in in_step:
+        once = max(self.ranks.gather(len(in_step))) <= 1
+        for batch in in_step or [None] * once:
             idle = batch.forward() if isinstance(batch, Idle) else None  # before what is asked of all, as others do
-            forward = None if isinstance(batch, Idle) else self._forward(batch, first_look, kl, awaited)
-            if len(in_step) == 1 and self.settings.kl_stop:
+            forward = self._forward(batch, first_look, kl, awaited) if isinstance(batch, MicroBatch) else None
+            if once and self.settings.kl_stop:
                 awaited.read()
                 if self._over_limit(kl):
                     self._tell_old(mine)
                     return False
             if idle is not None:
                 idle.backward()
-            elif forward is not None and not isinstance(batch, Idle):
+            if isinstance(batch, MicroBatch) and forward is not None:
                 awaited.add(
                     self._backward(batch, forward, objective, stepped_on, pushed, awaited), partial(_add_to, loss)
                 )
@@ -323,14 +324,17 @@ class Update:
         return settings.coefficient * (terms * text.weights).sum()
 
     def _step(self, policies: Sequence[str]) -> None:
-        for policy in policies:
-            self.ranks.sum_gradients(self.optimizers[policy].parameters.values())
-        norms = step_all([self.optimizers[policy] for policy in policies])
         self.moved.update(policies)
-        for policy, norm in zip(policies, norms, strict=True):
+        held = {policy: self.packing.ranks_of(policy, self.ranks) for policy in policies}
+        here = {policy: ranks for policy, ranks in held.items() if ranks is not None}
+        for policy, ranks in here.items():
+            ranks.sum_gradients(self.optimizers[policy].parameters.values())
+        norms = step_all([self.optimizers[policy] for policy in here])
+        for (policy, ranks), norm in zip(here.items(), norms, strict=True):
+            part = 1.0 / ranks.count  # of a step: each of them says the same
             for scope in ("", f"policies/{policy}/"):
-                self.meter.add(f"{scope}gradient_norm", norm)
-                self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)))
+                self.meter.add(f"{scope}gradient_norm", norm * part, part)
+                self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)) * part, part)
 
 
 def _add_to(sums: Floats, numbers: Floats | tuple[float, float]) -> None:

@@ -54,6 +54,8 @@ class Backbone:
         self.plain = False  # whether to run the model's own forward, without packing
         self.wide = False  # whether the residual stream is float32 where the weights are not
         self.shards: Shards | None = None  # where its weights lie in parts on several ranks
+        self.here = True  # whether this process holds its weights; else only their names, shapes and types are known
+        self._device: torch.device | None = None  # where they would be
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ValueError(
@@ -67,7 +69,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        return self.head.weight.device
+        return self._device or self.head.weight.device
 
     @property
     def half(self) -> bool:
@@ -129,6 +131,14 @@ class Backbone:
         out = self.decoder(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden.to(self.head.weight.dtype)
+
+    def lies_elsewhere(self, device: torch.device) -> None:
+        """Its weights lie in other processes alone: here nothing passes through it.
+
+        Args:
+            device: of what is computed here with scores from there.
+        """
+        self.here, self._device = False, device
 
     def take_slower_forward(self) -> None:
         """From the decoder without its modules to the packed model, and from there to the model's own forward."""

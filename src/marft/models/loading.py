@@ -91,6 +91,24 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     return backbone
 
 
+def outline(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> Backbone:
+    """A base model whose weights other processes hold: names, shapes and types, without a number.
+
+    Raises:
+        ValueError: its configuration cannot be read.
+    """
+    attention.register()
+    config = load_config(settings)
+    text = text_config(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            text, dtype=dtype, attn_implementation=attention.implementation_for(text)
+        )
+    backbone = Backbone(model.eval().requires_grad_(False), context_of(config, settings))
+    backbone.lies_elsewhere(device)
+    return backbone
+
+
 def load_weights(backbone: Backbone, folder: Path) -> None:
     """Read all weights of a model from a folder that ``save_pretrained`` wrote, which may name and cut them otherwise.
 

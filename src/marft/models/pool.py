@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from marft.config.models import LoraSettings, PolicySettings, local_model
+from marft.config.models import LoraSettings, ModelSettings, PolicySettings, local_model
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
 from marft.models.held_in_half import hold_in_half
-from marft.models.loading import check_vocabulary, load_backbone, load_weights, pick_device, pick_dtype
+from marft.models.loading import check_vocabulary, load_backbone, load_weights, outline, pick_device, pick_dtype
 from marft.models.memory import keep_freed_memory
 from marft.models.paths import resolve_path
 
@@ -69,26 +69,31 @@ class Models:
 
     Args:
         formats: of the run's local models, by name, where they have been loaded already.
+        elsewhere: models whose weights other ranks hold, and this one does not.
 
     Raises:
         ValueError: a model, tokenizer or adapter cannot be loaded.
     """
 
-    def __init__(self, run: RunSettings, formats: Mapping[str, Format] | None = None) -> None:
+    def __init__(
+        self, run: RunSettings, formats: Mapping[str, Format] | None = None, elsewhere: Collection[str] = ()
+    ) -> None:
         if run.threads:
             torch.set_num_threads(run.threads)
         self.device = pick_device(run.device)
         if self.device.type == "cpu":
             keep_freed_memory()
+        self._elsewhere = elsewhere
         self.bases: dict[str, Backbone] = {}
         self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
         self.formats = load_formats(run) if formats is None else formats
         local = {name: model for name, model in run.models.items() if model.endpoint is None}
         for name, model in local.items():
             dtype = pick_dtype(model.dtype, self.device)
-            self.bases[name] = load_backbone(model, self.device, dtype)
-            hold_in_half(self.bases[name])
-            check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
+            self.bases[name] = self._load(name, model, dtype)
+            if self.bases[name].here:
+                hold_in_half(self.bases[name])
+                check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
 
@@ -97,7 +102,7 @@ class Models:
         base, format = self.bases[base_name], self.formats[base_name]
         backbone, reference, adapter, lora = base, base, None, settings.lora
         if settings.train == "full":
-            backbone = load_backbone(run.models[settings.model], self.device, torch.float32)
+            backbone = self._load(base_name, run.models[settings.model], torch.float32)
             backbone.model.requires_grad_(True)
             reference = self._in_float32(run, base_name)
         elif settings.train == "lora" or settings.adapter:
@@ -113,21 +118,31 @@ class Models:
             context,
         )  # fmt: skip
 
+    def _load(self, name: str, model: ModelSettings, dtype: torch.dtype) -> Backbone:
+        return (outline if name in self._elsewhere else load_backbone)(model, self.device, dtype)
+
     def _in_float32(self, run: RunSettings, name: str) -> Backbone:
         """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
         if pick_dtype(run.models[name].dtype, self.device) == torch.float32:
             return self.bases[name]
         if name not in self.whole:
-            self.whole[name] = load_backbone(run.models[name], self.device, torch.float32)
+            self.whole[name] = self._load(name, run.models[name], torch.float32)
         return self.whole[name]
 
-    def backbones(self) -> list[Backbone]:
-        """Every set of weights once, in the same order in every process."""
-        found = [*self.bases.values(), *(policy.backbone for policy in self.policies.values()), *self.whole.values()]
-        return list({id(backbone): backbone for backbone in found}.values())
+    def backbones(self) -> list[tuple[str, Backbone]]:
+        """Every set of weights once, with the base model that it is of, in the same order in every process."""
+        found = [
+            *self.bases.items(),
+            *((policy.base, policy.backbone) for policy in self.policies.values()),
+            *self.whole.items(),
+        ]
+        return list({id(backbone): (name, backbone) for name, backbone in found}.values())
 
-    def shard(self, mesh: DeviceMesh) -> None:
-        """Have each rank of a mesh hold a part of every backbone, until they are gathered.
+    def shard(self, mesh_of: Callable[[str], DeviceMesh | None]) -> None:
+        """Have the ranks of a mesh hold a part of every backbone each, until they are gathered.
+
+        Args:
+            mesh_of: the ranks that learn on a base model; None where this one does not.
 
         Raises:
             ValueError: a model's passes differ from rank to rank, so that ranks would wait for each other for ever.
@@ -140,8 +155,10 @@ class Models:
                     f"training.shard: models.{name} runs on transformers' own forward, in as many passes as its rows "
                     "have lengths, and cannot lie in parts; set shard = false"
                 )
-        for backbone in self.backbones():
-            shard(backbone, mesh)
+        for name, backbone in self.backbones():
+            mesh = mesh_of(name)
+            if mesh is not None:
+                shard(backbone, mesh)
 
     def gather(self, keep: bool) -> None:
         """Bring all weights together where ranks hold parts of them; all ranks make this call.
@@ -149,13 +166,13 @@ class Models:
         Args:
             keep: this rank holds them all, until :meth:`let_go`.
         """
-        for backbone in self.backbones():
+        for _, backbone in self.backbones():
             if backbone.shards is not None:
                 backbone.shards.gather(keep)
 
     def let_go(self) -> None:
         """Hold this rank's parts alone, where ranks hold parts."""
-        for backbone in self.backbones():
+        for _, backbone in self.backbones():
             if backbone.shards is not None:
                 backbone.shards.let_go()
 

@@ -50,7 +50,7 @@ class Shards:
     def __init__(self, backbone: Backbone, mesh: DeviceMesh) -> None:
         self.gathered = False  # whether this rank holds all of it
         self._model = backbone.model
-        self._names = list(backbone.model.state_dict())
+        self._volatile = {name for name, _ in self._model.named_buffers()} - set(self._model.state_dict())
         adapters = {
             parameter
             for layer in backbone.layers.values()
@@ -119,7 +119,7 @@ class Shards:
         """All weights by their names, where this rank holds them."""
         assert self.gathered, "weights that lie elsewhere are read"
         found = {**dict(self._model.named_parameters(remove_duplicate=False)), **dict(self._model.named_buffers())}
-        return {name: found[name].detach() for name in self._names}
+        return {name: tensor.detach() for name, tensor in found.items() if name not in self._volatile}
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:

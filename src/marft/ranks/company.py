@@ -25,7 +25,7 @@ from marft.processes.child import Child
 from marft.ranks.devices import device_of
 from marft.ranks.group import Group
 from marft.ranks.learners import RanksLostError
-from marft.ranks.member import Member
+from marft.ranks.member import Member, group_of
 from marft.ranks.program import rank_command
 from marft.ranks.words import Begin, Done, Failed, Learn, Line, Load, RankFaultError, Tell, of_company
 from marft.runs.checkpoints import Record, State, restore
@@ -115,7 +115,7 @@ class Company:
             if self.run.training.shard:
                 raise
             self._note(f"step {progress.step + 1}: {error}; they are started again, and the step is learned once more")
-        self._mine.careful.undo()
+        self._mine.careful.undo(progress.step)
         self.learner.load_state_dict(parts)
         self._begin_again()
         self._lost += 1
@@ -176,9 +176,8 @@ class Company:
             other.line.send(Begin(settings, str(self._meeting), rank, logging.get_verbosity()))
 
     def _meet(self) -> Group:
-        patience = self.run.training.rank_patience_seconds
         try:
-            return Group(self._meeting, 0, self.run.training.ranks, self.models.device, patience)
+            return group_of(self.run, self._meeting, 0, self.models.device)
         except RuntimeError as error:
             raise self._reason(error) from error
 

@@ -5,36 +5,76 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from marft.models.batches import in_batches
 from marft.models.parts import in_parts
 
 T = TypeVar("T")
+HOST = torch.device("cpu")
+NOWHERE: Mapping[str, Sequence[int]] = MappingProxyType({})
 BUCKET = 2**23  # numbers that are summed in one collective: 32 MiB
 
 
-class Group:
-    """One of the :class:`~marft.learning.ranks.Ranks`, in a process of its own. Close it.
+class Some:
+    """Ranks in one process group, in which this one is ``rank`` of ``count``."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self.process_group, self.device = group, device
+        self.rank, self.count = group.rank(), group.size()
+
+    def gather(self, mine: T) -> list[T]:
+        """What every rank gives, by rank."""
+        found: list[T | None] = [None] * self.count
+        dist.all_gather_object(found, mine, self.process_group)
+        return found  # type: ignore[return-value]
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Each gradient becomes its sum over ranks, many of them in one collective, in the parameters' order. Those of
+        parameters that lie in parts are sums already."""
+        wanted = [parameter for parameter in parameters if not in_parts(parameter)]
+        for bucket in in_batches(wanted, lambda parameter: parameter.numel(), BUCKET):
+            flat = torch.cat(
+                [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in bucket]
+            ).detach()
+            dist.all_reduce(flat, group=self.process_group)
+            for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                parameter.grad = part.view_as(parameter)
+
+    def on(self, base: str) -> Some | None:  # noqa: ARG002
+        """They learn together on whatever they learn."""
+        return self
+
+    def mesh(self) -> DeviceMesh:
+        """They in one dimension, for what is held in parts."""
+        return DeviceMesh.from_group(self.process_group, self.device.type)
+
+
+class Group(Some):
+    """All :class:`~marft.learning.ranks.Ranks` of a run, each in a process of its own. Close it.
 
     Args:
         meeting: a file that does not exist yet, the same for all, by which they find each other.
         patience: seconds that one waits for the others, whatever is done together.
+        placed: the ranks that learn on a base model, of models that not all learn on.
 
     Raises:
         RuntimeError: (of all that is done together) another one has gone, or was not heard of in time.
     """
 
-    def __init__(self, meeting: Path, rank: int, count: int, device: torch.device, patience: float) -> None:
-        self.rank, self.count, self.device = rank, count, device
+    def __init__(
+        self, meeting: Path, rank: int, count: int, device: torch.device, patience: float,
+        placed: Mapping[str, Sequence[int]] = NOWHERE,
+    ) -> None:  # fmt: skip
         if sys.platform.startswith("linux"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, and nobody else is to join
         on_gpu = device.type == "cuda"
@@ -47,28 +87,35 @@ class Group:
             world_size=count,
             timeout=timedelta(seconds=patience),
         )
+        assert dist.group.WORLD is not None
+        super().__init__(dist.group.WORLD, device)
+        self._on: dict[str, Some | None] = {}
+        some: dict[tuple[int, ...], Some | None] = {}
+        for name, ranks in sorted(placed.items()):  # all ranks make all groups, in one order
+            which = tuple(sorted(ranks))
+            if which not in some:
+                group = dist.new_group(list(which), timeout=timedelta(seconds=patience))
+                some[which] = Some(group, device) if rank in which else None
+            self._on[name] = some[which]
 
-    def gather(self, mine: T) -> list[T]:
-        """What every rank gives, by rank."""
-        found: list[T | None] = [None] * self.count
-        dist.all_gather_object(found, mine)
-        return found  # type: ignore[return-value]
+    def on(self, base: str) -> Some | None:
+        """Those that learn on a base model; None where this one does not."""
+        return self._on.get(base, self)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Each gradient becomes its sum over ranks, many of them in one collective, in the parameters' order. Those of
-        parameters that lie in parts are sums already."""
-        wanted = [parameter for parameter in parameters if not in_parts(parameter)]
-        for bucket in in_batches(wanted, lambda parameter: parameter.numel(), BUCKET):
-            flat = torch.cat(
-                [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in bucket]
-            ).detach()
-            dist.all_reduce(flat)
-            for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                parameter.grad = part.view_as(parameter)
+    def mesh_of(self, base: str) -> DeviceMesh | None:
+        """Those that learn on a base model, for what they hold in parts."""
+        here = self.on(base)
+        return None if here is None else here.mesh()
 
-    def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension, for what is held in parts."""
-        return init_device_mesh(self.device.type, (self.count,))
+    def send(self, what: object, rank: int) -> None:
+        """Have one rank :meth:`receive` something."""
+        dist.send_object_list([what], rank, device=HOST)
+
+    def receive(self, rank: int) -> Any:
+        """What a rank sends."""
+        found: list[Any] = [None]
+        dist.recv_object_list(found, rank, device=HOST)
+        return found[0]
 
     def close(self) -> None:
         """Leave. Whoever waits for this rank hears of it."""

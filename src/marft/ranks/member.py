@@ -14,12 +14,28 @@ from marft.errors import RunError
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
 from marft.learning.ledger import Told
+from marft.learning.optimizers import optimizer_tensors, restore_optimizer
 from marft.learning.undoing import Careful
-from marft.models.parts import in_parts
+from marft.models.parts import in_parts, whole
 from marft.models.pool import Models
 from marft.ranks.group import Group
 from marft.ranks.words import Adopt, Learn
 from marft.runs.checkpoints import load_critic, load_policies, put_in_place, read_record
+
+
+def placed(run: RunSettings) -> dict[str, tuple[int, ...]]:
+    """The ranks that learn on a base model, of models that not all ranks learn on."""
+    return {name: model.ranks for name, model in run.models.items() if model.ranks}
+
+
+def group_of(run: RunSettings, meeting: Path, rank: int, device: torch.device) -> Group:
+    """All ranks of a run, met by a file.
+
+    Raises:
+        RuntimeError: one did not come.
+    """
+    settings = run.training
+    return Group(meeting, rank, settings.ranks, device, settings.rank_patience_seconds, placed(run))
 
 
 def nobody(_: str) -> None:
@@ -30,13 +46,13 @@ class Member:
     """A rank: its models, its learner, and the group that it learns in.
 
     Between steps the first rank holds everything gathered, to sample from and to save; the others hold parts, where
-    weights are kept in parts. All of it but :meth:`adopted` is done by all ranks together.
+    weights are kept in parts. What it does all ranks do together.
     """
 
     def __init__(self, run: RunSettings, models: Models, group: Group) -> None:
         self.run, self.models, self.group = run, models, group
         if run.training.shard:
-            models.shard(group.mesh())
+            models.shard(group.mesh_of)
         self.learner = Learner(run, models, group)
         self.careful = Careful(self.learner, nobody, group)
         self.gather()
@@ -66,13 +82,41 @@ class Member:
             RunError: ranks have drifted apart, or steps had to be undone again and again.
         """
         self.models.let_go()
-        for name, rate in message.rates.items():
-            self.learner.optimizers[name].learning_rate = rate
+        for name, optimizer in self.learner.optimizers.items():
+            optimizer.learning_rate = message.rates[name]
         with sharing_cores(self.run, self.group):
             metrics = self.careful.learn(message.episodes, message.progress, told)
+        self._hand_over()
         self._refuse_drift(message.progress)
         self.gather()
         return metrics
+
+    def _hand_over(self) -> None:
+        """Give the first rank what others have learned on models that it does not learn on."""
+        for policy in self.run.trained_policies:
+            ranks = placed(self.run).get(self.models.policies[policy].base, (0,))
+            if 0 in ranks:
+                continue
+            if self.group.rank in ranks:
+                state = self._state_of(policy)  # whole: all that hold parts make it together
+                if self.group.rank == ranks[0]:
+                    self.group.send(state, 0)
+            elif self.group.rank == 0:
+                parameters, moments = self.group.receive(ranks[0])
+                self._take(policy, parameters)
+                optimizer = self.learner.optimizers[policy]
+                restore_optimizer(optimizer.optimizer, optimizer.parameters, moments)
+                optimizer.put_away()
+
+    def _state_of(self, policy: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        optimizer = self.learner.optimizers[policy]
+        moments = optimizer_tensors(optimizer.optimizer, optimizer.parameters)
+        return _host(optimizer.parameters), _host(moments)
+
+    @torch.no_grad()
+    def _take(self, policy: str, parameters: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.learner.optimizers[policy].parameters.items():
+            parameter.copy_(parameters[name])
 
     def gather(self) -> None:
         """Bring everything together on the first rank, where ranks hold parts."""
@@ -87,10 +131,8 @@ class Member:
 
     def adopt(self, state: Adopt) -> None:
         """Undo :meth:`state`."""
-        with torch.no_grad():
-            for policy, tensors in state.policies.items():
-                for name, parameter in self.learner.optimizers[policy].parameters.items():
-                    parameter.copy_(tensors[name])
+        for policy in self.learner.optimizers:
+            self._take(policy, state.policies[policy])
         if self.learner.critic:
             fits = self.learner.critic.load_state_dict(state.critic)
             assert fits, "of the same recipe"
@@ -103,19 +145,23 @@ class Member:
         Raises:
             RunError: they are not.
         """
-        found = self.group.gather(self._digest())
-        if any(digest != found[0] for digest in found):
+        found = self.group.gather(self._digests())
+        if any(of_rank.get(name, digest) != digest for name, digest in found[0].items() for of_rank in found):
             raise RunError(
                 f"step {progress.step + 1}: ranks have come to different weights, which must be the same to the bit: "
                 "their devices are not alike. Go on with  --resume --training.ranks 1"
             )
 
-    def _digest(self) -> list[int]:
-        """A number for each tensor that is held whole by all: the sum of its bits."""
-        critic = self.learner.critic.parameters() if self.learner.critic else {}
-        tensors = [*critic.values(), *(p for it in self.learner.optimizers.values() for p in it.parameters.values())]
-        sums = [p.detach().view(torch.int32).sum(dtype=torch.int64) for p in tensors if not in_parts(p)]
-        return [int(number) for number in torch.stack(sums).tolist()] if sums else []
+    def _digests(self) -> dict[str, list[int]]:
+        """Of each policy that is held here, and the critic: a number for each tensor that is whole, the sum of its
+        bits."""
+        held = {name: optimizer.parameters for name, optimizer in self.learner.optimizers.items()}
+        held |= {"critic/": self.learner.critic.parameters()} if self.learner.critic else {}
+        sums = {
+            name: [p.detach().view(torch.int32).sum(dtype=torch.int64) for p in tensors.values() if not in_parts(p)]
+            for name, tensors in held.items()
+        }
+        return {name: torch.stack(of_tensors).tolist() for name, of_tensors in sums.items() if of_tensors}
 
 
 @contextmanager
@@ -131,4 +177,4 @@ def sharing_cores(run: RunSettings, group: Group) -> Iterator[None]:
 
 
 def _host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    return {name: whole(tensor.detach()).cpu() for name, tensor in tensors.items()}

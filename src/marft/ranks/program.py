@@ -13,8 +13,7 @@ from pathlib import Path
 from marft.config.run import RunSettings
 from marft.models.pool import Models
 from marft.ranks.devices import device_of
-from marft.ranks.group import Group
-from marft.ranks.member import Member
+from marft.ranks.member import Member, group_of, placed
 from marft.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, Load, Tell
 
 START = """\
@@ -66,11 +65,8 @@ def _joined(begin: Begin) -> Member:
     logging.disable_progress_bar()
     run: RunSettings = pickle.loads(begin.run)
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
-    models = Models(run)
-    group = Group(
-        Path(begin.meeting), begin.rank, run.training.ranks, models.device, run.training.rank_patience_seconds
-    )
-    return Member(run, models, group)
+    models = Models(run, elsewhere={name for name, ranks in placed(run).items() if begin.rank not in ranks})
+    return Member(run, models, group_of(run, Path(begin.meeting), begin.rank, models.device))
 
 
 def _heed(member: Member, message: object) -> None:

@@ -10,7 +10,8 @@ from marft.config.run import RunSettings
 FREE = (
     "name", "output", "recipe_folder", "device", "threads",
     "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
-    "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch", "training.share_prefixes",
+    "models.*.gradient_checkpointing", "models.*.ranks", "training.steps",
+    "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.ranks", "training.shard", "training.offload_optimizer", "training.rank_patience_seconds",
     "training.record_*", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
     "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",

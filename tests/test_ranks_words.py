@@ -1,0 +1,54 @@
+"""What ranks say to each other arrives, and what one failed of is told from what it heard of another's end."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+
+from marft.errors import RunError
+from marft.ranks.words import Adopt, Done, Failed, Line, of_company
+
+CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3489"
+
+
+def test_messages_arrive_in_order_and_tensors_by_value() -> None:
+    ours, theirs = (Line(end) for end in socket.socketpair())
+    weights = torch.arange(3.0)
+    ours.send(Adopt({"actor": {"a": weights}}, {}, {}, {"credit/mean": 0.5}))
+    ours.send(Done(7))
+    weights.zero_()
+    adopt = theirs.receive()
+    assert adopt.policies["actor"]["a"].tolist() == [0.0, 1.0, 2.0]
+    assert adopt.parts == {"credit/mean": 0.5}
+    assert theirs.receive(1.0) == Done(7)
+
+
+def test_who_is_waited_for_in_vain_is_late_and_who_has_gone_is_gone() -> None:
+    ours, theirs = (Line(end) for end in socket.socketpair())
+    with pytest.raises(TimeoutError):
+        ours.receive(0.01)
+    theirs.send(Done(1))
+    theirs.close()
+    assert ours.receive(1.0) == Done(1), "what was said before is heard"
+    with pytest.raises(EOFError):
+        ours.receive(1.0)
+    with pytest.raises(OSError, match="Broken pipe"):
+        ours.send(Done(2))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError(CLOSED), "gone"),
+        (RuntimeError("NCCL communicator was aborted"), "gone"),
+        (ConnectionResetError("reset"), "gone"),
+        (RuntimeError("CUDA out of memory"), "fault"),
+        (RunError("the Connection of a user"), "run"),
+        (KeyError("Connection"), "fault"),
+    ],
+)
+def test_an_error_of_ones_own_is_told_from_anothers_end(error: Exception, kind: str) -> None:
+    assert Failed.of(error).kind == kind
+    assert of_company(error) == (kind == "gone")
