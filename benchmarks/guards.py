@@ -55,7 +55,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "clean_token": {},
 }
 RECIPES = {"clean_token": "demo_token"}
-SEEDS = {"clean": 5, "collusion": 3, "clean_token": 2}
+SEEDS = {"clean": 5, "returned": 3, "collusion": 3, "clean_token": 2}
 TEXT = Path(__file__).parents[1] / "LICENSE"  # which no task of these shows
 NOISY = ("reasoner", "actor")
 GATES = (
@@ -68,7 +68,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join([*STUDIES, "regression"]))
     parser.add_argument("--first-seed", type=int, default=0, help="rules were chosen on 0 to 4, 101, 102, 200 to 204")
     parser.add_argument(
-        "--seeds", type=int, help="of each study; by default 5 of clean, 3 of collusion, 2 of clean_token, 1 else"
+        "--seeds",
+        type=int,
+        help="of each study; by default 5 of clean, 3 of returned, collusion, 2 of clean_token, 1 else",
     )
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--name", default="guards", help="of the results")

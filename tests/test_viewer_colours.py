@@ -80,9 +80,7 @@ def test_tokens_can_be_read_over_the_whole_scale_of_their_colours(theme: str, gr
     for part in range(101):
         share = float(deep) * part / 100
         for one in scales:
-            red, green, blue = (
-                share * int(c) / 255 + (1 - share) * g for c, g in zip(one, named[ground], strict=True)
-            )
+            red, green, blue = (share * int(c) / 255 + (1 - share) * g for c, g in zip(one, named[ground], strict=True))
             assert contrast(named["text"], (red, green, blue)) >= 4.5
 
 

@@ -27,6 +27,13 @@ export async function get(path, query = {}, signal) {
   throw new Refused(body.error ? `${body.error}${unknown ? ` ${hint}` : ""}` : unknown ? hint : `Status ${response.status}`, response.status);
 }
 
+/** A run as it is now, by its name. Raises Refused where it is gone. */
+export async function runNow(id) {
+  const found = (await get(["runs"])).runs.find((one) => one.id === id);
+  if (!found) throw new Refused(`There is no run “${id}” here any more`, 404);
+  return found;
+}
+
 let metrics;
 
 /** The catalogue, asked for once: a function from a metric's name to its entry. */

@@ -1,6 +1,6 @@
 // The episode browser: search, filters and order stand in the address; rows come as they are scrolled to.
 
-import { get } from "./api.js";
+import { get, runNow } from "./api.js";
 import { palette } from "./colour.js";
 import { h, later, replace } from "./dom.js";
 import { count, formatted, plural, seconds } from "./format.js";
@@ -68,14 +68,14 @@ export function episodesPage(root, route, run) {
   search();
   let known = run.recorded.length;
   const stop = poll(async () => {
-    const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
+    const now = await runNow(run.id);
     if (reading && !list.node.scrollTop) await search();
-    if (now && now.recorded.length !== known) {
+    if (now.recorded.length !== known) {
       known = now.recorded.length;
       if (list.node.hidden) search();
       else found.textContent = `${found.textContent.split(" · ")[0]} · new steps are recorded`;
     }
-    return now?.state === "training";
+    return now.state === "training";
   }, 3);
   return { close: () => (stop(), list.close()) };
 }

@@ -1,6 +1,6 @@
 // One run: how it stands, what its guards said, its team as it really worked, and its curves.
 
-import { get } from "./api.js";
+import { get, runNow } from "./api.js";
 import { palette } from "./colour.js";
 import { curves } from "./curves.js";
 import { h, later, replace } from "./dom.js";
@@ -64,8 +64,7 @@ export function runPage(root, route, first) {
   showWorth();
   const stop = poll(async () => {
     const [before, tested, asked] = [run.recorded.length, run.evaluations.length, run.worth];
-    const now = (await get(["runs"])).runs.find((one) => one.id === run.id);
-    if (now) run = { ...now, colour: 0 };
+    run = { ...(await runNow(run.id)), colour: 0 };
     showState();
     if (run.recorded.length !== before) {
       showSteps();
