@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def main() -> None:
     rows: dict[str, dict[str, str]] = {}
     for count in COUNTS:
         with tempfile.TemporaryDirectory() as folder:
-            processes.spawn(rank, (count, folder), count)
+            processes.spawn(rank, (count, folder), count)  # type: ignore[attr-defined, no-untyped-call]
             for name, said in torch.load(Path(folder) / "found").items():
                 rows.setdefault(name, {})[str(count)] = said
     save("collectives", {"machine": describe(), "rows": rows})
@@ -61,18 +62,16 @@ def rank(number: int, count: int, folder: str) -> None:
 def asked(number: int, count: int) -> dict[str, Callable[[], bool]]:
     """Each collective as FSDP2 calls it → whether what comes of it is right."""
     asks: dict[str, Callable[[], bool]] = {}
+    sums = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG}
     for dtype in TYPES:
         mine = [(torch.arange(SIZE) + rank).to(dtype) for rank in range(count)]
         name = str(dtype).removeprefix("torch.")
-        asks[f"all_gather_single, {name}"] = lambda mine=mine: _gathered(mine, number)  # type: ignore[misc]
-        for op in ("SUM", "AVG"):
-            if dtype != torch.uint8:  # bytes are gathered alone
-                asks[f"reduce_scatter_single, {op}, {name}"] = (  # type: ignore[misc]
-                    lambda mine=mine, op=op: _scattered(mine, number, getattr(dist.ReduceOp, op))
-                )
+        asks[f"all_gather_single, {name}"] = partial(_gathered, mine, number)
+        for word, op in sums.items() if dtype != torch.uint8 else ():  # bytes are gathered alone
+            asks[f"reduce_scatter_single, {word}, {name}"] = partial(_scattered, mine, number, op)
     floats = [torch.arange(SIZE) + float(rank) for rank in range(count)]
-    for name, op in (("SUM", dist.ReduceOp.SUM), ("AVG", dist.ReduceOp.AVG)):
-        asks[f"all_reduce, {name}, float32"] = lambda op=op: _reduced(floats, number, op)  # type: ignore[misc]
+    for word, op in sums.items():
+        asks[f"all_reduce, {word}, float32"] = partial(_reduced, floats, number, op)
     asks["reduce_scatter_single, PREMUL_SUM, float32"] = lambda: _scattered(
         floats, number, dist.ReduceOp.PREMUL_SUM(0.5), 0.5
     )
@@ -102,7 +101,7 @@ def sharded(number: int, count: int) -> dict[str, str]:
     for name, original in before.items():
         setattr(dist, name, watched(name, original))
     try:
-        found = {f"fully_shard, {how}": attempt(lambda how=how: _trains(number, count, how)) for how in WAYS}  # type: ignore[misc]
+        found = {f"fully_shard, {how}": attempt(partial(_trains, number, count, how)) for how in WAYS}
     finally:
         for name, original in before.items():
             setattr(dist, name, original)

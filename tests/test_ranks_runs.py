@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from marft.config import RunSettings
@@ -68,7 +69,7 @@ def assert_same(mine: RunFolder, right: RunFolder, step: int) -> None:
         assert {name: row[name] for name in timeless} == {name: expected[name] for name in timeless}
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=WAYS if NIGHT else ["whole"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
     """Two steps of two ranks that nothing befell."""
     return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param], steps=3))[0]
@@ -110,6 +111,7 @@ def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a quarter of a minute each: make nightly")
 def test_it_goes_on_as_if_it_had_never_stopped_on_as_many_ranks(pair: tuple[str, RunFolder], tmp_path: Path) -> None:
     way, right = pair
     trained(run_of(tmp_path, 2, *WAYS[way], steps=3), stop=2)
@@ -143,7 +145,7 @@ def assert_close(folder: RunFolder, alone: RunFolder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS if NIGHT else ["in parts"])
 def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(way: str, tmp_path: Path) -> None:
     check_others(2, 1, way, tmp_path)
 
@@ -222,6 +224,7 @@ def test_what_ranks_cannot_mean_is_refused_in_words(overrides: tuple[str, ...], 
         settings("tiny", tmp_path, *overrides)
 
 
+@pytest.mark.slow
 def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -241,11 +244,16 @@ def test_a_learner_has_moved_when_its_rank_is_lost_and_is_put_back(tmp_path: Pat
     learner: Learner = begun(recipe(tmp_path, "marft"))
     careful = Careful(learner, lambda _: None)
     careful.learn(episodes(2), Progress(0, 0))
-    before = {n: p.detach().clone() for it in learner.optimizers.values() for n, p in it.parameters.items()}
+
+    def weights() -> dict[tuple[str, str], torch.Tensor]:
+        held = learner.optimizers.items()
+        return {(policy, name): p.detach().clone() for policy, it in held for name, p in it.parameters.items()}
+
+    before = weights()
     moments = {name: tensor.clone() for name, tensor in learner.optimizer_state().items()}
     careful.learn(episodes(2, seed=1), Progress(1, 24))
     careful.undo(2)
-    assert learner.optimizer_state().keys() == moments.keys(), "a step that had not begun leaves all as it is"
+    assert any(not torch.equal(before[key], tensor) for key, tensor in weights().items()), "that had not begun"
     careful.undo(1)
-    assert all((before[n] == p).all() for it in learner.optimizers.values() for n, p in it.parameters.items())
+    assert all(torch.equal(before[key], tensor) for key, tensor in weights().items())
     assert all((moments[name] == tensor).all() for name, tensor in learner.optimizer_state().items())

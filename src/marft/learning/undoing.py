@@ -109,8 +109,7 @@ class Careful:
             self._before.restore()
             self._in_a_row += 1
             what = f"step {progress.step + 1}: {', '.join(broken)} did not stay finite, so the step was undone"
-            known = {CRITIC, *(f"policies.{name}" for name in self._learner.optimizers)}  # others lie on other ranks
-            advice = "; ".join(remedy(self._learner, name) for name in broken if name in known)
+            advice = "; ".join(text for name in broken if (text := remedy(self._learner, name)))
             if self._in_a_row == MOST_IN_A_ROW:
                 raise RunError(f"{what}, the {MOST_IN_A_ROW}th in a row. What was saved is whole; {advice}")
             self._note(f"{what}; {advice}")
@@ -130,10 +129,12 @@ class Careful:
 
 
 def remedy(learner: Learner, name: str) -> str:
-    """What to change where ``name`` did not stay finite."""
+    """What to change where ``name`` did not stay finite; "" of a policy that other ranks hold, which say it."""
     if name == CRITIC:
         return f"lower algorithm.critic.learning_rate (now {learner.settings.critic.learning_rate:g})"
-    optimizer = learner.optimizers[name.removeprefix("policies.")]
+    optimizer = learner.optimizers.get(name.removeprefix("policies."))
+    if optimizer is None:
+        return ""
     rate, largest = optimizer.learning_rate, optimizer.settings.max_gradient_norm
     return (
         f"lower {name}.learning_rate or algorithm.optimizer.learning_rate (now {rate:g}), "

@@ -201,7 +201,8 @@ class Update:
         awaited = Awaited()
         in_step = self.packing.in_step(batches, policies, self.ranks)
         once = max(self.ranks.gather(len(in_step))) <= 1
-        for batch in in_step or [None] * once:
+        passes: list[MicroBatch | Idle | None] = [*in_step] or [None] * once
+        for batch in passes:
             idle = batch.forward() if isinstance(batch, Idle) else None  # before what is asked of all, as others do
             forward = self._forward(batch, first_look, kl, awaited) if isinstance(batch, MicroBatch) else None
             if once and self.settings.kl_stop:

@@ -82,7 +82,7 @@ class Group(Some):
             torch.cuda.set_device(device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=dist.FileStore(str(meeting), count),
+            store=dist.FileStore(str(meeting), count),  # type: ignore[attr-defined]
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=patience),
