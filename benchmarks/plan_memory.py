@@ -3,10 +3,10 @@
     python benchmarks/plan_memory.py                  # each case in a process of its own
     python benchmarks/plan_memory.py --smollm2 DIR    # and SmolLM2, as tools/smollm2.py makes it
 
-Each case loads a small model, plays and learns two steps, and publishes. Tensors are counted at every operation of torch
-(:mod:`tensor_bytes`): the most that lived at any time, weights, adapters, moments, caches and the copy for undoing a step
-included. The prediction is for the lengths that were played. Resident memory stands beside, less what the process had
-before the model was loaded: an allocator rounds and keeps, so it is more.
+Each case loads a small model, plays and learns two steps, and publishes. Tensors are counted at every operation of
+torch (:mod:`tensor_bytes`): the most that lived at any time, weights, adapters, moments, caches and the copy for
+undoing a step included. The prediction is for the lengths that were played. Resident memory stands beside, less what
+the process had before the model was loaded: an allocator rounds and keeps, so it is more.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ CASES: dict[str, dict[str, Any]] = {
     "Qwen2, LoRA": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 4096},
     "Qwen2, LoRA on all layers": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 4096, "targets": ALL},
     "Qwen2, a large vocabulary": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 151_936, "batch": 2048},
-    "Llama, few long actions": {"kind": "llama", "sizes": WIDE, "vocabulary": 8192, "prompt": 200, "action": 160, "tasks": 8},
+    "Llama, few long actions": {
+        "kind": "llama", "sizes": WIDE, "vocabulary": 8192, "prompt": 200, "action": 160, "tasks": 8,
+    },
     "Qwen3, micro-batches of 2,048": {"kind": "qwen3", "sizes": WIDE, "vocabulary": 8192, "batch": 2048},
     "Llama, gradient checkpointing": {"kind": "llama", "sizes": WIDE, "vocabulary": 4096, "recompute": True},
     "Qwen2 in bfloat16, LoRA": {"kind": "qwen2", "sizes": WIDE, "vocabulary": 8192, "dtype": "bfloat16"},
@@ -60,7 +62,8 @@ CASES: dict[str, dict[str, Any]] = {
     "Qwen2, GRPO with KL": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 4096, "algorithm": "grpo"},
 }  # fmt: skip
 MODELS = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
 }  # fmt: skip
 
 
@@ -170,9 +173,10 @@ def table(results: dict[str, Any]) -> str:
     ]
     for name, row in results.items():
         mb = {key: row[key] / 1e6 for key in ("predicted", "counted", "resident")}
+        error = mb["predicted"] / mb["counted"] - 1
         lines.append(
-            f"| {name} | {row['prompt']:,.0f} + {row['action']:,.0f} | {mb['predicted']:,.1f} MB | {mb['counted']:,.1f} MB | "
-            f"{mb['predicted'] / mb['counted'] - 1:+.1%} | {mb['resident']:,.0f} MB |"
+            f"| {name} | {row['prompt']:,.0f} + {row['action']:,.0f} | {mb['predicted']:,.1f} MB | "
+            f"{mb['counted']:,.1f} MB | {error:+.1%} | {mb['resident']:,.0f} MB |"
         )
     return "\n".join(lines) + "\n"
 
@@ -197,7 +201,9 @@ def main() -> None:
     for name in cases:
         smollm2 = ["--smollm2", str(arguments.smollm2)] if arguments.smollm2 else []
         command = [sys.executable, __file__, "--case", name, *smollm2]
-        found[name] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+        found[name] = json.loads(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+        )
         print(table({name: found[name]}).splitlines()[-1], flush=True)
     path = machine.save("plan_memory", {"machine": machine.describe(), "cases": found})
     path.with_suffix(".md").write_text(f"{table(found)}\nOn {machine.describe()['processor']}, one thread.\n")

@@ -2,10 +2,10 @@
 
     python benchmarks/plan_published.py     # writes results/plan_published.md; computes for a second
 
-A row is a phase of a step, as its source has measured it: model, cards, batch, lengths, seconds. Two numbers of
-:class:`marft.planning.efficiencies.Efficiencies` are fitted to some rows (``products``, ``intensity``), a third (``launch``)
-to one more; all others were held out. What a source does not say is in its note. Whole weights are computed in bfloat16 by
-all of them, which MARFT does not do.
+A row is a phase of a step, as its source has measured it: model, cards, batch, lengths, seconds. Three numbers of
+:class:`marft.planning.efficiencies.Efficiencies` (``products``, ``intensity``, ``launch``) are fitted to some rows; all
+others were held out. What a source does not say is in its note. Whole weights are computed in bfloat16 by all of them,
+which MARFT does not do.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def writing(
     return seconds
 
 
-def trained(kind: str, model: str, card: str, gpus: int, length: int, throughput: float, *, fitted: bool = False) -> Row:
+def trained(
+    kind: str, model: str, card: str, gpus: int, length: int, throughput: float, *, fitted: bool = False
+) -> Row:
     """prime-rl's trainer on packed sequences, with gradient checkpointing: tokens a second of all GPUs."""
     rank = 16 if "LoRA" in kind else 0
     return Row(
@@ -117,13 +119,16 @@ ROWS = [
     trained("LoRA", "qwen3-0.6b", "h100", 1, 16_384, 13_342),
     trained("LoRA", "qwen3-0.6b", "h100", 1, 65_536, 9967),
     trained("SFT, whole", "qwen3-0.6b", "h100", 1, 16_384, 25_486),
-    Row(VERL_7B, "GRPO update, Qwen2-7B, 8 × h20, 5,120 rows", 63.2, update("qwen2.5-7b", "h20", 8, 5120, VERL_LENGTHS), True, H20),
+    Row(VERL_7B, "GRPO update, Qwen2-7B, 8 × h20, 5,120 rows", 63.2,
+        update("qwen2.5-7b", "h20", 8, 5120, VERL_LENGTHS), True, H20),
     Row(VERL_7B, "scores before the update", 21.2, scoring("qwen2.5-7b", "h20", 8, 5120, VERL_LENGTHS), note=H20),
     Row(VERL_7B, "scores of the reference", 20.7, scoring("qwen2.5-7b", "h20", 8, 5120, VERL_LENGTHS), note=H20),
-    Row(VERL_7B, "generation, 4 engines of 2", 36.5, writing("qwen2.5-7b", "h20", 1280, (*VERL_LENGTHS, 1024.0), group=2), note=H20),
+    Row(VERL_7B, "generation, 4 engines of 2", 36.5,
+        writing("qwen2.5-7b", "h20", 1280, (*VERL_LENGTHS, 1024.0), group=2), note=H20),
     Row(VERL_LORA, "generation, Qwen2.5-7B, 4 engines of 2 × h100, eager, 320 rows", 24.8,
         writing("qwen2.5-7b", "h100", 80, (*LORA_LENGTHS, 706.0), group=2), True, OFFLOAD),
-    Row(VERL_LORA, "GRPO update, LoRA, 8 × h100, 320 rows", 7.1, update("qwen2.5-7b", "h100", 8, 320, LORA_LENGTHS, 32), note=OFFLOAD),
+    Row(VERL_LORA, "GRPO update, LoRA, 8 × h100, 320 rows", 7.1,
+        update("qwen2.5-7b", "h100", 8, 320, LORA_LENGTHS, 32), note=OFFLOAD),
     Row(VERL_LORA, "scores before the update", 2.3, scoring("qwen2.5-7b", "h100", 8, 320, LORA_LENGTHS), note=OFFLOAD),
     Row(VERL_LORA, "scores of the reference", 1.0, scoring("qwen2.5-7b", "h100", 8, 320, LORA_LENGTHS), note=OFFLOAD),
     Row(TRL_MINI, "GRPO step, Qwen2.5-3B whole, 3 × h100 learn, 1 writes 8 times 24 rows", 48.0, lambda reached: (
@@ -139,7 +144,7 @@ ROWS = [
 
 
 def fit(rows: Sequence[Row], start: Efficiencies) -> Efficiencies:
-    """The numbers that miss the fitted rows by least, on average of their logarithms: one after the other, on a grid."""
+    """The numbers that miss the fitted rows by least, on average of their logarithms: one at a time, on a grid."""
     found = start
     for _ in range(3):
         for name, grid in (
@@ -148,8 +153,14 @@ def fit(rows: Sequence[Row], start: Efficiencies) -> Efficiencies:
             ("launch", [i / 1e5 for i in range(2, 200)]),
         ):
             tried = [replace(found, **{name: value}) for value in grid]
-            found = min(tried, key=lambda one: sum(abs(math.log(row.predict(one) / row.seconds)) for row in rows if row.fitted))
+            found = min(
+                tried, key=lambda one: sum(abs(math.log(row.predict(one) / row.seconds)) for row in rows if row.fitted)
+            )
     return found
+
+
+def _missed(rows: Sequence[Row], reached: Efficiencies) -> float:
+    return sum(abs(math.log(row.predict(reached) / row.seconds)) for row in rows if row.fitted)
 
 
 def table(reached: Efficiencies) -> str:
@@ -159,9 +170,10 @@ def table(reached: Efficiencies) -> str:
     ]
     for row in ROWS:
         seconds = row.predict(reached)
+        how = "fitted" if row.fitted else "held out"
         lines.append(
-            f"| {row.source} | {row.what} | {row.seconds:,.2f} s | {seconds:,.2f} s | {seconds / row.seconds - 1:+.0%} | "
-            f"{'fitted' if row.fitted else 'held out'} | {row.note} |"
+            f"| {row.source} | {row.what} | {row.seconds:,.2f} s | {seconds:,.2f} s | "
+            f"{seconds / row.seconds - 1:+.0%} | {how} | {row.note} |"
         )
     return "\n".join(lines)
 
@@ -170,7 +182,8 @@ def summary(reached: Efficiencies) -> str:
     """How far fitted rows and others are off, as factors."""
     words = []
     for name, fitted in (("fitted", True), ("held out", False)):
-        factors = sorted(math.exp(abs(math.log(row.predict(reached) / row.seconds))) for row in ROWS if row.fitted == fitted)
+        mine = [row for row in ROWS if row.fitted == fitted]
+        factors = sorted(math.exp(abs(math.log(row.predict(reached) / row.seconds))) for row in mine)
         words.append(
             f"{name}: {len(factors)} rows, half of them within a factor of {factors[len(factors) // 2]:.2f}, "
             f"all within {factors[-1]:.2f}"
@@ -183,7 +196,10 @@ def main() -> None:
     print(fitted)
     reached = Efficiencies()
     path = machine.save("plan_published", {"fitted": str(fitted), "rows": [
-        {"source": r.source, "what": r.what, "published": r.seconds, "predicted": r.predict(reached), "fitted": r.fitted}
+        {
+            "source": r.source, "what": r.what, "published": r.seconds, "predicted": r.predict(reached),
+            "fitted": r.fitted,
+        }
         for r in ROWS
     ]})  # fmt: skip
     text = f"{table(reached)}\n\nOf {summary(reached)}.\n"

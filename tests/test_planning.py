@@ -140,7 +140,9 @@ def test_ranks_hold_a_base_in_parts_where_it_does_not_fit_whole() -> None:
         whole = KNOWN["qwen2.5-72b"].parameters * 2
         in_parts = "in parts" in split.processes[0].name
         assert in_parts == (split.learning > 1)
-        assert taken(split.processes[0], "weights of base") == pytest.approx(whole / (split.learning if in_parts else 1))
+        assert taken(split.processes[0], "weights of base") == pytest.approx(
+            whole / (split.learning if in_parts else 1)
+        )
     small = planned(math(*VLLM), gpus=4).splits[0]
     assert "in parts" not in small.processes[0].name
 

@@ -48,7 +48,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 def test_every_group_that_is_learned_from_was_started_and_finished_once(scene: Scene) -> None:
     out = simulate(scene)
     assert out.learned == scene.steps * scene.groups_per_step == len(out.ages)
-    assert out.learned <= out.finished <= out.started <= scene.steps * scene.groups_per_step
+    assert out.learned <= out.finished <= out.started <= (scene.steps + scene.lag + 1) * scene.groups_per_step
 
 
 @given(scenes())

@@ -26,10 +26,10 @@ class Efficiencies:
     cpu_launch: float = 0.15e-3  # seconds of a layer on a CPU; results/throughput.json
 
     def rate(self, peak: float, bandwidth: float) -> float:
-        """Operations a second that a model's layers reach, forward or backward: what products take, and what all that is
-        not products takes, one after the other.
+        """Operations a second that a model's layers reach, forward or backward: what products take, and what all
+        else takes, one after the other.
 
-        >>> [round(Efficiencies().rate(*card) / card[0], 2) for card in ((989e12, 3.35e12), (148e12, 4e12))]  # H100, H20
+        >>> [round(Efficiencies().rate(*card) / card[0], 2) for card in ((989e12, 3.35e12), (148e12, 4e12))]
         [0.29, 0.76]
         """
         return 1.0 / (1.0 / (self.products * peak) + 1.0 / (self.intensity * bandwidth))

@@ -73,7 +73,9 @@ class Engine:
         shape = self.shape
         attention = 4.0 * context * shape.queries * shape.layers
         operations = rows * (2.0 * (shape.matrix_parameters + shape.head_parameters) + attention)
-        busy = max(bytes_read / (self.bandwidth * reached.bandwidth), operations / reached.rate(self.rate, self.bandwidth))
+        busy = max(
+            bytes_read / (self.bandwidth * reached.bandwidth), operations / reached.rate(self.rate, self.bandwidth)
+        )
         return max(busy, shape.layers * self.launch) + self.iteration
 
 

@@ -1,4 +1,4 @@
-"""A run on many GPUs as events: engines that write, episodes that wait for tools, a learner, weights that are published.
+"""A run on many GPUs as events: engines that write, episodes that wait for tools, a learner, weights published.
 
 Time is simulated, randomness seeded. What it adds to a plan's arithmetic is what averages hide: long episodes that
 others wait for, engines that are half empty, and how far a lag makes up for both.
@@ -31,8 +31,8 @@ class Scene:
     """What is simulated.
 
     ``draw`` makes an episode's turns. A group is the attempts at a task, and is learned from whole, in the order that
-    groups were started in. Groups are started while no more than ``(version + lag + 1) · groups_per_step`` were: so none
-    is learned from that is older than ``lag`` steps.
+    groups were started in. Groups are started while no more than ``(version + lag + 1) · groups_per_step`` were, so
+    that none is learned from that is older than ``lag`` steps.
     """
 
     engines: int
@@ -112,7 +112,7 @@ class _Run:
 
     def start_groups(self) -> None:
         scene = self.scene
-        most = scene.groups_per_step * min(self.version + scene.lag + 1, scene.steps)
+        most = scene.groups_per_step * (self.version + scene.lag + 1)
         while self.out.started < most:
             group = self.out.started
             self.out.started += 1
