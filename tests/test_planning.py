@@ -96,7 +96,7 @@ def test_every_size_is_planned_on_eight_gpus(size: str, engine: tuple[str, ...])
     made = planned(math(*engine, size=size), gpus=8)
     run = made.best.processes[0]
     shape = KNOWN[f"qwen2.5-{size.casefold()}"]
-    shared = made.best.learning if engine else 1  # ranks share a base that no engine samples with
+    shared = made.best.learning if "in parts" in run.name else 1
     assert taken(run, "weights of base") == pytest.approx(2 * shape.parameters / shared)
     assert made.best.seconds > 0
     assert (len(made.splits) == 7) == bool(engine)
@@ -124,7 +124,7 @@ def test_memory_grows_with_a_micro_batch_and_not_with_the_vocabulary_times_token
     known = Known(prompt=256, action=256, longest=256)
     small, large = (
         planned(
-            load_recipe("math_dual", ["--training.tokens_per_micro_batch", tokens, "--rollout.tasks_per_step", "64"]),
+            load_recipe("math_dual", ["--training.tokens_per_micro_batch", tokens, "--rollout.tasks_per_step", "512"]),
             known=known,
         ).best.processes[0]
         for tokens in ("2048", "4096")
@@ -132,6 +132,19 @@ def test_memory_grows_with_a_micro_batch_and_not_with_the_vocabulary_times_token
     assert taken(large, "activations") == pytest.approx(2 * taken(small, "activations"))
     logits = taken(large, "logits")
     assert logits < 4096 * KNOWN["qwen2.5-3b"].vocabulary * 4 / 2
+
+
+def test_ranks_hold_a_base_in_parts_where_it_does_not_fit_whole() -> None:
+    made = planned(math(*VLLM, "--models.base.gradient_checkpointing", "true", size="72B"), gpus=16)
+    for split in made.splits:
+        whole = KNOWN["qwen2.5-72b"].parameters * 2
+        in_parts = "in parts" in split.processes[0].name
+        assert in_parts == (split.learning > 1)
+        assert taken(split.processes[0], "weights of base") == pytest.approx(
+            whole / (split.learning if in_parts else 1)
+        )
+    small = planned(math(*VLLM), gpus=4).splits[0]
+    assert "in parts" not in small.processes[0].name
 
 
 def test_what_is_advised_fits_when_it_is_planned_again() -> None:
@@ -203,9 +216,9 @@ def test_lengths_come_from_the_recipe_s_limits_unless_they_are_known() -> None:
 
 
 def test_efficiencies_are_replaced_by_name() -> None:
-    assert Efficiencies().with_changes(["learning=0.5", "link=1"]) == replace(Efficiencies(), learning=0.5, link=1.0)
-    with pytest.raises(ValueError, match="none is called 'learn'; did you mean 'learning'"):
-        Efficiencies().with_changes(["learn=0.5"])
+    assert Efficiencies().with_changes(["products=0.5", "link=1"]) == replace(Efficiencies(), products=0.5, link=1.0)
+    with pytest.raises(ValueError, match="none is called 'product'; did you mean 'products'"):
+        Efficiencies().with_changes(["product=0.5"])
     with pytest.raises(ValueError, match="'-1' is no number above 0"):
         Efficiencies().with_changes(["link=-1"])
 

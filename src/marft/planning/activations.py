@@ -82,18 +82,16 @@ def kept(one: Pass) -> float:
 
 
 def beside(one: Pass) -> float:
-    """The most that is held beside what is kept: the head's chunk of logits, or the first layer that is gone back
-    through."""
+    """The most that is held beside what is kept: the head's chunk of logits, or the first layer gone back through."""
     return max(head(one), back(one))
 
 
 def head(one: Pass) -> float:
-    """Log-probs in chunks: logits and their exponentials in float32, on a GPU also a sum of halves for the slope's
-    product, and the slopes of all tokens twice (:mod:`marft.models.log_probs`)."""
+    """Log-probs in chunks (:mod:`marft.models.log_probs`): logits and their exponentials in float32, beside those of
+    the chunk before or, on a GPU, a sum of halves for the slope's product; and the slopes of all tokens twice."""
     if one.trained_whole:  # logits, their softmax and their gradients; the head's own gradient of a chunk
         return 6 * FLOAT * chunk_rows(one) * one.shape.vocabulary + FLOAT * one.shape.head_parameters
-    halves = 0 if one.precision.on_cpu else 8
-    return (2 * FLOAT + halves) * chunk_rows(one) * one.shape.vocabulary + 2 * FLOAT * one.scored * one.shape.hidden
+    return 4 * FLOAT * chunk_rows(one) * one.shape.vocabulary + 2 * FLOAT * one.scored * one.shape.hidden
 
 
 def back(one: Pass) -> float:

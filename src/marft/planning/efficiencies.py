@@ -16,14 +16,23 @@ class Efficiencies:
     (``benchmarks/results/plan_published.md``).
     """
 
-    learning: float = 0.33  # of the product rate, forward and backward; fitted
-    reading: float = 0.40  # of the product rate: prompts, and scores that nothing is learned from; fitted
+    products: float = 1.0  # of the product rate, on a card whose bandwidth is ample for it; fitted
+    intensity: float = 118.0  # operations for each byte that bandwidth could bring meanwhile; fitted
     bandwidth: float = 0.60  # of a card's memory, while decoding; an assumption
     link: float = 0.60  # of the link between cards; an assumption
-    launch: float = 0.9e-3  # seconds that a layer of a forward takes at least, launched one by one; fitted
+    launch: float = 1.17e-3  # seconds that a layer of a forward takes at least, launched one by one; fitted
     captured: float = 0.06e-3  # the same, where the engine replays captured graphs (vLLM's default); an assumption
     iteration: float = 2e-3  # seconds that an engine's step takes beside its layers; an assumption
     cpu_launch: float = 0.15e-3  # seconds of a layer on a CPU; results/throughput.json
+
+    def rate(self, peak: float, bandwidth: float) -> float:
+        """Operations a second that a model's layers reach, forward or backward: what products take, and what all
+        else takes, one after the other.
+
+        >>> [round(Efficiencies().rate(*card) / card[0], 2) for card in ((989e12, 3.35e12), (148e12, 4e12))]
+        [0.29, 0.76]
+        """
+        return 1.0 / (1.0 / (self.products * peak) + 1.0 / (self.intensity * bandwidth))
 
     def with_changes(self, changes: Sequence[str]) -> Efficiencies:
         """
@@ -44,6 +53,6 @@ class Efficiencies:
             except ValueError:
                 value = 0.0
             if not 0 < value < float("inf"):
-                raise ValueError(f"--efficiency {name}: {text!r} is no number above 0; write {name}=0.4")
+                raise ValueError(f"--efficiency {name}: {text!r} is no number above 0; write {name}=0.5")
             changed = replace(changed, **{name: value})
         return changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -78,18 +79,20 @@ class Place:
         return Precision.of(self.run.models[model], self.card)
 
 
-def learner(place: Place, ranks: int, samples: bool, room: float) -> Process:
-    """The run's own process, or one of several ranks of it. Adapters are on each rank; what is trained whole is sharded
-    with its gradient and moments. So is a base, but where the in-process engine samples with it.
+def learner(place: Place, ranks: int, samples: bool, room: float, sharded: bool = False) -> Process:
+    """The run's own process, or one of several ranks of it.
 
     Args:
         samples: whether the in-process engine is in it.
+        sharded: whether bases, and what is trained whole with its gradient and moments, are in parts on all ranks.
+            Adapters are whole on each.
     """
     parts: list[Part] = []
+    shares = ranks if sharded else 1
     for model, shape in place.shapes.items():
-        parts += _weights(place, model, shape, 1 if samples else ranks)
+        parts += _weights(place, model, shape, shares)
     for policy in place.work.policies:
-        parts += _policy(place, policy, ranks)
+        parts += _policy(place, policy, shares)
     parts += _critic(place, ranks)
     parts += _learning(place, ranks)
     if samples:
@@ -97,11 +100,11 @@ def learner(place: Place, ranks: int, samples: bool, room: float) -> Process:
             parts += local_engine(place, model)
     if not place.card.is_cpu:
         parts.append(Part("CUDA", CONTEXT))
-    learning = sum(_trained_numbers(place, policy) for policy in place.work.trained) / ranks
+    learning = sum(_trained_numbers(place, policy) for policy in place.work.trained) / shares
     parts += [Part("Python", PYTHON, on_host=True), Part("copy of what learns", UNDO * learning, on_host=True)]
     if place.run.rollout.processes:
         parts.append(Part("worker processes", WORKER * place.run.rollout.processes, on_host=True))
-    name = "the run" if ranks == 1 else f"each of {ranks} ranks"
+    name = "the run" if ranks == 1 else f"each of {ranks} ranks{', weights in parts' if sharded else ''}"
     return Process(name, tuple(parts), room, place.card.name)
 
 
@@ -186,10 +189,13 @@ def passes(place: Place, ranks: int) -> Sequence[Pass]:
 
 
 def micro_batch(place: Place, policies: Sequence[PolicyWork], ranks: int) -> float:
-    """Tokens of a micro-batch: as many as allowed for, unless there are fewer, or one row alone is longer."""
+    """Tokens of a micro-batch: a rank's are cut evenly into as few as are allowed for, and a row is never cut
+    (:func:`marft.learning.cutting.cut_evenly`)."""
     there = sum(policy.tokens for policy in policies) / place.run.algorithm.minibatches / ranks
     longest = max(policy.lengths.longest_row for policy in policies)
-    return max(longest, min(float(place.run.training.tokens_per_micro_batch), there))
+    limit = float(place.run.training.tokens_per_micro_batch)
+    even = there / max(1, math.ceil(there / limit)) + longest / 2
+    return max(longest, min(limit, even, there))
 
 
 def rows_at_once(place: Place, engines: int = 1) -> float:

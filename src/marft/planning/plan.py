@@ -111,11 +111,13 @@ def _split(place: Place, ask: Ask, samplers: int, lag: int) -> Split:
     left = room
     if apart and not samplers:  # on the learner's own card
         left = room - sum(process.on_card for process in processes)
-    processes.insert(0, learner(place, ranks, not apart, left))
+    whole = learner(place, ranks, not apart, left)
+    sharded = apart and ranks > 1 and not whole.fits
+    processes.insert(0, learner(place, ranks, False, left, sharded=True) if sharded else whole)
     phases = (
         *sampling(place, ask.efficiencies, samplers or 1),
         environment(place, ask.environment_seconds),
-        *learning(place, ask.efficiencies, ranks),
+        *learning(place, ask.efficiencies, ranks, sharded),
         publishing(place, ask.efficiencies),
     )
     return Split(samplers, ranks, tuple(processes), phases, lag)

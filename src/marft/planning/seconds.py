@@ -73,7 +73,9 @@ class Engine:
         shape = self.shape
         attention = 4.0 * context * shape.queries * shape.layers
         operations = rows * (2.0 * (shape.matrix_parameters + shape.head_parameters) + attention)
-        busy = max(bytes_read / (self.bandwidth * reached.bandwidth), operations / (self.rate * reached.learning))
+        busy = max(
+            bytes_read / (self.bandwidth * reached.bandwidth), operations / reached.rate(self.rate, self.bandwidth)
+        )
         return max(busy, shape.layers * self.launch) + self.iteration
 
 
@@ -92,7 +94,7 @@ def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
         engine = _engine(place, model, group, reached)
         prompt = _mean(policies, lambda policy: policy.lengths.prompt)
         tokens = sum(policy.actions for policy in policies) * prompt
-        prefill += tokens * forward(shape, prompt) / (engines * engine.rate * reached.reading)
+        prefill += tokens * forward(shape, prompt) / (engines * reached.rate(engine.rate, engine.bandwidth))
         action = _mean(policies, lambda policy: policy.lengths.action)
         rows = min(rows_at_once(place, engines), _rows_that_fit(place, model, group))
         actions = sum(policy.actions for policy in policies)
@@ -110,7 +112,7 @@ def environment(place: Place, seconds: float) -> Phase:
     return Phase("environment", waves * place.work.environment_steps * seconds, "sampling")
 
 
-def learning(place: Place, reached: Efficiencies, ranks: int) -> list[Phase]:
+def learning(place: Place, reached: Efficiencies, ranks: int, sharded: bool = False) -> list[Phase]:
     """Of ``ranks`` cards that share a step's actions."""
     algorithm = place.run.algorithm
     update = old = base = critic = 0.0
@@ -119,7 +121,8 @@ def learning(place: Place, reached: Efficiencies, ranks: int) -> list[Phase]:
         recomputes = place.run.models[model].gradient_checkpointing
         for policy in place.work.of_model(model):
             read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
-            scoring = read / (ranks * _rate(place, policy, precision) * reached.reading)
+            rate = ranks * reached.rate(_rate(place, policy, precision), place.card.bandwidth)
+            scoring = read / rate
             if algorithm.critic.kind != "none":
                 share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row
                 critic += share * scoring
@@ -136,11 +139,11 @@ def learning(place: Place, reached: Efficiencies, ranks: int) -> list[Phase]:
                 * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
             )
             operations = policy.tokens * learned(shape, policy, recomputes, precision.half and not precision.on_cpu)
-            products = operations / (ranks * _rate(place, policy, precision) * reached.learning)
+            products = operations / rate
             batches = policy.tokens / ranks / micro_batch(place, [policy], ranks)
             launches = 3 * batches * shape.layers * (reached.cpu_launch if place.card.is_cpu else reached.launch)
             gathered = 0.0
-            if ranks > 1 and place.run.engine.apart:  # weights of sharded layers, for each forward and each backward
+            if sharded:  # weights of sharded layers, for each forward and each backward
                 gathered = 2 * batches * precision.weights(shape) / (place.card.link * reached.link)
             update += algorithm.epochs * max(products, launches, gathered)
     phases = [("critic", critic), ("scores of the base", base), ("scores before the update", old), ("update", update)]

@@ -27,7 +27,7 @@ def plan(
     environment_seconds: Annotated[float | None, typer.Option(min=0, help="Of an environment step.")] = None,
     lag: Annotated[int | None, typer.Option(min=0, help="Steps that what is learned from may be old; 0: none.")] = None,
     efficiency: Annotated[
-        list[str] | None, typer.Option(help="What of a rate is reached, as learning=0.4; repeat it.")
+        list[str] | None, typer.Option(help="What of a rate is reached, as intensity=200; repeat it.")
     ] = None,
     model_config: Annotated[
         Path | None, typer.Option(help="A config.json, for models whose sizes are not known here.")

@@ -1,0 +1,209 @@
+"""A run on 8 to 4,096 GPUs, simulated with what was measured of a recorded one: where the bottleneck moves, what a lag
+buys.
+
+    python benchmarks/simulation.py             # seconds; reads results/simulation_measured.json
+    python benchmarks/simulation.py --record    # trains some steps of the playbook on this machine first: minutes
+
+Episodes are drawn from the recorded ones: how many actions they have, how long each is against the mean, and how long
+tools and environment take against the time that an action takes to write. They are then those of Qwen2.5-7B on H100s:
+actions of 1,024 tokens on average; pauses keep their share. An engine is one GPU; how fast it writes with how many
+rows, how long a step learns and how long publishing takes are the plan's arithmetic. An eighth to a half of the GPUs
+sample, whatever is fastest; tasks grow with the GPUs (weak scaling: 4 groups of 8 a GPU), or stay at 512 groups
+(strong).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+import matplotlib as mpl
+import numpy as np
+
+from marft.planning.cards import CARDS
+from marft.planning.efficiencies import Efficiencies
+from marft.planning.known import KNOWN
+from marft.planning.seconds import Engine, forward, learned
+from marft.planning.simulation import Outcome, Scene, Turn, simulate
+from marft.planning.work import Lengths, PolicyWork
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+GPUS = (8, 32, 128, 512, 1024, 2048, 4096)
+LAGS = (0, 1, 2, 4)
+SHARES = (0.125, 0.25, 0.5)
+TOKENS, PROMPT, SLOTS, GROUP, STEPS = 1024.0, 1024.0, 128, 8, 12
+PER_GPU, STRONG = 4, 512  # groups of a step
+MEASURED = machine.RESULTS / "simulation_measured.json"
+SHAPE, CARD, REACHED = KNOWN["qwen2.5-7b"], CARDS["h100"], Efficiencies()
+CUT = 32  # GPUs that are simulated at most for each of as many; more are alike, and stand for one
+
+
+def record() -> dict[str, Any]:
+    """Train a few steps of the playbook here → of each episode its actions: tokens, seconds, and pause after it."""
+    from marft.config import load_recipe
+    from marft.runs.episodes import read_episodes
+    from marft.runs.folder import RunFolder
+    from marft.training import train
+
+    with tempfile.TemporaryDirectory() as output:
+        run = load_recipe(
+            "playbook", ["--output", output, "--training.steps", "4", "--algorithm.critic.warmup_steps", "1"]
+        )
+        folder = RunFolder(Path(output) / run.name)
+        train(run, folder)
+        episodes = [e for file in sorted(folder.episodes.glob("*.parquet")) for e in read_episodes(file) if e.actions]
+    return {"machine": machine.describe(), "recipe": "playbook", "episodes": [turns_of(e) for e in episodes]}
+
+
+def turns_of(episode: Any) -> list[tuple[int, float, float]]:
+    """Of each action, in the order started: tokens, seconds of writing, and seconds of its tools and until the next one
+    began or the episode ended."""
+    actions = sorted(episode.actions, key=lambda action: action.started)
+    ends = [*(action.started for action in actions[1:]), episode.seconds]
+    turns = []
+    for action, end in zip(actions, ends, strict=True):
+        tools = sum(call.seconds for call in action.calls)
+        turns.append((len(action.tokens), action.ended - action.started - tools, tools + max(0.0, end - action.ended)))
+    return turns
+
+
+def drawn(measured: Sequence[Sequence[Sequence[float]]], token: float) -> Any:
+    """Episodes as recorded, scaled: actions to a mean of ``TOKENS``, pauses by as much as writing takes longer."""
+    flat = [turn for episode in measured for turn in episode]
+    length = float(np.mean([turn[0] for turn in flat]))
+    pace = TOKENS * token / float(np.mean([turn[1] for turn in flat]))
+    made = [[Turn(max(1.0, t[0] / length * TOKENS), t[2] * pace) for t in episode] for episode in measured]
+    return lambda random: made[int(random.integers(len(made)))]
+
+
+def scene(measured: Any, gpus: int, groups: int, share: float, lag: int) -> Scene:
+    """A run on so many GPUs. Of many, every so many stand for one: they share nothing but the learner."""
+    cut = max(1, gpus // CUT)
+    sampling = max(1, round(gpus * share))
+    learning = max(1, gpus - sampling)
+    engine = Engine(
+        SHAPE, 2.0 * SHAPE.parameters, 2.0 * SHAPE.cache_numbers(), CARD.flops, CARD.bandwidth, REACHED.captured,
+        REACHED.iteration,
+    )  # fmt: skip
+    one = PolicyWork("p", "base", "lora", 16, ("q_proj", "v_proj"), 1, Lengths(PROMPT, TOKENS, TOKENS), True)
+    rate = REACHED.rate(CARD.flops, CARD.bandwidth)
+    actions = float(np.mean([len(episode) for episode in measured])) * groups * GROUP
+    operations = actions * (PROMPT + TOKENS) * (learned(SHAPE, one, True, True) + forward(SHAPE, PROMPT + TOKENS, 0.5))
+    gathered = 2 * 2.0 * SHAPE.parameters / (CARD.link * REACHED.link)
+    adapters = 4.0 * SHAPE.adapter_parameters(16, ("q_proj", "v_proj")) / (CARD.link * REACHED.link)
+    rounds = np.ceil(np.log2(max(2, learning)))  # all ranks meet: a tree of messages, once for each gradient
+    return Scene(
+        engines=max(1, sampling // cut),
+        slots=SLOTS,
+        seconds_per_token=lambda rows: engine.step(rows, PROMPT + TOKENS / 2, REACHED),
+        draw=drawn(measured, engine.step(SLOTS / 2, PROMPT + TOKENS / 2, REACHED)),
+        groups_per_step=max(1, groups // cut),
+        episodes_per_group=GROUP,
+        learning_seconds=float(operations / learning / rate + gathered + rounds * adapters),
+        publishing_seconds=0.5 + adapters,
+        lag=lag,
+        steps=STEPS,
+    )
+
+
+def best(measured: Any, gpus: int, groups: int, lag: int) -> tuple[float, Scene, Outcome]:
+    """The share of GPUs that samples, where a step is shortest."""
+    tried = [(share, made := scene(measured, gpus, groups, share, lag), simulate(made)) for share in SHARES]
+    return min(tried, key=lambda one: step_seconds(one[2], lag))
+
+
+def step_seconds(out: Outcome, lag: int) -> float:
+    """Of a step, without those at the beginning, when nothing has been played ahead yet."""
+    first = lag + 1
+    return (out.ends[-1] - out.ends[first]) / (len(out.ends) - 1 - first)
+
+
+def measure(measured: Any) -> list[dict[str, Any]]:
+    rows = []
+    for kind in ("weak", "strong"):
+        for gpus in GPUS:
+            groups = PER_GPU * gpus if kind == "weak" else STRONG
+            for lag in LAGS:
+                share, made, out = best(measured, gpus, groups, lag)
+                steps = step_seconds(out, lag)
+                rows.append({
+                    "kind": kind, "gpus": gpus, "lag": lag, "share": share, "seconds": steps,
+                    "episodes_per_second_and_gpu": groups * GROUP / steps / gpus,
+                    "engines_busy": out.engines_busy(made), "slots_busy": out.slots_busy(made),
+                    "learner_busy": out.learner_busy(), "age": float(np.mean(out.ages)),
+                })  # fmt: skip
+                print(rows[-1], flush=True)
+    return rows
+
+
+def draw_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    plt.rcParams["svg.hashsalt"] = "marft"
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6))
+    for axis, kind in zip(axes[:2], ("weak", "strong"), strict=True):
+        for lag in LAGS:
+            mine = [row for row in rows if row["kind"] == kind and row["lag"] == lag]
+            axis.plot(
+                [r["gpus"] for r in mine],
+                [r["episodes_per_second_and_gpu"] for r in mine],
+                marker="o",
+                label=f"lag {lag}",
+            )
+        axis.set_xscale("log", base=2)
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("GPUs")
+        axis.set_title("4 groups a GPU and step" if kind == "weak" else f"{STRONG} groups a step")
+    axes[0].set_ylabel("episodes a second and GPU")
+    axes[0].legend(frameon=False)
+    for name, words, style in (("slots_busy", "rows in use", "-"), ("learner_busy", "learner", "--")):
+        for lag, colour in ((0, "C0"), (2, "C2")):
+            mine = [row for row in rows if row["kind"] == "strong" and row["lag"] == lag]
+            label = f"{words}, lag {lag}"
+            axes[2].plot([r["gpus"] for r in mine], [r[name] for r in mine], style, color=colour, label=label)
+    axes[2].set_xscale("log", base=2)
+    axes[2].set_ylim(0, 1.05)
+    axes[2].set_xlabel("GPUs")
+    axes[2].set_title(f"at work, {STRONG} groups a step")
+    axes[2].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| groups a step | GPUs | lag | sample | s a step | episodes a second and GPU | rows in use | learner | age |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in rows:
+        groups = f"{PER_GPU} a GPU" if r["kind"] == "weak" else str(STRONG)
+        lines.append(
+            f"| {groups} | {r['gpus']:,} | {r['lag']} | {r['share']:.0%} | {r['seconds']:,.1f} | "
+            f"{r['episodes_per_second_and_gpu']:.3f} | {r['slots_busy']:.0%} | {r['learner_busy']:.0%} | "
+            f"{r['age']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--record", action="store_true", help="train some steps of the playbook first, and measure them"
+    )
+    arguments = parser.parse_args()
+    if arguments.record:
+        machine.save("simulation_measured", record())
+    measured = json.loads(MEASURED.read_text())["episodes"]
+    rows = measure(measured)
+    path = machine.save("simulation", rows)
+    path.with_suffix(".md").write_text(table(rows))
+    draw_picture(rows, path.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()
