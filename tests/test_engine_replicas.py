@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.replicas import Once, Replicas, on_devices, spread
 from marft.engines.apart.resting import RestingEngine
+from marft.engines.apart.vllm import _opened
 from marft.engines.apart.words import Open
 from marft.types import ActionKey, Prompt, Sampling, Versions
 from tests.test_engine_apart import Weights, command
@@ -134,6 +136,16 @@ class TestDevices:
             "7",
         ]
         assert on_devices(lambda end: ["program"], "")(7) == ["program"]
+
+
+def test_adapters_that_vllm_has_no_room_for_are_refused() -> None:
+    policies = {
+        name: SimpleNamespace(adapter=name, lora=SimpleNamespace(rank=rank)) for name, rank in (("a", 8), ("b", 600))
+    }
+    models: Any = SimpleNamespace(policies=policies)
+    nothing: Any = None
+    with pytest.raises(ValueError, match=r"room for adapters of rank 512, and one of \['a', 'b'\] has 600"):
+        _opened(nothing, nothing, models, ["a", "b"])
 
 
 def test_links_are_files_of_their_own_names_and_outlive_the_first(tmp_path: Path) -> None:

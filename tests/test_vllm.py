@@ -348,11 +348,6 @@ def test_a_context_that_is_full_ends_an_action_and_a_prompt_beyond_it_is_refused
     assert len(said(there).tokens)
 
 
-def test_an_adapter_that_is_too_large_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"room for adapters of rank 512, and one of \['reasoner', 'actor'\] has 600"):
-        LocalRollouts(settings("tiny", tmp_path, *VLLM, "--policies.actor.lora.rank", "600")).close()
-
-
 def test_an_argument_that_vllm_has_not_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"engine\.options: vLLM .* takes no no_such_thing"):
         LocalRollouts(settings("tiny", tmp_path, *VLLM, "--engine.options.no_such_thing", "1")).close()
