@@ -23,6 +23,7 @@ from marft.types import Finish, LogProbs, Sampling, TokenIds
 
 PREFILL_TOKENS = 8192  # in one forward
 Alternatives = tuple[tuple[int, float], ...]  # ids and log-probs, likeliest first
+Teller = Callable[[int, float, Alternatives], None]  # is told each token, its log-prob and what else was likely
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +35,7 @@ class Row:
     sampling: Sampling
     uniforms: np.ndarray  # [max_new_tokens], float32 in [0, 1)
     tasks: str = ""  # the pass over tasks that it belongs to: others' prefixes are not its own
+    teller: Teller | None = None  # in place of the listener of ``sampling``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ class RunningBatch:
         self.rows: list[Row] = []
         self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
         self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
-        self.listeners: dict[int, Callable[[int], None]] = {}  # by id of the row: of those that have one
+        self.tellers: dict[int, Teller] = {}  # by id of the row: of those that have one, or a listener
         self.endings: dict[int, Ending] = {}  # by id of the row: of those that have stop strings
         self.adapters: list[str | None] = []
         self.lengths = torch.empty(0, dtype=torch.long, device=device)  # [n] cached tokens
@@ -113,6 +115,14 @@ class RunningBatch:
         self.lengths = self.lengths + 1
         return self._sample(hidden, slice(0, len(self.rows)))
 
+    @torch.inference_mode()
+    def abandon(self, rows: Sequence[Row]) -> None:
+        """Let go of rows that nobody waits for any more."""
+        gone = {id(row) for row in rows}
+        for row in rows:
+            self._forget(row)
+        self._remove([index for index, row in enumerate(self.rows) if id(row) in gone])
+
     def clear(self) -> None:
         """Forget cached keys and values, which belong to weights that are about to change."""
         assert not self.rows, "the weights change while rows are being sampled"
@@ -145,8 +155,8 @@ class RunningBatch:
         for row in rows:
             if row.sampling.alternatives:
                 self.alternatives[id(row)] = []
-            if row.sampling.listener:
-                self.listeners[id(row)] = row.sampling.listener
+            if row.teller or row.sampling.listener:
+                self.tellers[id(row)] = row.teller or _to_listener(row.sampling.listener)
             if row.sampling.stop:
                 self.endings[id(row)] = Ending(self.spell(), row.sampling.stop)
             if row.sampling.grammar:
@@ -191,8 +201,8 @@ class RunningBatch:
         for text, token in zip(texts, drawn if texts else (), strict=True):
             if text:
                 text.take(token)
-        if self.listeners:
-            self._tell_listeners(drawn, part)
+        if self.tellers:
+            self._tell(drawn, log_probs.tolist(), part)
         finished, leaving = [], []
         for offset in range(len(ended)):
             index = part.start + offset
@@ -220,10 +230,11 @@ class RunningBatch:
                     tuple((token, value) for token, value in pairs if math.isfinite(value))
                 )
 
-    def _tell_listeners(self, drawn: Sequence[int], part: slice) -> None:
-        for row, token in zip(self.rows[part], drawn, strict=True):
-            if listener := self.listeners.get(id(row)):
-                listener(token)
+    def _tell(self, drawn: Sequence[int], log_probs: Sequence[float], part: slice) -> None:
+        for row, token, log_prob in zip(self.rows[part], drawn, log_probs, strict=True):
+            if teller := self.tellers.get(id(row)):
+                likeliest = self.alternatives.get(id(row))
+                teller(token, log_prob, likeliest[-1] if likeliest else ())
 
     def _finish(self, index: int, finish: Finish) -> Finished:
         made = int(self.made[index])
@@ -231,11 +242,15 @@ class RunningBatch:
         log_probs = self.log_probs[index, :made].cpu().numpy().astype(np.float32)
         row = self.rows[index]
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
-        done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
-        self.listeners.pop(id(row), None)
-        self.endings.pop(id(row), None)
-        text = self.texts.pop(id(row), None)
+        done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.get(id(row), ())))
+        text = self.texts.get(id(row))
+        self._forget(row)
         return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
+
+    def _forget(self, row: Row) -> None:
+        """Forget what is kept beside a row."""
+        for beside in (self.alternatives, self.tellers, self.endings, self.texts):
+            beside.pop(id(row), None)
 
     def _remove(self, leaving: Sequence[int]) -> None:
         """Take rows out: live rows from the end move into their slots."""
@@ -253,6 +268,11 @@ class RunningBatch:
         self.adapters = [row.adapter for row in self.rows]
         for name in ("lengths", "last", "made", "limits", "temperatures", "greedy", "uniforms", "tokens", "log_probs"):
             setattr(self, name, getattr(self, name)[keep])
+
+
+def _to_listener(listener: Callable[[int], None] | None) -> Teller:
+    assert listener is not None
+    return lambda token, log_prob, likeliest: listener(token)  # noqa: ARG005
 
 
 def _widen(buffer: Tensor, columns: int) -> Tensor:

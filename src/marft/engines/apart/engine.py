@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
+from marft.engines.apart.asked import Asked
 from marft.engines.apart.frames import Connection
 from marft.engines.apart.handover import new_folder
 from marft.engines.apart.words import (
     FROM_ENGINE,
-    NO_IDS,
     Ask,
+    Failed,
     Forget,
     Load,
     Loaded,
@@ -34,9 +35,9 @@ from marft.engines.choice_sampling import drawn
 from marft.engines.spelling import Ending, spelling_of
 from marft.errors import RunError
 from marft.game.engine import Weights
+from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
 from marft.processes.child import Child, Command
-from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 MOST_DEATHS = 3  # one after the other, without an answer in between
@@ -58,41 +59,6 @@ class PolicyApart:
     stop_ids: tuple[int, ...]
     save: Callable[[Path], None] | None = None
     whole: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request, and what has come of it."""
-
-    message: Ask | Weigh
-    result: asyncio.Future[None]
-    ending: Ending | None = None
-    listener: Callable[[int], None] | None = None
-    said: list[Said] = field(default_factory=list)
-    weighed: Weighed | None = None
-    stopped: bool = False  # by a text of ours
-    told: int = 0  # tokens that the listener has heard
-
-    def take(self, said: Said) -> bool:
-        """Take in tokens → whether it is over."""
-        for place, token in enumerate(said.tokens.tolist()):
-            if self.listener and self._count() + place >= self.told:  # asked again, it hears nothing twice
-                self.listener(token)
-                self.told += 1
-            if self.ending and self.ending.take(token):
-                self.said.append(_first(said, place + 1))
-                self.stopped = True
-                return True
-        self.said.append(said)
-        return bool(said.finish)
-
-    def begin_again(self, ending: Ending | None) -> None:
-        """Nothing has come of it yet."""
-        self.said.clear()
-        self.ending = ending
-
-    def _count(self) -> int:
-        return sum(len(said.tokens) for said in self.said)
 
 
 class EngineApart:
@@ -131,7 +97,7 @@ class EngineApart:
         self._weights: dict[str, Load] = {}  # as published
         self._old: list[tuple[str, set[int]]] = []  # folders of weights before, and requests that may still use them
         self._loading: dict[int, asyncio.Future[None]] = {}
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Asked] = {}
         self._number = 0
         self._ready: asyncio.Future[None] | None = None
         self._deaths = self._in_a_row = 0
@@ -155,10 +121,14 @@ class EngineApart:
         message = Ask(
             self._next(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
             sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % LARGEST_SEED,
-            list(self.policies[policy].stop_ids), sampling.alternatives, bool(ending or sampling.listener),
+            list(self.policies[policy].stop_ids), sampling.alternatives, _tells(ending, sampling),
+            [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
         )  # fmt: skip
-        waiting = await self._asked(_Waiting(message, _future(), ending, sampling.listener))
-        return self._completion(policy, sampling, waiting)
+        waiting = await self._asked(Asked(message, _future(), ending, sampling.listener))
+        mine = self.policies[policy]
+        done = waiting.completion(mine.tokenizer, mine.stop_ids, sampling)
+        self._sampled += len(done.tokens)
+        return done
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
@@ -168,7 +138,7 @@ class EngineApart:
             self._next(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
             np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
         )  # fmt: skip
-        weighed = (await self._asked(_Waiting(message, _future()))).weighed
+        weighed = (await self._asked(Asked(message, _future()))).weighed
         assert weighed is not None
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         scores = weighed.log_probs / np.array([option.normaliser for option in options], np.float32)
@@ -215,7 +185,7 @@ class EngineApart:
     def _ending(self, policy: str, sampling: Sampling) -> Ending | None:
         return Ending(self._spellings[policy](), sampling.stop) if sampling.stop else None
 
-    async def _asked(self, waiting: _Waiting) -> _Waiting:
+    async def _asked(self, waiting: Asked) -> Asked:
         if self._gone:
             raise self._gone
         number = waiting.message.number
@@ -235,25 +205,6 @@ class EngineApart:
         """To a process that is ready; to one that is not, all that waits is sent once it is."""
         if self._ready is not None and self._ready.done():
             self._connection.send(message)
-
-    def _completion(self, policy: str, sampling: Sampling, waiting: _Waiting) -> Completion:
-        said, mine = waiting.said, self.policies[policy]
-        tokens = np.concatenate([each.tokens for each in said])
-        self._sampled += len(tokens)
-        ids = tokens.tolist()
-        text = str(mine.tokenizer.decode(ids[:-1] if ids[-1] in mine.stop_ids else ids, skip_special_tokens=True))
-        return Completion(
-            tokens,
-            np.concatenate([each.log_probs for each in said]),
-            until(text, sampling.stop),
-            "stop" if waiting.stopped or said[-1].finish == "stop" else "length",
-            Versions(min(each.lowest for each in said), max(each.highest for each in said)),
-            alternatives=tuple(
-                tuple(zip(row.tolist(), numbers.tolist(), strict=True))
-                for each in said
-                for row, numbers in zip(each.top_ids, each.top_log_probs, strict=True)
-            ),
-        )
 
     async def _load(self, name: str, version: int) -> None:
         policy, before = self.policies[name], self._weights.get(name)
@@ -334,6 +285,8 @@ class EngineApart:
                 loaded = self._loading.pop(number, None)
                 if loaded and not loaded.done():
                     loaded.set_result(None)
+            case Failed(number, reason):
+                self._end(number, EpisodeFailedError("failed", reason))
             case Refused(number, reason):
                 self._refuse(number, reason)
             case Said() | Weighed():
@@ -363,6 +316,9 @@ class EngineApart:
         error = RunError(f"{self.name}: {reason}")
         if number < 0:
             raise error
+        self._end(number, error)
+
+    def _end(self, number: int, error: Exception) -> None:
         waiting = self._waiting.get(number)
         if waiting and not waiting.result.done():
             waiting.result.set_exception(error)
@@ -378,11 +334,11 @@ class EngineApart:
                 future.set_exception(error)
 
 
+def _tells(ending: Ending | None, sampling: Sampling) -> bool:
+    """Whether tokens are to be told as they come. What a grammar allowed for comes at the end: so where a text of ours
+    may end an action before, all of it does."""
+    return bool(ending or sampling.listener) and not (ending and sampling.grammar)
+
+
 def _future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
-
-
-def _first(said: Said, count: int) -> Said:
-    """The first tokens of what was said."""
-    tops = (said.top_ids[:count], said.top_log_probs[:count]) if len(said.top_ids) else (NO_IDS, said.top_log_probs)
-    return Said(said.number, said.tokens[:count], said.log_probs[:count], "", said.lowest, said.highest, *tops)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
 from marft.engines.apart.words import Open
-from marft.engines.router import Router
 from marft.models.paths import resolve_path
 from marft.models.pool import Models
 
@@ -44,26 +44,14 @@ def open_vllm(
         RunError: it does not come up.
     """
     python = python_of("vllm", settings.python)
-    backbones: dict[int, list[str]] = {}
-    for name in policies:
-        backbones.setdefault(id(models.policies[name].backbone), []).append(name)
-    engines: dict[str, Engine] = {}
-    try:
-        for names in backbones.values():
-            engine = EngineApart(
-                f"vllm ({', '.join(names)})",
-                partial(command, python, "vllm_server"),
-                _opened(settings, run, models, names),
-                {name: _policy(models, name) for name in names},
-                seed=run.seed,
-                patience=settings.patience_seconds,
-            )
-            engines.update(dict.fromkeys(names, engine))
-            thread.wait_for(engine.start())
-    except BaseException:
-        thread.wait_for(Router(engines).close())
-        raise
-    return Router(engines)
+
+    def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart:
+        return EngineApart(
+            f"vllm ({', '.join(names)})", partial(command, python, "vllm_server"),
+            _opened(settings, run, models, names), mine, seed=run.seed, patience=settings.patience_seconds,
+        )  # fmt: skip
+
+    return open_each(models, policies, thread, make)
 
 
 def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Sequence[str]) -> Open:
@@ -82,10 +70,3 @@ def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Seq
         run.seed % 2**31,
         dict(settings.options),
     )
-
-
-def _policy(models: Models, name: str) -> PolicyApart:
-    policy = models.policies[name]
-    whole = policy.settings.train == "full"
-    save = partial(models.save_policy, name) if whole or policy.adapter else None
-    return PolicyApart(policy.tokenizer, policy.stop_ids, save, whole)

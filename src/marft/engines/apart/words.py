@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint8]
 NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+NO_PLACES, NO_BITS = np.zeros(0, np.int32), np.zeros((0, 0), np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +81,7 @@ class Ask:
         stop_ids: tokens that end it, and are its last.
         alternatives: how many of the likeliest tokens are told beside each.
         tells: every token is told once it is sampled, not all of them at the end.
+        grammar: kind and text of what it is held to (:class:`marft.marks.Grammar`); [] for none.
     """
 
     number: int
@@ -92,11 +95,13 @@ class Ask:
     stop_ids: list[int]
     alternatives: int = 0
     tells: bool = False
+    grammar: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """From the engine: tokens of an action, those that had not been told before."""
+    """From the engine: tokens of an action, those that had not been told before; and with the last of them what a
+    grammar allowed for at places of the whole action (:class:`marft.marks.Masks`)."""
 
     number: int
     tokens: Ids  # [T]
@@ -106,6 +111,10 @@ class Said:
     highest: int
     top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
     top_log_probs: Numbers = field(default_factory=lambda: NO_NUMBERS)  # [T, alternatives]
+    mask_at: Ids = field(default_factory=lambda: NO_PLACES)  # [M]
+    mask_which: Ids = field(default_factory=lambda: NO_PLACES)  # [M]
+    mask_table: Bits = field(default_factory=lambda: NO_BITS)  # [masks, bytes]
+    forced: Ids = field(default_factory=lambda: NO_PLACES)  # places where it allowed for one token alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +147,14 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Failed:
+    """From the engine: what was asked for did not come about, and its episode cannot be scored."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Refused:
     """From the engine: it cannot do this, and could not if it were started again.
 
@@ -150,4 +167,4 @@ class Refused:
 
 
 TO_ENGINE = (Open, Load, Ask, Weigh, Forget)
-FROM_ENGINE = (Ready, Loaded, Said, Weighed, Refused)
+FROM_ENGINE = (Ready, Loaded, Said, Weighed, Failed, Refused)
