@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -108,11 +108,18 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, spare: int = 0) -> None:
         self.folder, self.path, self.settings, self.spare = folder, folder.checkpoints, settings, spare
 
-    def save(self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> Path:
-        """Write ``step_<n>`` and let go of those that need not be kept."""
+    def save(
+        self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark,
+        beside: Callable[[Path], None] = lambda _: None,
+    ) -> Path:  # fmt: skip
+        """Write ``step_<n>`` and let go of those that need not be kept.
+
+        Args:
+            beside: writes what else the run needs to go on into the checkpoint's folder.
+        """
         target = self.path / name_of(state.step)
         _make_way(target)
-        self._write(target, state, run, models, learner, log)
+        self._write(target, state, run, models, learner, log, beside)
         self._let_go(state)
         return target
 
@@ -132,7 +139,10 @@ class Checkpoints:
         start.rename(self.path / name_of(0))
         atomic.sync_folder(self.path)
 
-    def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> None:
+    def _write(
+        self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark,
+        beside: Callable[[Path], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         assert not not_finite(learner), "what is not finite is undone, not saved"
         with atomic.new_folder(target) as draft:
             for policy in learner.optimizers:
@@ -141,6 +151,7 @@ class Checkpoints:
                 save_file(_contiguous(learner.critic.state_dict()), draft / CRITIC)
             save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
             (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
+            beside(draft)
             files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
             known = {"models": models.digests(), "code": digests_of_code(run), "version": __version__}
             about = {"files": files, "log": asdict(log), **known}
