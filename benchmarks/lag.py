@@ -132,7 +132,7 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, float]]:
     points: list[dict[str, float]] = []
     for name in names:
         done = rows[: int(name.rpartition("_")[2])] if name != "base" else []
-        accuracies = {one.mode: one.accuracy or 0.0 for one in found if one.checkpoint == name}
+        accuracies = {str(one.mode): one.accuracy or 0.0 for one in found if one.checkpoint == name}
         taken = {"actions": "sampled_actions", "seconds": "seconds", "learning": "seconds/learning"}
         sums = {name: sum(row[metric] for row in done) for name, metric in taken.items()}
         points.append({"step": len(done), **sums, **accuracies})

@@ -18,6 +18,7 @@ from marft.types import Episode, Task
 T = TypeVar("T")
 Both = tuple[list[Episode], list[Episode]]  # the attempts as the policies make them, and everything that was played
 MOST_THREADS = 1024  # of groups that are forked
+POLL_SECONDS = 1.0
 
 
 class Producer:
@@ -117,7 +118,12 @@ class Producer:
             *,
             on_done: Callable[[Episode], None] = lambda _: None,  # noqa: ARG001
         ) -> list[Episode]:
-            return self._play(number, attempts, ended).outcome.result()
+            outcome = self._play(number, attempts, ended).outcome
+            while not outcome.done() and ended == self._ended:  # one that waits for ever keeps Python from ending
+                wait([outcome], POLL_SECONDS)
+            if not outcome.done():
+                raise CancelledError
+            return outcome.result()
 
         return play_forking(self._rollouts.run, play, attempts, lambda _: None)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.apart.words import NO_IDS, Ask, Said, Weigh, Weighed
+from marft.engines.apart.words import Ask, Said, Weigh, Weighed
 from marft.engines.spelling import Ending
 from marft.marks import Masks
 from marft.texts import until
@@ -82,6 +82,7 @@ def _masks(last: Said, tokens: int) -> Masks | None:
 
 def _first(said: Said, count: int) -> Said:
     """The first tokens of what was said."""
-    tops = (said.top_ids[:count], said.top_log_probs[:count]) if len(said.top_ids) else (NO_IDS, said.top_log_probs)
-    held = said.mask_at, said.mask_which, said.mask_table, said.forced
-    return Said(said.number, said.tokens[:count], said.log_probs[:count], "", said.lowest, said.highest, *tops, *held)
+    return replace(
+        said, tokens=said.tokens[:count], log_probs=said.log_probs[:count], finish="", top_ids=said.top_ids[:count],
+        top_log_probs=said.top_log_probs[:count],
+    )  # fmt: skip
