@@ -1,10 +1,10 @@
 """Learning from episodes again: the demo team with rollout.reuse 1, 2 and 4, at the same actions sampled.
 
     python benchmarks/reuse.py
-    python benchmarks/reuse.py --seeds 0 1 2 --reuse 1 2
+    python benchmarks/reuse.py --level action --reuse 1 2      # whole actions weighed whole, not by their tokens' mean
 
 Half of the demo's tasks a step and fewer steps, so that there is something left to learn. Runs go on where they
-stopped. Writes results/reuse.json, .md and .svg.
+stopped. Writes results/reuse.json, .md and .svg; with --level reuse_<level>.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--reuse", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
-    parser.add_argument("--output", type=Path, default=Path("runs/reuse"))
+    parser.add_argument("--level", default="", help="of algorithm.sampler_correction; the recipe's own")
+    parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
+    name = f"reuse_{arguments.level}" if arguments.level else "reuse"
+    corrected = ("--algorithm.sampler_correction.level", arguments.level) if arguments.level else ()
     rows = []
     for seed in arguments.seeds:
         for reuse in arguments.reuse:
-            folder = trained(arguments.output, f"reuse_{reuse}-{seed}", seed, ("--rollout.reuse", str(reuse)))
+            changes = ("--rollout.reuse", str(reuse), *corrected)
+            folder = trained(arguments.output / name, f"reuse_{reuse}-{seed}", seed, changes)
             found = curve(folder, arguments.tasks)
             rows.append({"reuse": reuse, "seed": seed, **measured(folder), "curve": found})
             steps = [point["step"] for point in found[1:]]
@@ -41,7 +45,7 @@ def main() -> None:
                     for row in rows
                 ),
             ]
-            save(arguments.results, "reuse", rows, table, plot(rows, "reuse", ("actions", "learning")))
+            save(arguments.results, name, rows, table, plot(rows, "reuse", ("actions", "learning")))
 
 
 if __name__ == "__main__":
