@@ -276,3 +276,22 @@ def test_the_cache_grows_without_losing_what_it_holds() -> None:
     assert cache.capacity >= 9
     assert cache.keys[0] is not None
     assert torch.equal(cache.keys[0][1, 0, :3], keys[3:, 0])
+
+
+def test_rows_that_are_abandoned_leave_the_others_as_they_would_have_been(tuned: Backbone) -> None:
+    rows = [
+        row(prompt, adapter, max_new_tokens=12)
+        for prompt, adapter in zip(PROMPTS, ["one", None, "two"] * 2, strict=True)
+    ]
+    alone = run(new_batch(tuned), [rows[1], rows[4]])
+    batch, told = new_batch(tuned), list[int]()
+    leaving = row((40, 41), "one", listener=told.append, stop=("no such text",), alternatives=2)
+    batch.admit([rows[0], rows[1], leaving, rows[4]])
+    batch.step()
+    batch.abandon([rows[0], leaving])
+    assert [batch.tellers, batch.alternatives, batch.endings] == [{}, {}, {}]
+    together = run(batch, [])
+    assert len(told) == 2
+    assert {id(rows[1]), id(rows[4])} >= together.keys()
+    for name, done in together.items():
+        assert done.tokens.tolist() == alone[name].tokens.tolist()

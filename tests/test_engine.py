@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import cast
 
@@ -149,3 +151,57 @@ def test_an_interrupt_in_the_middle_of_a_computation_is_not_waited_for() -> None
         executor.wait_for(settles())
     assert time.monotonic() - began < GRACE_SECONDS / 2
     executor.shutdown()
+
+
+class TestBackground:
+    def test_what_runs_there_goes_on_while_its_caller_does_something_else(self) -> None:
+        executor = CallerThreadExecutor()
+        begun = executor.begin(asyncio.sleep(0.02, "over"))
+        assert executor.wait_for(asyncio.sleep(0, "mine")) == "mine"
+        assert begun.outcome.result(5) == "over"
+        executor.shutdown()
+
+    def test_what_it_raises_is_its_outcome(self) -> None:
+        async def fails() -> None:
+            raise ValueError("boom")
+
+        executor = CallerThreadExecutor()
+        with pytest.raises(ValueError, match="boom"):
+            executor.begin(fails()).outcome.result(5)
+        executor.shutdown()
+
+    def test_it_is_over_once_it_has_let_go_of_what_it_holds(self) -> None:
+        let_go: list[int] = []
+
+        async def holds(number: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.05)
+                let_go.append(number)
+
+        executor = CallerThreadExecutor()
+        begun = [executor.begin(holds(number)) for number in range(3)]
+        executor.wait_for(asyncio.sleep(0.01))
+        executor.end(begun)
+        assert sorted(let_go) == [0, 1, 2]
+        for one in begun:
+            assert isinstance(one.outcome.exception(0), CancelledError)
+        executor.shutdown()
+
+    def test_what_is_cancelled_before_it_began_never_does(self) -> None:
+        begun: list[int] = []
+
+        async def begins() -> None:
+            begun.append(1)
+
+        executor = CallerThreadExecutor()
+        blocked = threading.Event()
+        executor._loop.call_soon_threadsafe(blocked.wait)
+        one = executor.begin(begins())
+        one.cancel()
+        blocked.set()
+        executor.end([one])
+        assert isinstance(one.outcome.exception(5), CancelledError)
+        assert not begun
+        executor.shutdown()

@@ -301,3 +301,16 @@ def test_an_unknown_target_names_the_known_ones(backbone: Backbone, policies: tu
     known = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
     with pytest.raises(ValueError, match=f"no layer is called 'base'; known: {known}$"):
         backbone.add_adapter("new", 4, 16.0, ("base",), seed=0)
+
+
+def test_an_adapter_that_is_removed_is_gone_from_every_layer_and_no_other_is(tuned: Backbone) -> None:
+    before = hidden(tuned, [None, "two", None])
+    tuned.remove_adapter("one")
+    assert not tuned.adapters("one")
+    assert tuned.adapters("two")
+    assert torch.equal(hidden(tuned, ["one", "two", None]), before)
+
+
+def hidden(backbone: Backbone, policies: list[str | None]) -> torch.Tensor:
+    with torch.inference_mode():
+        return backbone.hidden_states(PackedRows.of(ROWS, policies, backbone.device))

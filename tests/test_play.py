@@ -15,7 +15,7 @@ from marft.game.agents import Agents
 from marft.game.game import Attempt, Game
 from marft.game.organizations.chain import Chain
 from marft.game.play import play
-from marft.game.rollout import play_all
+from marft.game.rollout import at_most, play_all
 from marft.types import ActionKey, Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game, goes_on
 
@@ -133,6 +133,28 @@ class TestEpisodes:
         attempts = [attempt(sample=n) for n in range(20)]
         episodes = asyncio.run(play_all(g, attempts, max_live=3))
         assert [e.sample for e in episodes] == list(range(20))
+
+    def test_a_gate_that_is_shared_counts_the_episodes_of_all_who_share_it(self) -> None:
+        live, most = 0, 0
+
+        async def begin(one: Attempt) -> Attempt:
+            nonlocal live, most
+            live += 1
+            most = max(most, live)
+            await asyncio.sleep(0.001)
+            live -= 1
+            return one
+
+        async def finish(one: Attempt) -> Episode:
+            return Episode(one.task, one.stream, one.sample, (), "terminated")
+
+        async def both() -> list[list[Episode]]:
+            gate = asyncio.Semaphore(3)
+            some = [[attempt(sample=n) for n in range(6)], [attempt(sample=n) for n in range(6, 12)]]
+            return await asyncio.gather(*(at_most(gate, each, begin, finish, lambda _: None) for each in some))
+
+        assert [len(episodes) for episodes in asyncio.run(both())] == [6, 6]
+        assert most == 3
 
 
 class TestFailures:

@@ -177,7 +177,7 @@ class TestCallingOff:
             done.append(what)
 
         rollouts = WorkerRollouts.__new__(WorkerRollouts)
-        rollouts.run = cast("Any", SimpleNamespace(rollout=SimpleNamespace(max_live_episodes=2)))
+        rollouts._gate = asyncio.Semaphore(2)
         rollouts._crew = cast("Any", SimpleNamespace(play=play, cancel=lambda: noted("called off"),
                                                      usage=lambda: {"x": 1.0, "workers_lost": 0.0}))  # fmt: skip
         rollouts._engine = cast("Any", SimpleNamespace(settle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))

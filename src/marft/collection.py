@@ -11,7 +11,7 @@ import numpy as np
 from marft import seeds
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
-from marft.forking.interface import Step
+from marft.forking.interface import Play, Step
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
 from marft.learning.interfaces import Credit
@@ -58,16 +58,19 @@ def collect(
         recorded += everything
         scored = [episode for episode in everything if episode.scored]
         usable = scored or usable
-        kept = _told_apart(scored, run) if rounds else scored
+        kept = told_apart(scored, run) if rounds else scored
         discarded += len({episode.task.id for episode in scored} - {episode.task.id for episode in kept})
         credit_inputs += kept
-    metrics = {"groups_discarded": discarded} if rounds else {}
-    forks = [episode for episode in recorded if episode.fork is not None]
-    if forks:
-        metrics["forks"] = float(len(forks))
-        metrics["forks_failed"] = float(sum(not episode.scored for episode in forks))
+    metrics = ({"groups_discarded": discarded} if rounds else {}) | fork_metrics(recorded)
     # where nothing tells attempts apart there is no advantage, but the step can still be counted
     return Collection(played, credit_inputs or usable, recorded, drawn, metrics)
+
+
+def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
+    """How many episodes are forks, where any is, and how many of them could not be scored."""
+    forks = [episode for episode in recorded if episode.fork is not None]
+    failed = float(sum(not episode.scored for episode in forks))
+    return {"forks": float(len(forks)), "forks_failed": failed} if forks else {}
 
 
 def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int) -> list[Attempt]:
@@ -100,15 +103,22 @@ def _play(
     rollouts: Rollouts, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
 ) -> tuple[list[Episode], list[Episode]]:
     """Play attempts the way that the algorithm's credit asks for → the attempts themselves, and everything played."""
-    forking = cast("Credit", rollouts.run.algorithm.credit).forking
+    return play_forking(rollouts.run, rollouts.play, attempts, on_done)
+
+
+def play_forking(
+    run: RunSettings, play: Play, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]
+) -> tuple[list[Episode], list[Episode]]:
+    """Play attempts, and what the algorithm's credit wants to be forked from them → the attempts themselves, and
+    everything that was played."""
+    forking = cast("Credit", run.algorithm.credit).forking
     if forking:
-        run = rollouts.run
-        return forking.play(rollouts.play, attempts, Step(run.trained_policies, lambda e: _rewarded(e, run), on_done))
-    played = rollouts.play(attempts, on_done=on_done)
+        return forking.play(play, attempts, Step(run.trained_policies, lambda e: _rewarded(e, run), on_done))
+    played = play(attempts, on_done=on_done)
     return played, played
 
 
-def _told_apart(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
+def told_apart(episodes: Sequence[Episode], run: RunSettings) -> list[Episode]:
     """The episodes of groups in which somebody earned differently (DAPO's dynamic sampling)."""
     earned = [
         [episode.total_reward, *(local_rewards(episode).get(agent.role, 0.0) for agent in run.agents)]

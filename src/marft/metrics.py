@@ -215,6 +215,10 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("gradient_share", "gradient share", "share of the policies' gradient that comes from this agent's "
                "tokens", ".0%", scopes=("agent",), advice="an agent near 0 does not learn"),
         Metric("sampler_weight", "sampler weight", "mean weight of the sampler correction", scopes=BOTH),
+        Metric("ess", "effective sample", "(Σw)² / (N Σw²) over the sampler correction's weights w of N units: "
+               "which share of so many units of one weight says as much (Kish 1965)", ".0%", scopes=BOTH,
+               better="higher", advice="below a half few units decide: a smaller rollout.reuse or max_policy_lag"),
+        Metric("reused_episodes", "learned again", "episodes of earlier steps that are learned from again", ".0f"),
         Metric("log_prob_difference", "engine to learner", "mean |log π − log μ| over sampled tokens", ".1e", "nats",
                BOTH, better="lower", advice="above 0.05 set algorithm.sampler_correction"),
         Metric("log_prob_difference_max", "engine−learner", "the largest |log π − log μ| of a sampled token", ".1e",
@@ -223,6 +227,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower", advice="not 0 on a device with inexact kernels: epochs = 1 where clips are narrow"),
         Metric("policy_lag", "lag", "updates by which the policy is newer than the one that acted", ".0f",
                scopes=BOTH, better="lower", unless_zero=True),
+        Metric("policy_lag_max", "oldest", "updates by which a policy is newer, at most, than the one that sampled a "
+               "token of what it learns from", ".0f", better="lower"),
         Metric("kl_stops", "KL stops", "phases that the KL stop has ended", ".0f", unless_zero=True,
                advice="at every step: a lower learning rate"),
         Metric("skipped_updates", "skipped updates", "share of optimizer steps skipped, as the gradient was not finite",
@@ -261,6 +267,20 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower", advice="where it rises, stop there: fewer epochs, or a lower sft.learning_rate"),
         Metric("sft/tokens", "imitated", "tokens that were trained", ".0f", "tokens"),
         Metric("sft/epoch", "epoch", "pass over the turns, counted from 1", ".0f"),
+    ],
+    "Asynchronous training": [
+        Metric("ahead/waiting", "groups waiting", "groups that were played and wait for their step, once the step's "
+               "own were taken", ".0f"),
+        Metric("ahead/in_play", "groups in play", "groups that are played then", ".0f"),
+        Metric("ahead/dropped", "groups dropped", "groups dropped, as they were older than rollout.max_policy_lag, or "
+               "of a policy that the run has gone back from", ".0f", better="lower", unless_zero=True),
+        Metric("ahead/learner_idle", "learner idle", "time that the learner waited for the step's groups", ".2f", "s",
+               better="lower", advice="far above 0: the sampler or the environment is what takes the time"),
+        Metric("ahead/sampler_idle", "sampler idle", "time in which nothing was played, as all that may be sampled had "
+               "been, from the last step's groups on", ".2f", "s", better="lower",
+               advice="far above 0: the learner is what takes the time; a larger lag does not help"),
+        Metric("ahead/overlap", "overlap", "share of the time in which the learner did anything but wait, in "
+               "which episodes were played", ".0%", better="higher"),
     ],
     "What it took": [
         Metric("seconds", "step seconds", "the whole step", ".1f", "s", better="lower"),

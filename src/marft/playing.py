@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from marft.config.run import RunSettings
@@ -15,6 +16,19 @@ RESTARTS = "engine_restarts"  # in what sampling has taken: how often an engine 
 
 def nobody(_: Episode) -> None:
     """Whoever does not look at episodes as they end."""
+
+
+class Begun(Protocol):
+    """Attempts that are played in the background."""
+
+    @property
+    def outcome(self) -> Future[list[Episode]]:
+        """Episodes in the order of the attempts, once nothing of them is played any more."""
+        ...
+
+    def cancel(self) -> None:
+        """Let go of them."""
+        ...
 
 
 class Rollouts(Protocol):
@@ -44,8 +58,17 @@ class Rollouts(Protocol):
         """
         ...
 
+    def begin(self, attempts: Sequence[Attempt]) -> Begun:
+        """Play attempts in the background, with an engine that is apart."""
+        ...
+
+    def end(self, begun: Sequence[Begun]) -> None:
+        """Let go of what is played in the background, and wait some seconds until it has been."""
+        ...
+
     def publish(self, version: int) -> None:
-        """The policies in training are at this version now. Nothing may be played meanwhile."""
+        """The policies in training are at this version now. Nothing may be played meanwhile, but with an engine that is
+        apart."""
         ...
 
     def version(self, policy: str) -> int:

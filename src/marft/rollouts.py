@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
 from marft.config.run import RunSettings
+from marft.engines.caller_thread import Background
 from marft.game.game import Attempt, Game
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rollout import play_all
 from marft.game.team import Team
 from marft.game_parts import GameParts, open_terms
-from marft.playing import added, nobody
+from marft.playing import Begun, added, nobody
 from marft.samplers import Samplers
 from marft.sandbox.runner import end_all
 from marft.types import Episode, TokenIds
@@ -41,7 +43,7 @@ class LocalRollouts:
 
     def __init__(self, run: RunSettings) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
-            self.run = run
+            self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
             terms = open_terms(run, started.callback)
             self._samplers = Samplers(run, end_all)
             started.callback(self._samplers.close)
@@ -79,9 +81,17 @@ class LocalRollouts:
         game = replace(self.game, team=team) if team else self.game
         return self.wait_for(self._play(game, attempts, on_done))
 
+    def begin(self, attempts: Sequence[Attempt]) -> Background[list[Episode]]:
+        """Play attempts in the background."""
+        return self._samplers.begin(self._play(self.game, attempts, nobody))
+
+    def end(self, begun: Sequence[Begun]) -> None:
+        """Let go of what is played in the background."""
+        self._samplers.end(begun)
+
     async def _play(self, game: Game, attempts: Sequence[Attempt], on_done: Callable[[Episode], None]) -> list[Episode]:
         try:
-            return await play_all(game, attempts, self.run.rollout.max_live_episodes, on_done, self.compose)
+            return await play_all(game, attempts, self._gate, on_done, self.compose)
         finally:
             await self.engine.settle()
 

@@ -9,13 +9,14 @@ from typing import Protocol, TypeVar, cast
 from marft.config.plugins import BUILT_IN
 from marft.config.run import RunSettings, cannot_hold
 from marft.endpoints.client import Endpoint
-from marft.engines.caller_thread import CallerThreadExecutor
+from marft.engines.caller_thread import Background, CallerThreadExecutor
 from marft.engines.foreign import ForeignEngine
 from marft.engines.remote import RemoteEngine, RemotePolicy
 from marft.engines.renderer import ChatFormat, ChatRenderer
 from marft.engines.router import Router
 from marft.game.engine import Engine
 from marft.models.pool import Models
+from marft.playing import Begun
 from marft.types import TokenIds
 
 T = TypeVar("T")
@@ -81,6 +82,14 @@ class Samplers:
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
         return self._thread.wait_for(coroutine)
+
+    def begin(self, coroutine: Coroutine[object, object, T]) -> Background[T]:
+        """Run a coroutine in the background. It may ask engines apart alone: nothing is computed here meanwhile."""
+        return self._thread.begin(coroutine)
+
+    def end(self, begun: Sequence[Begun]) -> None:
+        """Cancel what runs in the background, and wait some seconds until it has let go of what it holds."""
+        self._thread.end(begun)
 
     def close(self) -> None:
         """End whatever was started."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from marft.collection import collect, training_tasks
+from marft.ahead.gathering import Gathering
+from marft.ahead.opening import open_gathering
+from marft.collection import training_tasks
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
@@ -41,7 +43,7 @@ from marft.runs.returning import Returning
 from marft.runs.sinks import MetricSinks
 from marft.starting import Start
 from marft.tracing.live import traced
-from marft.types import Task
+from marft.types import Episode
 
 
 def train(
@@ -89,11 +91,16 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         rollouts.publish(state.step)
         tasks = training_tasks(run)
         state = start.with_tasks(state, tasks)
+        begun = start.record.path if start.record and start.resume else None
+        gathering = open_gathering(rollouts, tasks, state, begun)
         start.commit(state, rollouts.models, learners.kept)
         later = f". Send them later:  marft trace {folder.path} --otlp {run.tracing.otlp}"
-        with traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching:
+        with (
+            traced(run.tracing, observer, folder.identity(), run.model_dump(mode="json"), later) as watching,
+            closing(gathering),
+        ):
             try:
-                return _go_on(rollouts, rollouts.models, learners, state, tasks, folder, watching)
+                return _go_on(rollouts, rollouts.models, learners, state, gathering, folder, watching)
             except RanksLostError as error:
                 return error
 
@@ -103,7 +110,7 @@ def _go_on(
     models: Models,
     learners: Learners,
     state: State,
-    tasks: Sequence[Task],
+    gathering: Gathering,
     folder: RunFolder,
     observer: Observer,
 ) -> State:
@@ -120,7 +127,7 @@ def _go_on(
         restarts = _restarts(rollouts)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
-            state, metrics = _step(rollouts, learners, state, tasks, folder, observer)
+            state, metrics = _step(rollouts, learners, state, gathering, folder, observer)
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
             if RESTARTS in metrics:  # while others learn or are validated, too
@@ -142,8 +149,9 @@ def _go_on(
                 state = returning.go_back(state, target, watch.cooled())
                 watch.go_back(target.state.step)
                 rollouts.publish(state.step)
+                gathering.abandon(state)
             if due or stop or target:
-                checkpoints.save(state, run, models, learners.kept, sinks.mark())
+                checkpoints.save(state, run, models, learners.kept, sinks.mark(), gathering.write)
     return state
 
 
@@ -155,13 +163,14 @@ def _step(
     rollouts: Rollouts,
     learners: Learners,
     state: State,
-    tasks: Sequence[Task],
+    gathering: Gathering,
     folder: RunFolder,
     observer: Observer,
 ) -> tuple[State, dict[str, float]]:
-    run, watch, before = rollouts.run, _Watch(), rollouts.usage()
+    run, watch = rollouts.run, _Watch()
     with watch("sampling"):
-        collection = collect(rollouts, tasks, state.step, state.tasks_drawn, observer.episode)
+        collection = gathering.collect(state, observer.episode)
+    used, sampling_seconds = gathering.used(), gathering.seconds(watch.seconds["sampling"])
     episodes = collection.played
     if not collection.credit_inputs:
         raise RunError(
@@ -178,7 +187,6 @@ def _step(
         format_rates([episode for episode in episodes if episode.scored], run.guards.formats) | collection.metrics
     )
     metrics |= remote_metrics(collection.recorded, [agent.role for agent in run.agents])
-    used = {name: count - before.get(name, 0.0) for name, count in rollouts.usage().items()}
     sampled = used.pop("sampled_tokens")
     metrics |= used
     sampled_actions = {action.key for episode in collection.recorded for action in episode.actions}
@@ -194,18 +202,25 @@ def _step(
         tasks_drawn=collection.tasks_drawn,
     )
     rollouts.publish(state.step)
+    gathering.published(state)
     with watch("recording"):
         every = run.training.record_episodes_every
         if every and state.step % every == 0:
             name = f"{name_of(state.step)}.parquet"
             write_episodes(folder.episodes / name, collection.recorded)
-            metrics |= _record_credit(folder.credit / name, credits if run.training.record_credit else [])
+            metrics |= _record_credit(folder.credit / name, _of(collection.recorded, credits, run))
     read = sum(tokens_read(a) for episode in collection.credit_inputs for a in episode.actions)
     return state, metrics | watch.metrics() | {
-        "tokens_per_second/sampling": sampled / watch.seconds["sampling"],
+        "tokens_per_second/sampling": sampled / sampling_seconds,
         "tokens_per_second/learning": read / watch.seconds["learning"],
         "episodes_per_second": len(episodes) / watch.total(),
     }
+
+
+def _of(recorded: Sequence[Episode], credits: Sequence[ActionCredit], run: RunSettings) -> list[ActionCredit]:
+    """What is recorded of the credit: that of the step's own episodes, without those that are learned from again."""
+    names = {episode.name for episode in recorded} if run.training.record_credit else set()
+    return [credit for credit in credits if credit.episode.name in names]
 
 
 def _record_credit(path: Path, credits: Sequence[ActionCredit]) -> dict[str, float]:

@@ -32,6 +32,7 @@ from marft.faults import described
 BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "engines": {
         "local": "marft.engines.kinds:Local",
+        "process": "marft.engines.kinds:Process",
         "vllm": "marft.engines.kinds:Vllm",
     },
     "environments": {

@@ -47,6 +47,9 @@ class RolloutSettings(Settings):
     max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
     processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
+    # versions that a policy may be newer than the one that sampled what it learns from; 0: it is sampled, then learned
+    max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = 0
+    reuse: Annotated[int, Field(ge=1, le=100)] = 1  # steps that learn from an episode: its own, and those after it
 
 
 class TrainingSettings(Settings):
@@ -152,7 +155,7 @@ class RunSettings(Settings):
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self),
+            *size_problems(self), *_lag_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -160,10 +163,10 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _correct_what_samples_elsewhere(self) -> RunSettings:
-        """Weights that are computed elsewhere come out otherwise: π_old/μ counts, unless the recipe says that it does
-        not."""
+        """Weights that are computed elsewhere come out otherwise, and older ones are others: π_old/μ counts, unless the
+        recipe says that it does not."""
         correction = self.algorithm.sampler_correction
-        if self.engine.apart and "level" not in correction.model_fields_set:
+        if (self.engine.apart or self.rollout.reuse > 1) and "level" not in correction.model_fields_set:
             level = "token" if self.algorithm.level == "token" else "geometric"
             correction = correction.model_copy(update={"level": level})
             self.__dict__["algorithm"] = self.algorithm.model_copy(update={"sampler_correction": correction})
@@ -279,6 +282,25 @@ def _group_problems(run: RunSettings) -> Iterable[str]:
         )
     if run.algorithm.dynamic_sampling and samples < 2:
         yield "rollout.samples_per_task: dynamic_sampling draws all-equal groups again; groups of one always are, use 2"
+
+
+def _lag_problems(run: RunSettings) -> Iterable[str]:
+    if run.rollout.max_policy_lag and not run.engine.apart:
+        yield (
+            f"rollout.max_policy_lag: engine {run.engine.name!r} samples with the learner's own weights, so nothing "
+            "can be sampled while they move; set engine.kind = 'process' (or 'vllm'), or max_policy_lag = 0"
+        )
+    correction, credit = run.algorithm.sampler_correction, run.algorithm.credit
+    if run.rollout.reuse > 1 and correction.level == "none" and "level" in correction.model_fields_set:
+        yield (
+            "rollout.reuse: what an older policy has sampled is weighed with pi_old/mu, and "
+            "algorithm.sampler_correction.level = 'none' weighs nothing; remove it, or set reuse = 1"
+        )
+    if run.rollout.reuse > 1 and hasattr(credit, "load_state_dict"):
+        yield (
+            f"rollout.reuse: credit {credit.name!r} remembers what episodes earned, and would count each of them "
+            "several times; set reuse = 1, or use another credit"
+        )
 
 
 def _length_problems(run: RunSettings) -> Iterable[str]:

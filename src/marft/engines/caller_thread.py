@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Executor, Future
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import suppress
 from threading import Thread
-from typing import ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from marft.game.loop_threads import complain
 
@@ -23,6 +23,41 @@ T = TypeVar("T")
 Job = Callable[[], None]
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0  # for episodes that are cancelled to close their sessions
+
+
+class Cancellable(Protocol):
+    """What runs in the background."""
+
+    @property
+    def outcome(self) -> Future[Any]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Background(Generic[T]):
+    """A coroutine that runs on an event loop while its caller does something else."""
+
+    def __init__(self, coroutine: Coroutine[object, object, T], loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome: Future[T] = Future()  # what came of it, once it holds nothing any more
+        self._loop, self._cancelled = loop, False
+        loop.call_soon_threadsafe(self._start, coroutine)
+
+    def cancel(self) -> None:
+        """Have it let go of what it holds; its outcome is there when it has."""
+        if not self._cancelled:  # once: a second time would reach it while it does so
+            self._cancelled = True
+            self._loop.call_soon_threadsafe(lambda: self._task.cancel())
+
+    def _start(self, coroutine: Coroutine[object, object, T]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        self._task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[T]) -> None:
+        error = CancelledError() if task.cancelled() else task.exception()
+        if error:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
 
 
 class CallerThreadExecutor(Executor):
@@ -102,6 +137,20 @@ class CallerThreadExecutor(Executor):
         finally:
             self._cancelled = False
         return outcome.result()
+
+    def begin(self, coroutine: Coroutine[object, object, T]) -> Background[T]:
+        """Run ``coroutine`` in the background. What it submits waits for a thread in :meth:`wait_for`."""
+        return Background(coroutine, self._loop)
+
+    def end(self, begun: Sequence[Cancellable]) -> None:
+        """Cancel what runs in the background: it has some seconds to let go of what it holds."""
+        for one in begun:
+            one.cancel()
+        deadline = time.monotonic() + GRACE_SECONDS
+        left = {one.outcome for one in begun}
+        while left and time.monotonic() < deadline:
+            self._cancel()  # again and again: something may have been about to begin
+            left = wait(left, POLL_SECONDS).not_done
 
     def _serve(self, last: Job, patience: float | None) -> bool:
         """Do what is submitted, up to the last job; False: for so many seconds there was nothing to do."""

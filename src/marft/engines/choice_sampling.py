@@ -17,7 +17,7 @@ from marft.models.choice_distribution import ChoiceSets
 from marft.models.devices import sent
 from marft.models.log_probs import token_scores
 from marft.models.running_rows import together
-from marft.types import Choice, Option, Sampling, TokenIds
+from marft.types import Choice, LogProbs, Option, Sampling, TokenIds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +72,29 @@ def drawn(options: Sequence[Option], logs: Tensor, sampling: Sampling, uniforms:
     return [Choice(tuple(options), i if sampling.temperature else best, logs.numpy()) for i in indices]
 
 
+@torch.inference_mode()
+def weigh(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> list[LogProbs]:
+    """``log P`` of the options of every request, at its temperature: of each its tokens' sum, [A]."""
+    found: list[LogProbs] = []
+    for group in in_batches(list(requests), lambda request: request.tokens, PREFILL_TOKENS):
+        of_tokens = _token_log_probs(backbone, group).double().cpu().numpy()
+        sizes = [len(option.tokens) for request in group for option in request.options]
+        sums = iter([part.sum() for part in np.split(of_tokens, np.cumsum(sizes)[:-1])])
+        found += [np.array([next(sums) for _ in request.options], np.float32) for request in group]
+    return found
+
+
 def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
     """``log π`` of every option of every request, [C, longest request]."""
+    return ChoiceSets.of(
+        [[len(option.tokens) for option in request.options] for request in requests],
+        [[option.normaliser for option in request.options] for request in requests],
+        backbone.device,
+    ).log_softmax(_token_log_probs(backbone, requests))
+
+
+def _token_log_probs(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
+    """Of the tokens of every option of every request, one after the other."""
     pairs = [(request, option) for request in requests for option in request.options]
     sizes = [len(option.tokens) for _, option in pairs]
     packed = together(
@@ -92,9 +113,4 @@ def _score(backbone: Backbone, requests: Sequence[ChoiceRequest]) -> Tensor:
     at, wanted, scales = (sent(array, backbone.device) for array in (positions, targets, temperatures))
     head = backbone.head
     hidden = backbone.hidden_states(packed)[at]
-    scores = token_scores(hidden, head.weight, head.bias, wanted, scales, shape=backbone.logit_shape)
-    return ChoiceSets.of(
-        [[len(option.tokens) for option in request.options] for request in requests],
-        [[option.normaliser for option in request.options] for request in requests],
-        backbone.device,
-    ).log_softmax(scores.log_probs)
+    return token_scores(hidden, head.weight, head.bias, wanted, scales, shape=backbone.logit_shape).log_probs

@@ -24,6 +24,7 @@ from marft.types import Finish, LogProbs, Sampling, TokenIds
 
 PREFILL_TOKENS = 8192  # in one forward
 Alternatives = tuple[tuple[int, float], ...]  # ids and log-probs, likeliest first
+Teller = Callable[[int, float, Alternatives], None]  # is told each token, its log-prob and what else was likely
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,7 @@ class Row:
     sampling: Sampling
     uniforms: np.ndarray  # [max_new_tokens], float32 in [0, 1)
     tasks: str = ""  # the pass over tasks that it belongs to: others' prefixes are not its own
+    teller: Teller | None = None  # in place of the listener of ``sampling``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ class RunningBatch:
         self.rows: list[Row] = []
         self.texts: dict[int, Text] = {}  # by id of the row: of those that have a grammar
         self.alternatives: dict[int, list[Alternatives]] = {}  # by id of the row: of those that ask for them
-        self.listeners: dict[int, Callable[[int], None]] = {}  # by id of the row: of those that have one
+        self.tellers: dict[int, Teller] = {}  # by id of the row: of those that have one, or a listener
         self.endings: dict[int, Ending] = {}  # by id of the row: of those that have stop strings
         self.adapters: list[str | None] = []
         self.tokens: list[list[int]] = []  # [n] of what each row has sampled; its last one is not cached yet
@@ -112,6 +114,14 @@ class RunningBatch:
         """Tokens of a row whose keys and values are there when it goes on."""
         return len(self.rows[index].prompt) + len(self.tokens[index]) - 1
 
+    @torch.inference_mode()
+    def abandon(self, rows: Sequence[Row]) -> None:
+        """Let go of rows that nobody waits for any more."""
+        gone = {id(row) for row in rows}
+        for row in rows:
+            self._forget(row)
+        self._remove([index for index, row in enumerate(self.rows) if id(row) in gone])
+
     def clear(self) -> None:
         """Forget cached keys and values, which belong to weights that are about to change."""
         assert not self.rows, "the weights change while rows are being sampled"
@@ -138,8 +148,8 @@ class RunningBatch:
         for row in rows:
             if row.sampling.alternatives:
                 self.alternatives[id(row)] = []
-            if row.sampling.listener:
-                self.listeners[id(row)] = row.sampling.listener
+            if row.teller or row.sampling.listener:
+                self.tellers[id(row)] = row.teller or _to_listener(row.sampling.listener)
             if row.sampling.stop:
                 self.endings[id(row)] = Ending(self.spell(), row.sampling.stop)
             if row.sampling.grammar:
@@ -176,8 +186,8 @@ class RunningBatch:
         for text, token in zip(texts, drawn if texts else (), strict=True):
             if text:
                 text.take(token)
-        if self.listeners:
-            self._tell_listeners(drawn, part)
+        if self.tellers:
+            self._tell(drawn, said, part)
         finished, leaving = [], []
         for index, token, log_prob in zip(range(part.start, part.stop), drawn, said, strict=True):
             row, stops = self.rows[index], token in self.stop_ids
@@ -217,21 +227,26 @@ class RunningBatch:
             pairs = zip(ids, values, strict=True)
             self.alternatives[id(row)].append(tuple((int(i), value) for i, value in pairs if math.isfinite(value)))
 
-    def _tell_listeners(self, drawn: Sequence[int], part: slice) -> None:
-        for row, token in zip(self.rows[part], drawn, strict=True):
-            if listener := self.listeners.get(id(row)):
-                listener(token)
+    def _tell(self, drawn: Sequence[int], log_probs: Sequence[float], part: slice) -> None:
+        for row, token, log_prob in zip(self.rows[part], drawn, log_probs, strict=True):
+            if teller := self.tellers.get(id(row)):
+                likeliest = self.alternatives.get(id(row))
+                teller(token, log_prob, likeliest[-1] if likeliest else ())
 
     def _finish(self, index: int, finish: Finish) -> Finished:
         tokens = np.array(self.tokens[index], np.int32)
         log_probs = np.array(self.log_probs[index], np.float32)
         row = self.rows[index]
         self.prefill.keep(row.tasks, row.adapter, np.concatenate([row.prompt, tokens[:-1]]), index)
-        done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.pop(id(row), ())))
-        self.listeners.pop(id(row), None)
-        self.endings.pop(id(row), None)
-        text = self.texts.pop(id(row), None)
+        done = Finished(row, tokens, log_probs, finish, alternatives=tuple(self.alternatives.get(id(row), ())))
+        text = self.texts.get(id(row))
+        self._forget(row)
         return replace(done, masks=text.masks(), forced=tuple(text.forced), problem=text.problem) if text else done
+
+    def _forget(self, row: Row) -> None:
+        """Forget what is kept beside a row."""
+        for beside in (self.alternatives, self.tellers, self.endings, self.texts):
+            beside.pop(id(row), None)
 
     def _remove(self, leaving: Sequence[int]) -> None:
         """Take rows out: live rows from the end move into their slots."""
@@ -250,3 +265,8 @@ class RunningBatch:
         self.adapters = [row.adapter for row in self.rows]
         keep = sent(np.array(order, np.int64), self.backbone.device)
         self.last, self.temperatures, self.greedy = self.last[keep], self.temperatures[keep], self.greedy[keep]
+
+
+def _to_listener(listener: Callable[[int], None] | None) -> Teller:
+    assert listener is not None
+    return lambda token, log_prob, likeliest: listener(token)  # noqa: ARG005

@@ -61,3 +61,23 @@ class Vllm(EnginePart):
         from marft.engines.apart.vllm import open_vllm  # torch, which reading a recipe does without
 
         return open_vllm(self, run, models, policies, thread)
+
+
+class Process(EnginePart):
+    """Our own engine, in a process of its own with copies of the weights: one for each base, and one for each fully
+    tuned policy. It samples while the learner steps."""
+
+    holds_grammars: ClassVar[bool] = True
+    tells_tokens: ClassVar[bool] = True
+    apart: ClassVar[bool] = True
+    device: str = ""  # that it samples on; "": the run's
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of torch there; 0: the run's
+    max_rows: Annotated[int, Field(ge=1, le=65_536)] = 256  # requests that are sampled together
+    prefix_cache_mb: CountOrNone = 512  # kept keys and values, a base, for prompts that begin alike; 0: none
+    patience_seconds: Positive = 600.0  # without a word from it, before it is started again
+
+    def open(self, run: RunSettings, models: Models, policies: Sequence[str], thread: CallerThreadExecutor) -> Engine:
+        """Processes that sample with copies of the learner's weights."""
+        from marft.engines.apart.process import open_process  # torch, which reading a recipe does without
+
+        return open_process(self, run, models, policies, thread)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +24,8 @@ from marft.game.game import EpisodeFailedError
 from marft.models.backbone import Backbone
 from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +95,7 @@ class LocalEngine:
         self._waiting: list[_Request] = []
         self._running: dict[int, _Request] = {}  # by id of the row
         self._choices: list[_PendingChoice] = []
+        self._aside = 0  # what else the worker is to do
         self._driver: asyncio.Task[None] | None = None
         self._stillness = Stillness()
 
@@ -99,11 +103,29 @@ class LocalEngine:
         """Sample one action: its random stream is named by the run's seed and the key, whatever else is computed."""
         local = self.policies[policy]
         uniforms = seeds.generator(self.seed, "sample", *key).random(sampling.max_new_tokens, np.float32)
-        row = Row(local.adapter, prompt.ids, sampling, uniforms, _pass_of(key))
+        return await self.complete(policy, Row(local.adapter, prompt.ids, sampling, uniforms, _pass_of(key)), key)
+
+    async def complete(self, policy: str, row: Row, key: ActionKey) -> Completion:
+        """Sample one row of a policy.
+
+        Args:
+            key: its turn among waiting requests.
+        """
         request = _Request(key, policy, row, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._stir()
         return await request.result
+
+    async def between_tokens(self, work: Callable[[], T]) -> T:
+        """Have something done on the worker: with continuous admission before the next token of whatever is sampled.
+
+        It must not move the weights of rows that are being sampled.
+        """
+        self._aside += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        finally:
+            self._aside -= 1
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
@@ -133,9 +155,13 @@ class LocalEngine:
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
         """The policies changed: the weights are shared with the learner, so nothing is copied."""
         assert not [*self._waiting, *self._choices], "the weights change while requests wait"
+        self.forget()
+        self._versions.update(dict.fromkeys(policies, version))
+
+    def forget(self) -> None:
+        """On the worker: forget what was computed with weights that are about to change. Nothing may be sampled."""
         for batch in self._batches.values():
             batch.clear()
-        self._versions.update(dict.fromkeys(policies, version))
 
     def version(self, policy: str) -> int:
         """The version of a policy that was published last; 0 where none was."""
@@ -167,8 +193,8 @@ class LocalEngine:
                         if not chooser.result.done():
                             chooser.result.set_result((choice, self._now(chooser.policy)))
                     continue
-                admitted = self._admit()
-                finished = await loop.run_in_executor(self._worker, self._advance, admitted)
+                admitted, gone = self._admit(), self._given_up()
+                finished = await loop.run_in_executor(self._worker, self._advance, admitted, gone)
                 for done in sorted(finished, key=lambda done: self._running[id(done.row)].key):
                     self._resolve(self._running.pop(id(done.row)), done)
         except Exception as error:  # noqa: BLE001  whoever waits must hear of it
@@ -192,25 +218,43 @@ class LocalEngine:
         self._running.update({id(request.row): request for request in admitted})
         return admitted
 
+    def _given_up(self) -> list[_Request]:
+        """What runs and nobody waits for any more; admitted in order, it runs on: nothing may depend on when that
+        was."""
+        gone = [] if self.in_order else [request for request in self._running.values() if request.result.done()]
+        for request in gone:
+            del self._running[id(request.row)]
+        return gone
+
     def _worth_a_prefill(self) -> bool:
         """Nothing runs, or so many wait that the running batch would grow by half."""
         return bool(self._waiting) and 2 * len(self._waiting) >= len(self._running) < self.max_rows
 
-    def _advance(self, admitted: Sequence[_Request]) -> list[Finished]:
-        """On the worker: take rows in, then step every batch until some row finishes; with continuous
-        admission, also only until others may join."""
+    def _advance(self, admitted: Sequence[_Request], gone: Sequence[_Request]) -> list[Finished]:
+        """On the worker: let go of rows and take others in, then step every batch until some row finishes; with
+        continuous admission, also only until others may join, or leave."""
         finished: list[Finished] = []
         for identity, batch in self._batches.items():
-            rows = [request.row for request in admitted if id(self.policies[request.policy].backbone) == identity]
+            left, rows = (
+                [request.row for request in some if id(self.policies[request.policy].backbone) == identity]
+                for some in (gone, admitted)
+            )
+            if left:
+                batch.abandon(left)
             if rows:
                 finished += batch.admit(rows)
         while not finished and any(len(batch) for batch in self._batches.values()):
             for batch in self._batches.values():
                 if len(batch):
                     finished += batch.step()
-            if not self.in_order and (self._choices or self._worth_a_prefill()):
+            if not self.in_order and self._somebody_waits():
                 break
         return finished
+
+    def _somebody_waits(self) -> bool:
+        """For what runs to be interrupted."""
+        gone = any(request.result.done() for request in list(self._running.values()))
+        return bool(self._choices or self._aside or gone or self._worth_a_prefill())
 
     def _choose(self, asked: Sequence[_PendingChoice]) -> list[Choice]:
         """On the worker: score all options of all requests, one forward a backbone (in batches that fit)."""

@@ -26,6 +26,7 @@ from marft.learning.interfaces import Floats, LossInputs, Stateful, all_actions
 from marft.learning.learner import CreditedEpisodes, Learner
 from marft.learning.measuring import advantage_metrics, gradient_shares, measure_gradient_share
 from marft.learning.metering import Meter
+from marft.models.devices import Awaited
 from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, load_critic, verify
 from marft.runs.episodes import read_episodes
@@ -183,14 +184,15 @@ class _Judge:
 
     def _gradient_shares(self, credited: CreditedEpisodes) -> dict[str, float]:
         """Each agent's part of |∂loss/∂log π| before anything has moved."""
-        meter, samples = Meter(), credited.samples
+        meter, awaited, samples = Meter(), Awaited(), credited.samples
         pooled = self.settings.denominator == "pooled"
         for batch in self.learner.packing.micro_batches(samples, Denominators.of(samples, pooled)) if samples else []:
             log_probs = batch.engine_log_probs.clone().requires_grad_()
             inputs = LossInputs(batch.units(log_probs), batch.units(log_probs.detach()), batch.advantages)
             (self.learner.objective(inputs).terms * batch.unit_weights).sum().backward()
             assert log_probs.grad is not None
-            measure_gradient_share(meter, batch, log_probs.grad)
+            measure_gradient_share(awaited, meter, batch, log_probs.grad)
+        awaited.read()
         shares = gradient_shares(meter, self.learner.roles)
         return {role: shares[f"agents/{role}/gradient_share"] for role in self.learner.roles}
 

@@ -42,7 +42,8 @@ class Engine(Sampler, Protocol):
     """A sampler whose policies change, and which ends."""
 
     async def publish(self, policies: Mapping[str, Weights], version: int) -> None:
-        """The policies have these weights now. No request may be waiting."""
+        """The policies have these weights now. No request may be waiting, but with an engine that is apart: then it
+        goes on with the weights that it began with, or says of which versions it is."""
         ...
 
     async def settle(self) -> None:

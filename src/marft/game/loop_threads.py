@@ -214,7 +214,7 @@ class LoopThreadPool:
 
     def counts(self) -> dict[str, float]:
         """What is counted by what they share, by the name of a metric."""
-        return {name: count for shared in self._kept.values() for name, count in shared.counts().items()}
+        return {name: count for shared in list(self._kept.values()) for name, count in shared.counts().items()}
 
     def close(self) -> None:
         for shared in self._kept.values():

@@ -22,34 +22,35 @@ async def as_it_is(episode: Episode) -> Episode:
 async def play_all(
     game: Game,
     attempts: Sequence[Attempt],
-    max_live: int,
+    max_live: int | asyncio.Semaphore,
     on_done: Callable[[Episode], None] = lambda _: None,
     compose: Callable[[Episode], Awaitable[Episode]] = as_it_is,
 ) -> list[Episode]:
     """Play every attempt, at most ``max_live`` at a time → episodes in the order of the attempts.
 
     Args:
+        max_live: a number, or a gate for so many that is shared with others.
         on_done: sees each episode as soon as it is over and composed.
         compose: what becomes of an episode that is over; it no longer counts as live then.
     """
-    return await at_most(max_live, attempts, partial(play, game), compose, on_done)
+    gate = asyncio.Semaphore(max_live) if isinstance(max_live, int) else max_live
+    return await at_most(gate, attempts, partial(play, game), compose, on_done)
 
 
 async def at_most(
-    max_live: int,
+    gate: asyncio.Semaphore,
     attempts: Sequence[Attempt],
     begin: Callable[[Attempt], Awaitable[Played]],
     finish: Callable[[Played], Awaitable[Episode]],
     on_done: Callable[[Episode], None],
 ) -> list[Episode]:
-    """Begin and finish every attempt, at most ``max_live`` begun at a time → episodes in the order of the attempts.
+    """Begin and finish every attempt, as many at a time as the gate lets in → episodes in the order of the attempts.
 
     Args:
         begin: plays an attempt, until it no longer counts as live.
         finish: makes an episode of that.
         on_done: sees each episode as soon as it is finished.
     """
-    gate = asyncio.Semaphore(max_live)
 
     async def one(attempt: Attempt) -> Episode:
         async with gate:

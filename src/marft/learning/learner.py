@@ -32,6 +32,7 @@ from marft.learning.measuring import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
+    effective_sizes,
     first_of_each_agent,
     gradient_shares,
     measure_base_kl,
@@ -295,7 +296,7 @@ class Learner:
         if self.settings.team_kl:
             sums["team_kl"] = meter.total("team_kl")
         meter = meter.of_all(self.ranks)
-        metrics = rates | meter.means() | gradient_shares(meter, self.roles) | sums
+        metrics = rates | meter.means() | gradient_shares(meter, self.roles) | effective_sizes(meter, self.roles) | sums
         return metrics, update.old, update.ledger.of_all(self.ranks)
 
     def _measure_base_kl(self, meter: Meter, samples: Sequence[Sample], fixed: FixedLogProbs, update: Update) -> None:

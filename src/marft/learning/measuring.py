@@ -18,6 +18,7 @@ from marft.learning.scoring import k3
 from marft.models.devices import Awaited
 from marft.types import ActionKey, Sample
 
+ESS = ("ess/weights", "ess/squares", "ess/units")  # sums of w, w², 1
 BASE_KL_ACTIONS = 4  # of each agent, on which KL to the untuned base is measured
 
 
@@ -60,6 +61,27 @@ def gradient_shares(meter: Meter, agents: Sequence[str]) -> dict[str, float]:
     sizes = {name: meter.total(f"agents/{name}/gradient_share") for name in agents}
     total = sum(sizes.values())
     return {f"agents/{name}/gradient_share": size / total if total else math.nan for name, size in sizes.items()}
+
+
+def measure_weights(awaited: Awaited, meter: Meter, batch: MicroBatch, weights_U: Tensor) -> None:
+    """Add up the weights of the sampler correction; :func:`effective_sizes` turns the sums into shares."""
+
+    def told(weights: Floats) -> None:
+        agents = batch.unit_agents()
+        for index, name in enumerate(batch.agent_names):
+            mine = weights[agents == index]
+            for part, total in zip(ESS, (mine.sum(), np.square(mine).sum(), len(mine)), strict=True):
+                meter.add(f"agents/{name}/{part}", float(total), 0.0)
+
+    awaited.add(weights_U, told)
+
+
+def effective_sizes(meter: Meter, agents: Sequence[str]) -> dict[str, float]:
+    """The effective sample size over the number of units, (Σw)² / (N Σw²), for the team and each agent; of those that
+    have any weight."""
+    of_agents = {name: np.array([meter.total(f"agents/{name}/{part}") for part in ESS]) for name in agents}
+    sums = {f"agents/{name}/": mine for name, mine in of_agents.items()} | {"": sum(of_agents.values(), np.zeros(3))}
+    return {f"{scope}ess": float(w * w / (n * squares)) for scope, (w, squares, n) in sums.items() if squares}
 
 
 def advantage_metrics(samples: Sequence[Sample], raw: Sequence[np.ndarray]) -> dict[str, float]:

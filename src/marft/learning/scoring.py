@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,6 +53,10 @@ def picked(hidden_ND: Tensor, index_T: Tensor) -> Tensor:
     return hidden_ND.index_select(0, index_T) if on_host(hidden_ND) else hidden_ND[index_T]
 
 
+def _note(scored: dict[ActionKey, Floats], batch: MicroBatch, flat: Floats) -> None:
+    scored.update(batch.by_action(flat))
+
+
 @torch.no_grad()
 def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = ALONE) -> dict[ActionKey, Floats]:
     """Log-probs of every sampled token under the policies as they are, by key of the action; each rank has a share."""
@@ -66,6 +71,6 @@ def score_actions(packing: Packing, samples: Sequence[Sample], ranks: Ranks = AL
         if isinstance(batch, Idle):
             batch.forward()
         else:
-            awaited.add(score(batch).log_probs, lambda flat, batch=batch: scored.update(batch.by_action(flat)))
+            awaited.add(score(batch).log_probs, partial(_note, scored, batch))
     awaited.read()
     return merged(ranks, scored)

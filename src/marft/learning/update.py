@@ -25,7 +25,13 @@ from marft.learning.batching import (
 )
 from marft.learning.interfaces import Floats, LossInputs, Objective, UpdatePhase, UpdateSchedule
 from marft.learning.ledger import Ledger
-from marft.learning.measuring import measure_difference, measure_gradient_share, measure_tokens, measure_units
+from marft.learning.measuring import (
+    measure_difference,
+    measure_gradient_share,
+    measure_tokens,
+    measure_units,
+    measure_weights,
+)
 from marft.learning.metering import Meter
 from marft.learning.objectives.terms import kl_terms, sampler_weights, teammate_terms
 from marft.learning.optimizers import PolicyOptimizer, step_all
@@ -282,6 +288,7 @@ class Update:
         correction = self._sampler_weights(batch, old)
         if correction is not None:
             measure_tokens(awaited, meter, batch, sampler_weight=correction)
+            measure_weights(awaited, meter, batch, _of_units(batch, correction))
         units = LossInputs(batch.units(scores.log_probs), batch.units(old) - batch.log_factors, batch.advantages)
         output = objective(units)
         loss = (output.terms * self._unit_weights(batch, correction)).sum() + self._extras(batch, scores, old)
@@ -303,7 +310,7 @@ class Update:
         """Weights of the objective's terms, with the sampler's correction."""
         if correction is None:
             return batch.unit_weights
-        return batch.unit_weights * (correction[batch.first_tokens()] if batch.level == "action" else correction)
+        return batch.unit_weights * _of_units(batch, correction)
 
     def _extras(self, batch: MicroBatch, scores: TokenScores, old: Tensor) -> Tensor:
         """Entropy bonus, KL to the base, likelihood of successful actions: each a sum over tokens."""
@@ -336,6 +343,11 @@ class Update:
             for scope in ("", f"policies/{policy}/"):
                 self.meter.add(f"{scope}gradient_norm", norm * part, part)
                 self.meter.add(f"{scope}skipped_updates", float(not math.isfinite(norm)) * part, part)
+
+
+def _of_units(batch: MicroBatch, of_tokens: Tensor) -> Tensor:
+    """One number a token, which those of an action share at action level → one a unit."""
+    return of_tokens[batch.first_tokens()] if batch.level == "action" else of_tokens
 
 
 def _add_to(sums: Floats, numbers: Floats | tuple[float, float]) -> None:

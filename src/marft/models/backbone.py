@@ -165,6 +165,11 @@ class Backbone:
                 generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", policy, name))
                 self._lora_layer(name).add(policy, rank, alpha, generator)
 
+    def remove_adapter(self, policy: str) -> None:
+        """Take the policy's adapters away."""
+        for layer in self.layers.values():
+            layer.remove(policy)
+
     def adapters(self, policy: str) -> dict[str, Adapter]:
         """The policy's adapters by layer name; empty for the base alone."""
         found = {}

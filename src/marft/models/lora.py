@@ -98,6 +98,12 @@ class MultiLoraLinear(nn.Module):
     def add(self, policy: str, rank: int, alpha: float, generator: torch.Generator) -> None:
         self._adapters[_key(policy)] = Adapter(self.base, rank, alpha, generator)
 
+    def remove(self, policy: str) -> None:
+        """Forget a policy's adapter, where it has one here. None of its rows may be computed any more."""
+        if _key(policy) in self._adapters:
+            del self._adapters[_key(policy)]
+        self._stack_of, self._stack = None, None
+
     def adapter(self, policy: str | None) -> Adapter | None:
         if policy is None or _key(policy) not in self._adapters:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,11 +113,18 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, settings: CheckpointSettings, spare: int = 0) -> None:
         self.folder, self.path, self.settings, self.spare = folder, folder.checkpoints, settings, spare
 
-    def save(self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> Path:
-        """Write ``step_<n>`` and let go of those that need not be kept."""
+    def save(
+        self, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark,
+        beside: Callable[[Path], None] = lambda _: None,
+    ) -> Path:  # fmt: skip
+        """Write ``step_<n>`` and let go of those that need not be kept.
+
+        Args:
+            beside: writes what else the run needs to go on into the checkpoint's folder.
+        """
         target = self.path / name_of(state.step)
         _make_way(target)
-        self._write(target, state, run, models, learner, log)
+        self._write(target, state, run, models, learner, log, beside)
         self._let_go(state)
         return target
 
@@ -137,7 +144,10 @@ class Checkpoints:
         start.rename(self.path / name_of(0))
         atomic.sync_folder(self.path)
 
-    def _write(self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark) -> None:
+    def _write(
+        self, target: Path, state: State, run: RunSettings, models: Models, learner: Kept, log: Mark,
+        beside: Callable[[Path], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         from safetensors.torch import save_file
 
         from marft.learning.undoing import not_finite
@@ -150,6 +160,7 @@ class Checkpoints:
                 save_file(_contiguous(learner.critic.state_dict()), draft / CRITIC)
             save_file(_contiguous(learner.optimizer_state()), draft / OPTIMIZER)
             (draft / RECIPE).write_text(to_toml(run), encoding="utf-8")
+            beside(draft)
             files = {file.relative_to(draft).as_posix(): _digest(file) for file in _files(draft)}
             known = {"models": models.digests(), "code": digests_of_code(run), "version": __version__}
             about = {"files": files, "log": asdict(log), **known}

@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from typing import cast
 
 from marft.config.run import RunSettings
+from marft.engines.caller_thread import Background
 from marft.game.game import Attempt
 from marft.game.rendering import Channel
 from marft.game.rollout import at_most
 from marft.game.team import Organization, Team
-from marft.playing import added, nobody
+from marft.playing import Begun, added, nobody
 from marft.processes.child import Child
 from marft.samplers import Samplers
 from marft.types import Episode
@@ -37,7 +38,7 @@ class WorkerRollouts:
 
     def __init__(self, run: RunSettings) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
-            self.run = run
+            self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
             settings = pickled(run, "the recipe")
             children = [Child(f"worker {number}", worker_command) for number in range(run.rollout.processes)]
             for child in children:  # which import what they need while models are loaded here
@@ -77,6 +78,14 @@ class WorkerRollouts:
         """Play every attempt → episodes in the same order. The episodes of a worker that is lost have failed."""
         return self._samplers.wait_for(self._play(attempts, self._sent(team or self.team), on_done))
 
+    def begin(self, attempts: Sequence[Attempt]) -> Background[list[Episode]]:
+        """Play attempts in the background."""
+        return self._samplers.begin(self._play(attempts, self._sent(self.team), nobody))
+
+    def end(self, begun: Sequence[Begun]) -> None:
+        """Let go of what is played in the background."""
+        self._samplers.end(begun)
+
     async def _play(
         self, attempts: Sequence[Attempt], team: bytes, on_done: Callable[[Episode], None]
     ) -> list[Episode]:
@@ -87,7 +96,7 @@ class WorkerRollouts:
             return await playing.episode
 
         try:
-            return await at_most(self.run.rollout.max_live_episodes, attempts, begin, finish, on_done)
+            return await at_most(self._gate, attempts, begin, finish, on_done)
         except BaseException:
             await asyncio.shield(self._crew.cancel())
             raise

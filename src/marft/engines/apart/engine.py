@@ -14,10 +14,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
+from marft.engines.apart.asked import Asked
 from marft.engines.apart.frames import Connection
 from marft.engines.apart.handover import Handover
 from marft.engines.apart.held import check_alike, with_masks
-from marft.engines.apart.waiting import Waiting
 from marft.engines.apart.words import (
     FROM_ENGINE,
     Ask,
@@ -40,7 +40,6 @@ from marft.game.engine import Weights
 from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
 from marft.processes.child import Child, Command
-from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 MOST_DEATHS = 3  # one after the other, without an answer in between
@@ -102,7 +101,7 @@ class EngineApart:
         self._weights: dict[str, Load] = {}  # as published
         self._old: list[tuple[str, set[int]]] = []  # folders of weights before, and requests that may still use them
         self._loading: dict[int, asyncio.Future[None]] = {}
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, Asked] = {}
         self._number = 0
         self._ready: asyncio.Future[None] | None = None
         self._deaths = self._in_a_row = 0
@@ -126,15 +125,18 @@ class EngineApart:
         message = Ask(
             self._next(), policy, prompt.ids, sampling.temperature, sampling.max_new_tokens, sampling.top_p,
             sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % LARGEST_SEED,
-            list(self.policies[policy].stop_ids), sampling.alternatives, bool(ending or sampling.listener),
+            list(self.policies[policy].stop_ids), sampling.alternatives, _tells(ending, sampling),
             [sampling.grammar.kind, sampling.grammar.text] if sampling.grammar else [],
         )  # fmt: skip
-        waiting = await self._asked(Waiting(message, _future(), ending, sampling.listener))
-        completion, holding = self._completion(policy, sampling, waiting), self.policies[policy].holding
-        if sampling.grammar is None or holding is None:
-            return completion
+        waiting, mine = await self._asked(Asked(message, _future(), ending, sampling.listener)), self.policies[policy]
+        if not waiting.said or not len(waiting.said[0].tokens):
+            raise RunError(f"{self.name}: it ended an action before its first token")
+        done = waiting.completion(mine.tokenizer, mine.stop_ids, sampling)
+        self._sampled += len(done.tokens)
+        if sampling.grammar is None or mine.holding is None:
+            return done
         check_alike(self._llguidance)
-        return await asyncio.to_thread(with_masks, completion, sampling.grammar, holding)
+        return await asyncio.to_thread(with_masks, done, sampling.grammar, mine.holding)
 
     async def choose(
         self, policy: str, prompt: Prompt, options: Sequence[Option], sampling: Sampling, key: ActionKey
@@ -144,7 +146,7 @@ class EngineApart:
             self._next(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
             np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
         )  # fmt: skip
-        weighed = (await self._asked(Waiting(message, _future()))).weighed
+        weighed = (await self._asked(Asked(message, _future()))).weighed
         assert weighed is not None
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         scores = weighed.log_probs / np.array([option.normaliser for option in options], np.float32)
@@ -191,7 +193,7 @@ class EngineApart:
     def _ending(self, policy: str, sampling: Sampling) -> Ending | None:
         return Ending(self._spellings[policy](), sampling.stop) if sampling.stop else None
 
-    async def _asked(self, waiting: Waiting) -> Waiting:
+    async def _asked(self, waiting: Asked) -> Asked:
         if self._gone:
             raise self._gone
         number = waiting.message.number
@@ -211,27 +213,6 @@ class EngineApart:
         """To a process that is ready; to one that is not, all that waits is sent once it is."""
         if self._ready is not None and self._ready.done():
             self._connection.send(message)
-
-    def _completion(self, policy: str, sampling: Sampling, waiting: Waiting) -> Completion:
-        said, mine = waiting.said, self.policies[policy]
-        tokens = np.concatenate([each.tokens for each in said])
-        self._sampled += len(tokens)
-        ids = tokens.tolist()
-        if not ids:
-            raise RunError(f"{self.name}: it ended an action before its first token")
-        text = str(mine.tokenizer.decode(ids[:-1] if ids[-1] in mine.stop_ids else ids, skip_special_tokens=True))
-        return Completion(
-            tokens,
-            np.concatenate([each.log_probs for each in said]),
-            until(text, sampling.stop),
-            "stop" if waiting.stopped or said[-1].finish == "stop" else "length",
-            Versions(min(each.lowest for each in said), max(each.highest for each in said)),
-            alternatives=tuple(
-                tuple(zip(row.tolist(), numbers.tolist(), strict=True))
-                for each in said
-                for row, numbers in zip(each.top_ids, each.top_log_probs, strict=True)
-            ),
-        )
 
     async def _load(self, name: str, version: int) -> None:
         policy, before = self.policies[name], self._weights.get(name)
@@ -366,6 +347,12 @@ class EngineApart:
         for future in [*(waiting.result for waiting in self._waiting.values()), *self._loading.values()]:
             if not future.done():
                 future.set_exception(error)
+
+
+def _tells(ending: Ending | None, sampling: Sampling) -> bool:
+    """Whether tokens are to be told as they come. What a grammar allowed for comes at the end: so where a text of ours
+    may end an action before, all of it does."""
+    return bool(ending or sampling.listener) and not (ending and sampling.grammar)
 
 
 def _future() -> asyncio.Future[None]:

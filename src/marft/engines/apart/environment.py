@@ -1,9 +1,11 @@
-"""Where Python environments of engines are, which want other versions of libraries than MARFT."""
+"""Where Python environments of engines are, which want other versions of libraries than MARFT, and how programs run."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +19,12 @@ sys.modules["marft"] = marft
 from marft.engines.apart.{program} import main
 main(int(sys.argv[2]))
 """  # modules of ours that need numpy alone, and nothing else of this environment
+OWN_START = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from marft.engines.apart.local_server import main
+main(int(sys.argv[2]))
+"""
 
 
 def place(engine: str) -> Path:
@@ -60,3 +68,13 @@ def command(python: str, program: str, descriptor: int) -> Sequence[str]:
     """
     start = START.format(program=program)
     return [python, "-u", "-X", "faulthandler", "-c", start, str(PACKAGE), str(descriptor)]
+
+
+def own_command(descriptor: int) -> Sequence[str]:
+    """Our own engine on Python as here, with the modules that can be found here.
+
+    Args:
+        descriptor: its end of the connection.
+    """
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    return [sys.executable, "-u", "-X", "faulthandler", "-c", OWN_START, path, str(descriptor)]

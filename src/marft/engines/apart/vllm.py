@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
 from marft.engines.apart.held import told
@@ -15,7 +16,6 @@ from marft.engines.apart.resting import RestingEngine
 from marft.engines.apart.words import Open
 from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
-from marft.engines.router import Router
 from marft.models.paths import resolve_path
 from marft.models.pool import Models, Policy
 from marft.processes.child import Command
@@ -57,21 +57,12 @@ def open_vllm(
         RunError: it does not come up.
     """
     python = python_of("vllm", settings.python)
-    backbones: dict[int, list[str]] = {}
-    for name in policies:
-        backbones.setdefault(id(models.policies[name].backbone), []).append(name)
-    engines: dict[str, Engine] = {}
-    try:
-        for names in backbones.values():
-            mine = _holding(models, {name: _policy(models, name) for name in names})
-            opened = _opened(settings, run, models, names)
-            engine = _engine(settings, partial(command, python, "vllm_server"), opened, mine, run.seed)
-            engines.update(dict.fromkeys(names, engine))
-            thread.wait_for(engine.start())
-    except BaseException:
-        thread.wait_for(Router(engines).close())
-        raise
-    return Router(engines)
+
+    def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart | Replicas:
+        opened = _opened(settings, run, models, names)
+        return _engine(settings, partial(command, python, "vllm_server"), opened, _holding(models, mine), run.seed)
+
+    return open_each(models, policies, thread, make)
 
 
 def _engine(
@@ -124,10 +115,3 @@ def _holding(models: Models, policies: Mapping[str, PolicyApart]) -> dict[str, P
 
 def _holding_of(policy: Policy) -> Holding:
     return Holding(Grammars.of(policy.tokenizer, policy.stop_ids), len(policy.backbone.head.weight))
-
-
-def _policy(models: Models, name: str) -> PolicyApart:
-    policy = models.policies[name]
-    whole = policy.settings.train == "full"
-    save = partial(models.save_policy, name) if whole or policy.adapter else None
-    return PolicyApart(policy.tokenizer, policy.stop_ids, save, whole)

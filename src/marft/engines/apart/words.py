@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint8]
 NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+NO_PLACES, NO_BITS = np.zeros(0, np.int32), np.zeros((0, 0), np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +119,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """From the engine: tokens of an action, those that had not been told before."""
+    """From the engine: tokens of an action, those that had not been told before; and with the last of them what a
+    grammar allowed for at places of the whole action (:class:`marft.marks.Masks`)."""
 
     number: int
     tokens: Ids  # [T]
@@ -127,6 +130,10 @@ class Said:
     highest: int
     top_ids: Ids = field(default_factory=lambda: NO_IDS)  # [T, alternatives]
     top_log_probs: Numbers = field(default_factory=lambda: NO_NUMBERS)  # [T, alternatives]
+    mask_at: Ids = field(default_factory=lambda: NO_PLACES)  # [M]
+    mask_which: Ids = field(default_factory=lambda: NO_PLACES)  # [M]
+    mask_table: Bits = field(default_factory=lambda: NO_BITS)  # [masks, bytes]
+    forced: Ids = field(default_factory=lambda: NO_PLACES)  # places where it allowed for one token alone
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.shape != self.log_probs.shape:

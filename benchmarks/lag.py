@@ -1,0 +1,177 @@
+"""Asynchronous training with an environment that takes its time: the demo team at lag 0, 1, 2 and 4.
+
+    python benchmarks/lag.py
+    python benchmarks/lag.py --seeds 3 --lags 0 2
+
+Every environment step of a training episode takes a time of its own (log-normal, its median a second); held-out tasks
+take none. Each run saves checkpoints, which are evaluated afterwards by the in-process engine: accuracy over the
+actions that were sampled up to there, and over the seconds that it took. Runs go on where they stopped. Writes
+results/lag.json, .md and .svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import machine
+from matplotlib.figure import Figure
+
+from marft.config import RunSettings, load_recipe
+from marft.envs.reasoning_gym import ReasoningGym
+from marft.envs.single_turn import SingleTurn
+from marft.evaluation.session import evaluate_checkpoints
+from marft.runs.folder import RunFolder
+from marft.training import train
+from marft.types import JointAction, Step, Task
+
+STEPS, EVERY = 24, 6
+SETTINGS = (
+    "--rollout.tasks_per_step", "8", "--training.steps", str(STEPS), "--checkpoints.every", str(EVERY),
+    "--checkpoints.keep_last", str(STEPS), "--device", "cpu", "--sinks", "[]",
+)  # fmt: skip
+LAG = ("--engine", "{ kind = 'process', threads = 1 }", "--threads", "1", "--environment.name", "lag:Slow")
+MEDIAN, SPREAD = 1.0, 0.6  # seconds, and deviation of their logarithm
+
+
+class Slow(ReasoningGym):
+    """Training episodes whose step takes some time."""
+
+    @cached_property
+    def _training(self) -> frozenset[str]:
+        return frozenset(task.id for task in self.tasks("train"))
+
+    def start(self, task: Task, seed: int) -> SingleTurn:
+        session = SlowSession(task, lambda text: self._grade(task, text))
+        session.seconds = MEDIAN * random.Random(seed).lognormvariate(0.0, SPREAD) if task.id in self._training else 0.0
+        return session
+
+
+class SlowSession(SingleTurn):
+    seconds = 0.0
+
+    async def step(self, actions: JointAction) -> Step:
+        await asyncio.sleep(self.seconds)
+        return await super().step(actions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
+    parser.add_argument("--output", type=Path, default=Path("runs/lag"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    parser.add_argument("--only-train", action="store_true", help="measure, and evaluate another time")
+    arguments = parser.parse_args()
+    folders = {
+        (lag, seed): trained(arguments.output, f"lag_{lag}-{seed}", seed, (*LAG, "--rollout.max_policy_lag", str(lag)))
+        for seed in arguments.seeds
+        for lag in arguments.lags
+    }
+    if arguments.only_train:
+        return
+    rows = [
+        {"lag": lag, "seed": seed, **measured(folder), "curve": curve(folder, arguments.tasks)}
+        for (lag, seed), folder in folders.items()
+    ]
+    table = [
+        "| lag | seed | greedy | sampled | seconds | learner idle | overlap | oldest action | ess |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {row['lag']} | {row['seed']} | {row['curve'][-1]['greedy']:.1%} | {row['curve'][-1]['sampled']:.1%} "
+            f"| {row['seconds']:.0f} | {row['idle']:.0%} | {row['overlap']:.0%} | {row['oldest']:.0f} "
+            f"| {row['ess']:.3f} |"
+            for row in rows
+        ),
+    ]
+    save(arguments.results, "lag", rows, table, plot(rows, "lag", ("actions", "seconds")))
+
+
+def trained(output: Path, name: str, seed: int, changes: Sequence[str]) -> RunFolder:
+    """The demo, from where it is."""
+    where = ("--output", str(output), "--name", name, "--seed", str(seed))
+    run = load_recipe("demo", [*where, *SETTINGS, *changes])
+    path = Path(run.output) / run.name
+    begun = path.exists()
+    folder = RunFolder.open(path) if begun else RunFolder.create(run)
+    if len(folder.read_metrics()) < run.training.steps:
+        train(run, folder, resume=begun)
+    return folder
+
+
+def measured(folder: RunFolder) -> dict[str, float]:
+    """Of all steps."""
+    rows = folder.read_metrics()
+    seconds = sum(row["seconds"] for row in rows)
+    overlaps = [row["ahead/overlap"] for row in rows[1:] if "ahead/overlap" in row]
+    return {
+        "seconds": seconds,
+        "learning": sum(row["seconds/learning"] for row in rows),
+        "idle": sum(row["seconds/sampling"] for row in rows) / seconds,
+        "overlap": sum(overlaps) / len(overlaps) if overlaps else 0.0,
+        "oldest": max(row.get("policy_lag_max", 0.0) for row in rows),
+        "ess": min(row.get("ess", 1.0) for row in rows),
+    }
+
+
+def curve(folder: RunFolder, tasks: int) -> list[dict[str, float]]:
+    """Held-out accuracy of every checkpoint, over what it had taken up to there; kept beside the run."""
+    kept = folder.path / f"curve_{tasks}.json"
+    if kept.is_file():
+        return list(json.loads(kept.read_text(encoding="utf-8")))
+    rows, run = folder.read_metrics(), in_process(folder)
+    names = ["base", *(path.name for path in folder.saved_steps())]
+    found = evaluate_checkpoints(run, folder, names, ("greedy", "sampled"), tasks, False, lambda *_: None)
+    points: list[dict[str, float]] = []
+    for name in names:
+        done = rows[: int(name.rpartition("_")[2])] if name != "base" else []
+        accuracies = {str(one.mode): one.accuracy or 0.0 for one in found if one.checkpoint == name}
+        taken = {"actions": "sampled_actions", "seconds": "seconds", "learning": "seconds/learning"}
+        sums = {name: sum(row[metric] for row in done) for name, metric in taken.items()}
+        points.append({"step": len(done), **sums, **accuracies})
+    kept.write_text(json.dumps(points, indent=2) + "\n", encoding="utf-8")
+    return points
+
+
+def in_process(folder: RunFolder) -> RunSettings:
+    """A run's recipe, to be evaluated by this process."""
+    return load_recipe(folder.config, ["--rollout.max_policy_lag", "0", "--engine", "{ kind = 'local' }"])
+
+
+def plot(rows: Sequence[Mapping[str, Any]], of: str, over: Sequence[str]) -> Figure:
+    """Held-out accuracy over what it took, a panel each."""
+    labels = {"actions": "actions sampled", "seconds": "seconds of training", "learning": "seconds of learning"}
+    figure = Figure(figsize=(4.6 * len(over), 3.6), layout="constrained")
+    values = sorted({row[of] for row in rows})
+    for axes, name in zip(figure.subplots(1, len(over), sharey=True, squeeze=False).flat, over, strict=True):
+        for row in rows:
+            points = row["curve"]
+            number = values.index(row[of])
+            label = f"{of} {row[of]}" if row["seed"] == rows[0]["seed"] else None
+            accuracies = [100 * point["sampled"] for point in points]
+            axes.plot([point[name] for point in points], accuracies, color=f"C{number}", marker="o", ms=3, label=label)
+        axes.set_xlabel(labels[name])
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("held-out accuracy, sampled, %")
+    figure.axes[0].legend()
+    return figure
+
+
+def save(results: Path, name: str, rows: Sequence[Mapping[str, Any]], table: Sequence[str], figure: Figure) -> None:
+    """Write the figures, the table and the picture."""
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps({"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
+    (results / f"{name}.md").write_text("\n".join(table) + "\n")
+    figure.savefig(results / f"{name}.svg")
+    print("\n".join(table), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""How a recipe has what its steps learn from gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from marft.ahead.gathering import Ahead, Gathering, Synchronous
+from marft.ahead.reuse import Reusing
+from marft.playing import Rollouts
+from marft.runs.checkpoints import State
+from marft.types import Task
+
+
+def open_gathering(rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None) -> Gathering:
+    """As ``rollout.max_policy_lag`` and ``rollout.reuse`` say.
+
+    Args:
+        folder: the checkpoint that the run goes on from.
+
+    Raises:
+        ValueError: what was played before cannot be read.
+    """
+    asked = rollouts.run.rollout
+    found = Ahead(rollouts, tasks, state, folder) if asked.max_policy_lag else Synchronous(rollouts, tasks)
+    return Reusing(found, rollouts, tasks, folder) if asked.reuse > 1 else found
