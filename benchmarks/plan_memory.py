@@ -1,6 +1,6 @@
 """Bytes that ``marft plan`` predicts against those that tensors take in whole training steps on a CPU.
 
-    python benchmarks/plan_memory.py                  # each case in a process of its own
+    python benchmarks/plan_memory.py                  # each case in a process of its own; it goes on where it stopped
     python benchmarks/plan_memory.py --smollm2 DIR    # and SmolLM2, as tools/smollm2.py makes it
 
 Each case loads a small model, plays and learns two steps, and publishes. Tensors are counted at every operation of
@@ -12,11 +12,11 @@ the process had before the model was loaded: an allocator rounds and keeps, so i
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,11 +48,11 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "num_attention_heads": 4}
 WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
 CASES: dict[str, dict[str, Any]] = {
-    "Qwen2, LoRA": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 4096},
+    "Qwen2, LoRA": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 4096, "tasks": 16},
     "Qwen2, LoRA on all layers": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 4096, "targets": ALL},
     "Qwen2, a large vocabulary": {"kind": "qwen2", "sizes": SMALL, "vocabulary": 151_936, "batch": 2048},
     "Llama, few long actions": {
-        "kind": "llama", "sizes": WIDE, "vocabulary": 8192, "prompt": 200, "action": 160, "tasks": 8,
+        "kind": "llama", "sizes": WIDE, "vocabulary": 8192, "prompt": 200, "action": 120, "tasks": 4,
     },
     "Qwen3, micro-batches of 2,048": {"kind": "qwen3", "sizes": WIDE, "vocabulary": 8192, "batch": 2048},
     "Llama, gradient checkpointing": {"kind": "llama", "sizes": WIDE, "vocabulary": 4096, "recompute": True},
@@ -84,7 +84,7 @@ def recipe(folder: Path, case: dict[str, Any]) -> RunSettings:
     """A chain of two agents, each with a policy of its own."""
     lora = {"rank": 8, "alpha": 16.0, "targets": case.get("targets", ["q_proj", "v_proj"])}
     whole = {"model": "base", "train": "full", "learning_rate": 1e-6}
-    action, prompt = case.get("action", 48), case.get("prompt", 100)
+    action, prompt = case.get("action", 40), case.get("prompt", 100)
     roles = ("reasoner", "actor")
     level = case.get("level", "action")
     return parse_recipe({
@@ -103,7 +103,7 @@ def recipe(folder: Path, case: dict[str, Any]) -> RunSettings:
         "environment": case.get("environment") or {
             "name": "throughput:Numbers", "vocabulary": case["vocabulary"], "length": prompt,
         },
-        "rollout": {"tasks_per_step": case.get("tasks", 16), "samples_per_task": 2},
+        "rollout": {"tasks_per_step": case.get("tasks", 8), "samples_per_task": 2},
         "training": {"steps": STEPS, "tokens_per_micro_batch": case.get("batch", 4096)},
         "algorithm": {
             "name": case.get("algorithm", "marft"), "level": level,
@@ -129,13 +129,10 @@ def measure(case: dict[str, Any], folder: Path) -> dict[str, float]:
 def _counted(run: RunSettings, before: int) -> dict[str, float]:
     played: list[Episode] = []
     with LocalRollouts(run) as rollouts:
-        careful = Careful(Learner(run, rollouts.models), print)
+        careful = Careful(learning := Learner(run, rollouts.models), print)
         tasks = training_tasks(run)
         rollouts.publish(0)
-        gc.collect()
-        there = [object_ for object_ in gc.get_objects() if isinstance(object_, torch.Tensor)]
-        with Counted(there) as counted:
-            del there
+        with Counted(there(learning, rollouts)) as counted:
             for step in range(STEPS):
                 collection = collect(rollouts, tasks, step, step * run.rollout.tasks_per_step, lambda _: None)
                 careful.learn(collection.credit_inputs, Progress(step, 0))
@@ -150,6 +147,15 @@ def _counted(run: RunSettings, before: int) -> dict[str, float]:
         "action": float(np.mean([len(a.tokens) for e in played for a in e.actions])),
         "parts": {part.name: part.bytes for part in predicted.parts},  # type: ignore[dict-item]
     }
+
+
+def there(learning: Learner, rollouts: LocalRollouts) -> Iterator[torch.Tensor]:
+    """What is there before a step: weights, adapters, the critic."""
+    for policy in rollouts.models.policies.values():
+        for backbone in (policy.backbone, policy.reference, policy.reader):
+            yield from backbone.model.state_dict().values()
+    if learning.critic:
+        yield from learning.critic.parameters().values()
 
 
 def predict(run: RunSettings, played: list[Episode]) -> Process:
@@ -197,16 +203,16 @@ def main() -> None:
                 save_model(Path(folder), case["kind"], case["sizes"], case["vocabulary"])
             print(json.dumps(measure(case, Path(folder) if "kind" in case else arguments.smollm2)))
         return
-    found: dict[str, Any] = {}
-    for name in cases:
+    path = machine.RESULTS / "plan_memory.json"
+    found = json.loads(path.read_text())["cases"] if path.exists() else {}
+    for name in (name for name in cases if name not in found):
         smollm2 = ["--smollm2", str(arguments.smollm2)] if arguments.smollm2 else []
         command = [sys.executable, __file__, "--case", name, *smollm2]
-        found[name] = json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-        )
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found[name] = json.loads(said.splitlines()[-1])
         print(table({name: found[name]}).splitlines()[-1], flush=True)
-    path = machine.save("plan_memory", {"machine": machine.describe(), "cases": found})
-    path.with_suffix(".md").write_text(f"{table(found)}\nOn {machine.describe()['processor']}, one thread.\n")
+        machine.save("plan_memory", {"machine": machine.describe(), "cases": found})
+        path.with_suffix(".md").write_text(f"{table(found)}\nOn {machine.describe()['processor']}, one thread.\n")
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def test_published_figures_are_predicted_as_the_committed_table_says() -> None:
 def test_a_whole_step_takes_the_bytes_that_are_planned(tmp_path: Path) -> None:
     import plan_memory
 
-    case = plan_memory.CASES["Qwen2, LoRA"] | {"tasks": 4, "batch": 1024}
+    case = plan_memory.CASES["Qwen2, LoRA"] | {"tasks": 4, "batch": 1024, "action": 16}
     plan_memory.save_model(tmp_path, case["kind"], case["sizes"], case["vocabulary"])
     measured = plan_memory.measure(case, tmp_path)
     assert measured["predicted"] == pytest.approx(measured["counted"], rel=0.15)

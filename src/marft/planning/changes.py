@@ -8,7 +8,7 @@ from typing import Any
 
 from marft.config.load import parse_recipe
 from marft.config.run import RunSettings
-from marft.planning.memory import VLLM_SHARE
+from marft.planning.memory import vllm_share
 from marft.planning.plan import Ask, Plan, plan
 
 LEAST_TOKENS, LEAST_ROWS = 512, 8
@@ -47,7 +47,7 @@ def _knobs(run: RunSettings) -> Iterator[tuple[str, Sequence[Any]]]:
     yield "training.tokens_per_micro_batch", list(_halves(tokens, LEAST_TOKENS))
     rows = getattr(run.engine, "max_rows", 0)
     if run.engine.apart:
-        share = float(getattr(run.engine, "options", {}).get("gpu_memory_utilization", VLLM_SHARE))
+        share = vllm_share(run) if run.engine.name == "vllm" else 0.0
         yield "engine.options.gpu_memory_utilization", [s / 100 for s in range(85, 5, -5) if s / 100 < share]
     else:
         yield "engine.max_rows", list(_halves(rows, LEAST_ROWS))

@@ -252,23 +252,29 @@ def vllm_share(run: RunSettings) -> float:
     return float(given)
 
 
-def sampler(place: Place, model: str, cards: int, room: float) -> Process:
-    """A vLLM process for a base, over ``cards`` cards by tensor parallelism: what it takes of each.
+def takes_a_share(place: Place) -> bool:
+    """Whether the recipe's engine takes a share of its card, whatever its rows need: vLLM on a GPU."""
+    return place.run.engine.name == "vllm" and not place.card.is_cpu
 
-    It takes its whole share: what weights leave of it are keys and values.
+
+def sampler(place: Place, model: str, cards: int, room: float) -> Process:
+    """An engine in a process of its own, over ``cards`` cards by tensor parallelism: what it takes of each.
+
+    vLLM takes its whole share: what weights leave of it are keys and values. Others take what their rows need.
     """
     weights, token = vllm_bytes(place, model)
-    share = vllm_share(place.run) * place.card.memory
-    if place.card.is_cpu:  # it takes what its rows need
-        longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
-        share = weights + token * rows_at_once(place) * longest
-    of_vocabulary = 2.0 * FLOAT * rows_at_once(place) * place.shapes[model].vocabulary / cards
-    cache = share - weights / cards - of_vocabulary
-    need = token * max(policy.lengths.longest_row for policy in place.work.of_model(model)) / cards
+    longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
+    rows = rows_at_once(place)
+    logits = 2.0 * FLOAT * rows * place.shapes[model].vocabulary / cards
+    cache = token * rows * longest / cards
+    if takes_a_share(place):
+        share = vllm_share(place.run) * place.card.memory
+        room = min(room, share * (1 + 1e-9))
+        cache = max(share - weights / cards - logits, token * longest / cards)
     parts = (
         Part(f"weights of {model}", weights / cards),
-        Part("logits", of_vocabulary),
-        Part("keys and values", max(cache, need)),
+        Part("logits", logits),
+        Part("keys and values", cache),
         Part("Python", PYTHON, on_host=True),
     )
-    return Process(f"vLLM of {model}", parts, min(room, share * (1 + 1e-9)), place.card.name)
+    return Process(f"{place.run.engine.name} of {model}", parts, room, place.card.name)

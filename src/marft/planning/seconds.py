@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.memory import Place, micro_batch, rows_at_once, vllm_bytes, vllm_share
+from marft.planning.memory import Place, micro_batch, rows_at_once, takes_a_share, vllm_bytes, vllm_share
 from marft.planning.precisions import Precision
 from marft.planning.shapes import Shape
 from marft.planning.work import PolicyWork
@@ -164,7 +164,9 @@ def publishing(place: Place, reached: Efficiencies) -> Phase:
 
 
 def tensor_parallel(place: Place, model: str) -> int:
-    """Cards that a vLLM process of a model needs: the fewest, doubling, on which weights leave room for a row."""
+    """Cards that an engine of a model needs: vLLM the fewest, doubling, on which weights leave room for a row."""
+    if not takes_a_share(place):
+        return 1
     weights, token = vllm_bytes(place, model)
     row = token * max(policy.lengths.longest_row for policy in place.work.of_model(model))
     cards = 1
@@ -180,7 +182,8 @@ def _engine(place: Place, model: str, group: int, reached: Efficiencies) -> Engi
     rate = (card.flops_float32 if full else precision.rate(card)) * group
     if place.run.engine.apart:
         weights, token = vllm_bytes(place, model)
-        launch = reached.cpu_launch if card.is_cpu else reached.captured
+        own = reached.cpu_launch if card.is_cpu else reached.launch
+        launch = reached.captured if takes_a_share(place) else own
     else:
         element = 4 if full else precision.element
         weights = 4.0 * shape.parameters if full else precision.weights(shape)
@@ -191,7 +194,7 @@ def _engine(place: Place, model: str, group: int, reached: Efficiencies) -> Engi
 
 
 def _rows_that_fit(place: Place, model: str, group: int) -> float:
-    if not place.run.engine.apart or place.card.is_cpu:
+    if not takes_a_share(place):
         return float("inf")
     weights, token = vllm_bytes(place, model)
     room = vllm_share(place.run) * place.card.memory * group - weights
