@@ -3,6 +3,7 @@
 # make test-slow  those that start processes or take seconds: CI runs both
 # make test-vllm  those of vLLM, which it installs first, in an environment of its own: gigabytes; what came of them is
 #               benchmarks/results/vllm_tests.md
+# make gpu    what a machine with a GPU is asked: tests, times, memory; results in benchmarks/results/gpu by its name
 # make check  lint, types, fast tests
 # make real   get a real model of 135 million parameters, train a team of two on it, evaluate it: runs/sums/report.html
 # make docs   the docs as a site: build/site/index.html
@@ -16,7 +17,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo real test test-slow test-vllm docs mutants mutants-sample nightly check lint types format install clean
+.PHONY: demo real test test-slow test-vllm gpu docs mutants mutants-sample nightly check lint types format install clean
 
 install: $(INSTALLED)
 
@@ -45,6 +46,9 @@ test-slow: install
 test-vllm: install
 	$(BIN)/marft engine install vllm $(if $(shell command -v nvidia-smi),,--cpu)
 	$(BIN)/python benchmarks/vllm_tests.py
+
+gpu: install
+	$(BIN)/python benchmarks/gpu.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,139 @@
+"""What a machine with a GPU is asked: ``make gpu``. On a CPU the same questions are asked of the CPU, so that they work."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from marft.engines.decoding import Finished, Row, RunningBatch
+from marft.game.live import Spelling
+from marft.learning.batching import Denominators
+from marft.learning.interfaces import Progress
+from marft.learning.scoring import score
+from marft.models.packed_rows import PackedRows
+from marft.models.pool import Models
+from marft.types import Sampling
+from tests.learners import begun, episodes, recipe, samples_of
+
+DEVICE = os.environ.get("MARFT_GPU", "")  # "cuda", or "cpu" to try the questions out
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not DEVICE, reason="make gpu asks them, on a machine that has one"),
+]
+ROWS = [np.arange(3, 9, dtype=np.int32), np.arange(3, 30, dtype=np.int32), np.arange(40, 51, dtype=np.int32)]
+
+
+def no_waiting() -> AbstractContextManager[object]:
+    """An error for whoever waits for the GPU; of a CPU nobody can tell."""
+    if DEVICE == "cpu":
+        return nullcontext()
+    return _Mode("error")
+
+
+class _Mode:
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode(self.mode)
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def waits(work: Callable[[], object]) -> int:
+    """How often the GPU is waited for."""
+    if DEVICE == "cpu":
+        work()
+        return 1
+    with warnings.catch_warnings(record=True) as heard, _Mode("warn"):
+        warnings.simplefilter("always")
+        work()
+    return sum("synchroniz" in str(one.message) for one in heard)
+
+
+def models(tmp_path: Path, device: str, *overrides: str) -> Models:
+    torch.manual_seed(0)
+    return Models(recipe(tmp_path, "marft", "--device", device, *overrides))
+
+
+def played(of: Models) -> list[Finished]:
+    batch = RunningBatch(of.bases["base"], [2], lambda: Spelling(lambda ids: " ".join(map(str, ids))))
+    rows = [
+        Row(name, ids, Sampling(max_new_tokens=8, temperature=0.0), np.zeros(8, np.float32))
+        for name, ids in zip(("reasoner", "actor", None), ROWS, strict=True)
+    ]
+    done = batch.admit(rows)
+    while len(batch):
+        done += batch.step()
+    found = {id(one.row): one for one in done}
+    return [found[id(row)] for row in rows]
+
+
+def test_it_decodes_what_the_cpu_decodes(tmp_path: Path) -> None:
+    for mine, theirs in zip(played(models(tmp_path, DEVICE)), played(models(tmp_path, "cpu")), strict=True):
+        assert mine.tokens.tolist() == theirs.tokens.tolist()
+        np.testing.assert_allclose(mine.log_probs, theirs.log_probs, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["marft", "grpo", "happo"])
+def test_it_learns_what_the_cpu_learns(tmp_path: Path, name: str) -> None:
+    there, here = (
+        begun(recipe(tmp_path, name, "--device", device)).learn(episodes(), Progress(0, 0))
+        for device in (DEVICE, "cpu")
+    )
+    assert there.keys() == here.keys()
+    for metric in ("gradient_norm", "policy_loss", "entropy", "critic/loss"):
+        if metric in here:
+            assert there[metric] == pytest.approx(here[metric], rel=2e-2, abs=1e-4), metric
+
+
+def test_half_precision_scores_what_the_cpus_does(tmp_path: Path) -> None:
+    batch = samples_of(episodes())
+    found = []
+    for device in (DEVICE, "cpu"):
+        learner = begun(recipe(tmp_path, "marft", "--device", device, dtype="bfloat16"))
+        (packed, *_) = learner.packing.micro_batches(batch, Denominators.of(batch, pooled=False))
+        with torch.no_grad():
+            found.append(score(packed).log_probs.cpu())
+    assert (found[0] - found[1]).abs().mean() < 0.05
+
+
+def test_a_step_of_decoding_waits_once(tmp_path: Path) -> None:
+    of = models(tmp_path, DEVICE)
+    batch = RunningBatch(of.bases["base"], [2], lambda: Spelling(lambda ids: " ".join(map(str, ids))))
+    batch.admit([Row(None, ids, Sampling(max_new_tokens=8), np.full(8, 0.5, np.float32)) for ids in ROWS])
+    batch.step()
+    assert waits(batch.step) == 1
+
+
+def test_forward_and_backward_of_a_micro_batch_wait_for_nothing(tmp_path: Path) -> None:
+    learner = begun(recipe(tmp_path, "marft", "--device", DEVICE))
+    batch = samples_of(episodes())
+    (packed, *_) = learner.packing.micro_batches(batch, Denominators.of(batch, pooled=False))
+    score(packed).log_probs.sum().backward()  # kernels are chosen, and libraries begun
+    with no_waiting():
+        score(packed).log_probs.sum().backward()
+
+
+def test_memory_grows_with_tokens_and_no_faster(tmp_path: Path) -> None:
+    if DEVICE == "cpu":
+        pytest.skip("torch counts no memory of a CPU")
+    of = models(tmp_path, DEVICE)
+    base = of.bases["base"]
+    most = []
+    for rows in (64, 128):
+        torch.cuda.reset_peak_memory_stats()
+        packed = PackedRows.of([np.arange(3, 103, dtype=np.int32)] * rows, [None] * rows, base.device)
+        with torch.no_grad():
+            base.hidden_states(packed)
+        most.append(torch.cuda.max_memory_allocated())
+    assert most[1] < 2.5 * most[0]
