@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from marft.engines.apart.engine import EngineApart, PolicyApart
+from marft.engines.apart.replicas import Replicas
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.router import Router
 from marft.game.engine import Engine
@@ -16,7 +17,7 @@ def open_each(
     models: Models,
     policies: Sequence[str],
     thread: CallerThreadExecutor,
-    make: Callable[[Sequence[str], dict[str, PolicyApart]], EngineApart],
+    make: Callable[[Sequence[str], dict[str, PolicyApart]], EngineApart | Replicas],
 ) -> Engine:
     """Start an engine for each of the backbones that policies are on.
 
