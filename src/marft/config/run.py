@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.cluster import ClusterSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import ModelSettings, PolicySettings, rank_problems, readers, remote_problems
 from marft.config.names import Name, RunName, collisions
@@ -23,7 +24,7 @@ from marft.config.parts import (
     SinkPlugin,
     ToolPlugin,
 )
-from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
+from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
 from marft.config.sizes import size_problems
 from marft.config.tracing import TracingSettings
@@ -40,6 +41,7 @@ class RolloutSettings(Settings):
     max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
     processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
+    tries: Few = 3  # of those that may end while they play nothing but one attempt, before its task is set aside
 
 
 class TrainingSettings(Settings):
@@ -100,6 +102,7 @@ class RunSettings(Settings):
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
+    cluster: ClusterSettings | None = None  # where its processes are, if not all on this machine
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks

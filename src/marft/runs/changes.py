@@ -12,8 +12,8 @@ FREE = (
     "models.*.path", "models.*.revision", "models.*.chat_template",  # what they hold is compared, not where it lies
     "models.*.gradient_checkpointing", "training.steps", "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.record_*", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
-    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "*.endpoint.url",
-    "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
+    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "rollout.tries",
+    "cluster", "cluster.*", "*.endpoint.url", "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
 )  # fmt: skip

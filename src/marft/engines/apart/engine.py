@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from marft import seeds
 from marft.engines.apart.frames import Connection
-from marft.engines.apart.handover import new_folder
+from marft.engines.apart.waiting import Waiting
 from marft.engines.apart.words import (
     FROM_ENGINE,
-    NO_IDS,
     Ask,
     Forget,
     Load,
@@ -35,7 +34,9 @@ from marft.engines.spelling import Ending, spelling_of
 from marft.errors import RunError
 from marft.game.engine import Weights
 from marft.playing import RESTARTS
-from marft.processes.child import Child, Command
+from marft.processes.child import Command
+from marft.processes.handover import new_folder
+from marft.processes.starting import LocalStarter, Started, Starter
 from marft.texts import until
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
@@ -60,41 +61,6 @@ class PolicyApart:
     whole: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request, and what has come of it."""
-
-    message: Ask | Weigh
-    result: asyncio.Future[None]
-    ending: Ending | None = None
-    listener: Callable[[int], None] | None = None
-    said: list[Said] = field(default_factory=list)
-    weighed: Weighed | None = None
-    stopped: bool = False  # by a text of ours
-    told: int = 0  # tokens that the listener has heard
-
-    def take(self, said: Said) -> bool:
-        """Take in tokens → whether it is over."""
-        for place, token in enumerate(said.tokens.tolist()):
-            if self.listener and self._count() + place >= self.told:  # asked again, it hears nothing twice
-                self.listener(token)
-                self.told += 1
-            if self.ending and self.ending.take(token):
-                self.said.append(_first(said, place + 1))
-                self.stopped = True
-                return True
-        self.said.append(said)
-        return bool(said.finish)
-
-    def begin_again(self, ending: Ending | None) -> None:
-        """Nothing has come of it yet."""
-        self.said.clear()
-        self.ending = ending
-
-    def _count(self) -> int:
-        return sum(len(said.tokens) for said in self.said)
-
-
 class EngineApart:
     """Samples in another process, whose program speaks as :mod:`marft.engines.apart.words` has it.
 
@@ -108,6 +74,7 @@ class EngineApart:
         policies: by name.
         seed: of the run.
         patience: seconds.
+        starter: starts the process, and is closed with the engine; None: it is on this machine.
 
     Raises:
         RunError: (of all that is asked) it ended three times without an answer in between, or refuses what it is asked.
@@ -122,21 +89,24 @@ class EngineApart:
         *,
         seed: int,
         patience: float,
+        starter: Starter | None = None,
     ) -> None:
         self.name, self.command, self.opened, self.policies = name, command, opened, policies
         self.seed, self.patience = seed, patience
+        self.starter = starter or LocalStarter()
         self.program = ""  # what samples there, once it is ready
         self._spellings = {one: spelling_of(each.tokenizer, each.stop_ids) for one, each in policies.items()}
         self._folder = new_folder()
         self._weights: dict[str, Load] = {}  # as published
         self._old: list[tuple[str, set[int]]] = []  # folders of weights before, and requests that may still use them
         self._loading: dict[int, asyncio.Future[None]] = {}
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._number = 0
         self._ready: asyncio.Future[None] | None = None
         self._deaths = self._in_a_row = 0
         self._sampled = self._read = 0
         self._gone: BaseException | None = None
+        self._beginning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process, and give it every policy as it is.
@@ -157,7 +127,7 @@ class EngineApart:
             sampling.top_k, seeds.derive_seed(self.seed, "sample", *key) % LARGEST_SEED,
             list(self.policies[policy].stop_ids), sampling.alternatives, bool(ending or sampling.listener),
         )  # fmt: skip
-        waiting = await self._asked(_Waiting(message, _future(), ending, sampling.listener))
+        waiting = await self._asked(Waiting(message, _future(), ending, sampling.listener))
         return self._completion(policy, sampling, waiting)
 
     async def choose(
@@ -168,7 +138,7 @@ class EngineApart:
             self._next(), policy, prompt.ids, np.concatenate([option.tokens for option in options]),
             np.array([len(option.tokens) for option in options], np.int32), sampling.temperature or 1.0,
         )  # fmt: skip
-        weighed = (await self._asked(_Waiting(message, _future()))).weighed
+        weighed = (await self._asked(Waiting(message, _future()))).weighed
         assert weighed is not None
         uniform = float(seeds.generator(self.seed, "sample", *key).random(1, np.float32)[0])
         scores = weighed.log_probs / np.array([option.normaliser for option in options], np.float32)
@@ -204,6 +174,7 @@ class EngineApart:
         """End the process, and take its folder away."""
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
+        await asyncio.to_thread(self.starter.close)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     # what is asked
@@ -215,7 +186,7 @@ class EngineApart:
     def _ending(self, policy: str, sampling: Sampling) -> Ending | None:
         return Ending(self._spellings[policy](), sampling.stop) if sampling.stop else None
 
-    async def _asked(self, waiting: _Waiting) -> _Waiting:
+    async def _asked(self, waiting: Waiting) -> Waiting:
         if self._gone:
             raise self._gone
         number = waiting.message.number
@@ -236,7 +207,7 @@ class EngineApart:
         if self._ready is not None and self._ready.done():
             self._connection.send(message)
 
-    def _completion(self, policy: str, sampling: Sampling, waiting: _Waiting) -> Completion:
+    def _completion(self, policy: str, sampling: Sampling, waiting: Waiting) -> Completion:
         said, mine = waiting.said, self.policies[policy]
         tokens = np.concatenate([each.tokens for each in said])
         self._sampled += len(tokens)
@@ -264,7 +235,8 @@ class EngineApart:
         load = Load(number, name, version, str(folder) if policy.save else "", policy.whole)
         self._weights[name] = load
         loaded = self._loading[number] = _future()
-        self._send(load)
+        if self._ready is not None and self._ready.done():
+            await self._give(load)
         if self._gone:
             raise self._gone
         await loaded
@@ -272,11 +244,20 @@ class EngineApart:
             self._old.append((before.path, set(self._waiting)))
             self._tidy(number)
 
+    async def _give(self, load: Load) -> None:
+        """Have the process load weights; one that ends meanwhile leaves that to the next."""
+        child, path = self._child, load.path
+        with suppress(RunError):
+            path = await asyncio.to_thread(child.carried, Path(path)) if path else ""
+            if child is self._child:
+                self._connection.send(replace(load, path=path))
+
     def _tidy(self, number: int) -> None:
         """A request is over: weights that nobody is sampled with any more are taken away."""
         for path, users in self._old:
             users.discard(number)
             if not users:
+                self._child.dropped(Path(path))
                 shutil.rmtree(path, ignore_errors=True)
         self._old = [(path, users) for path, users in self._old if users]
 
@@ -287,7 +268,7 @@ class EngineApart:
         outcome = ""
         try:
             while self._in_a_row < MOST_DEATHS:
-                child = await asyncio.to_thread(Child, self.name, self.command, quiet=True)
+                self._child = child = await asyncio.to_thread(self.starter.start, self.name, self.command, quiet=True)
                 try:
                     outcome = await self._listen(child)
                 finally:
@@ -301,7 +282,7 @@ class EngineApart:
         except RunError as error:
             self._fail(error)
 
-    async def _listen(self, child: Child) -> str:
+    async def _listen(self, child: Started) -> str:
         """Heed a process → why it is given up, or "" where it has ended."""
         self._ready = _future()
         self._connection = await Connection.over(child.socket, FROM_ENGINE)
@@ -320,6 +301,8 @@ class EngineApart:
             return f"was ended: {error}"
         finally:
             receiving.cancel()
+            if self._beginning:
+                self._beginning.cancel()
             self._connection.close()
         return f"said nothing for {self.patience:g} s, and was ended"
 
@@ -329,7 +312,8 @@ class EngineApart:
     def _heed(self, message: object) -> None:
         match message:
             case Ready(program):
-                self._begin(program)
+                self.program = program
+                self._beginning = asyncio.create_task(self._begin())
             case Loaded(number):
                 loaded = self._loading.pop(number, None)
                 if loaded and not loaded.done():
@@ -346,13 +330,16 @@ class EngineApart:
                 if isinstance(message, Weighed) or waiting.take(message):
                     waiting.result.set_result(None)
 
-    def _begin(self, program: str) -> None:
-        """The process is ready: it gets all weights, and what waits."""
+    async def _begin(self) -> None:
+        """The process is ready: it gets all weights, those that are published meanwhile too, and what waits."""
         assert self._ready is not None
-        self.program = program
+        given: dict[str, Load] = {}
+        while given != self._weights:
+            for name, load in list(self._weights.items()):
+                if given.get(name) is not load:
+                    await self._give(load)
+                    given[name] = load
         self._ready.set_result(None)
-        for load in self._weights.values():
-            self._connection.send(load)
         for waiting in self._waiting.values():
             message = waiting.message
             stops = waiting.ending.stops if waiting.ending else ()
@@ -380,9 +367,3 @@ class EngineApart:
 
 def _future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
-
-
-def _first(said: Said, count: int) -> Said:
-    """The first tokens of what was said."""
-    tops = (said.top_ids[:count], said.top_log_probs[:count]) if len(said.top_ids) else (NO_IDS, said.top_log_probs)
-    return Said(said.number, said.tokens[:count], said.log_probs[:count], "", said.lowest, said.highest, *tops)

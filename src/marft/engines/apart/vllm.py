@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from marft.cluster.opening import open_starter
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
 from marft.engines.apart.words import Open
@@ -43,7 +44,8 @@ def open_vllm(
         ValueError: there is no such Python, or it has no vLLM.
         RunError: it does not come up.
     """
-    python = python_of("vllm", settings.python)
+    if run.cluster is None:
+        python_of("vllm", settings.python)  # before anything is loaded; elsewhere, it is looked for there
     backbones: dict[int, list[str]] = {}
     for name in policies:
         backbones.setdefault(id(models.policies[name].backbone), []).append(name)
@@ -52,11 +54,12 @@ def open_vllm(
         for names in backbones.values():
             engine = EngineApart(
                 f"vllm ({', '.join(names)})",
-                partial(command, python, "vllm_server"),
+                partial(vllm_command, settings.python),
                 _opened(settings, run, models, names),
                 {name: _policy(models, name) for name in names},
                 seed=run.seed,
                 patience=settings.patience_seconds,
+                starter=open_starter(run, "engine", 1),
             )
             engines.update(dict.fromkeys(names, engine))
             thread.wait_for(engine.start())
@@ -64,6 +67,15 @@ def open_vllm(
         thread.wait_for(Router(engines).close())
         raise
     return Router(engines)
+
+
+def vllm_command(python: str, descriptor: int) -> Sequence[str]:
+    """Our program on the Python that vLLM is in, on the machine that asks.
+
+    Raises:
+        ValueError: there is no such Python, or it has no vLLM.
+    """
+    return command(python_of("vllm", python), "vllm_server", descriptor)
 
 
 def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Sequence[str]) -> Open:
