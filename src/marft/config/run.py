@@ -41,7 +41,7 @@ class RolloutSettings(Settings):
     max_steps: Count = 32  # environment steps of an episode; one that reaches it is truncated
     timeout_seconds: Positive = 60.0  # for each reset and each step of the environment, and each reward term
     processes: Annotated[int, Field(ge=0, le=1024)] = 0  # for environment, tools and reward terms; 0: none but this one
-    tries: Few = 3  # of those that may end while they play nothing but one attempt, before its task is set aside
+    tries: Few = 3  # processes that may end with one attempt and nothing else in them, before its task is set aside
 
 
 class TrainingSettings(Settings):
