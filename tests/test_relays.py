@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -154,11 +155,9 @@ class TestStarting:
     @pytest.mark.slow
     def test_ray_is_imported_by_nobody_who_does_not_ask_for_it(self, tmp_path: Path) -> None:
         """It is in the way of whoever tries."""
-        import subprocess
-
         (tmp_path / "ray.py").write_text("raise SystemExit('ray was imported')")
         said = subprocess.run(
-            [sys.executable, "-m", "marft", "train", "demo", "--training.steps", "1", "--rollout.processes", "1",
+            [sys.executable, "-m", "marft", "train", "demo", "--training.steps", "2", "--rollout.processes", "1",
              "--output", str(tmp_path), "--device", "cpu", "--quiet"],
             env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True, text=True, check=False, cwd=tmp_path,

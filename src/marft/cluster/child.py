@@ -67,7 +67,10 @@ class RelayedChild:
         with self._asking:
             if not self._how:
                 self._how = self._ask()
+                self._over.wait(END_SECONDS)  # until the run has all that it said
                 self._kill()
+                with suppress(OSError):
+                    self._theirs.shutdown(socket.SHUT_RDWR)
                 for pump in self._pumps:
                     pump.join(END_SECONDS)
                 self._theirs.close()
