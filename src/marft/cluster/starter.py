@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +38,8 @@ class RayStarter:
     def __init__(self, run: RunSettings, settings: ClusterSettings, kind: Kind, count: int) -> None:
         self.settings, self.kind, self.count = settings, kind, count
         self.place: PlaceSettings = getattr(settings, kind)
+        self._changed = threading.Condition()
+        self._starting, self._closed = 0, False
         self._folders = [run.recipe_folder] if run.recipe_folder and kind == "worker" else []
         join(run, settings)
         try:
@@ -56,6 +59,18 @@ class RayStarter:
             ValueError: MARFT, the recipe's folder, or what the command needs is not there.
             RunError: there is no room for it, or its node is lost at once.
         """
+        with self._changed:
+            if self._closed:
+                raise RunError(f"{name}: the run has ended")
+            self._starting += 1
+        try:
+            return self._start(name, command, quiet, place)
+        finally:
+            with self._changed:
+                self._starting -= 1
+                self._changed.notify_all()
+
+    def _start(self, name: str, command: Command, quiet: bool, place: int) -> RelayedChild:
         bundle = self.place.bundle()
         actor = ray.remote(concurrency_groups=GROUPS)(Relay).options(
             num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), memory=bundle.get("memory"),
@@ -81,8 +96,13 @@ class RayStarter:
         return RelayedChild(name, actor, about.node, quiet=quiet)
 
     def close(self) -> None:
-        """Give the bundles back, with all that is in them, and leave the cluster."""
+        """Give the bundles back, with all that is in them, and leave the cluster once nothing is being started: whoever
+        waits for Ray by then waits for ever."""
+        with self._changed:
+            self._closed = True
         remove_placement_group(self._group)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._starting, 2 * self.settings.patience_seconds)
         leave()
 
     def _no_room(self, count: int) -> str:
