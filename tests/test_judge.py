@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -325,4 +324,4 @@ def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) 
         assert server.most_at_once == 1
     assert {episode.total_reward for episode in episodes} == {0.5}
     assert len(asked) == 8
-    assert min(later - before for before, later in pairwise(asked)) > 0.08
+    assert asked[-1] - asked[0] > 0.55  # seven turns; each process by itself would be through in half of that

@@ -126,7 +126,10 @@ def played(
             return tried
 
         try:
-            return await at_most(live, attempts, begin, crew.episode, lambda _: None), crew
+            episodes = await at_most(live, attempts, begin, crew.episode, lambda _: None)
+            while fails and not crew._given_up:
+                await asyncio.sleep(0.001)
+            return episodes, crew
         finally:
             await crew.end()
 
