@@ -72,6 +72,7 @@ nightly: install
 	done
 	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/frameworks.py --two-steps
+	$(BIN)/python benchmarks/faults.py --kills 40 --steps 60
 	@echo "Results lie in benchmarks/results and tools/mutants/killers.json: look at what has changed, and commit it"
 
 lint: install

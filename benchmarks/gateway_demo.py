@@ -34,7 +34,13 @@ TEAMS = {
     "a plain openai program": ("--team", PROGRAM.format("marft.examples.openai_team:solve")),
     "a LangGraph graph": ("--team", PROGRAM.format("langgraph_team:solve")),
 }
-TIMES = ("second", "gateway/overdue", "workers_lost")  # parts of names of what may differ
+TIMES = (
+    "second",
+    "gateway/overdue",
+    "workers_lost",
+    "episodes_played_again",
+    "tasks_set_aside",
+)  # parts of names of what may differ
 WEIGHTS = (
     "critic.safetensors",
     "policies/reasoner/adapter_model.safetensors",

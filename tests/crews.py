@@ -132,8 +132,8 @@ class DoomedSession:
             note.write_text(f"{os.getpid()} {child.pid}")
             note.rename(note.with_suffix(""))
             await asyncio.sleep(self.settings.seconds)
-        if self.reason == "waits":  # for the end of its worker
-            await asyncio.sleep(600.0)
+        if self.reason == "slow":
+            await asyncio.sleep(0.5)
         if self.reason == "raises":
             raise RuntimeError("the world ends")
         if self.reason == "exits":

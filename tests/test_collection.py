@@ -10,6 +10,7 @@ import pytest
 
 from marft.collection import Collection, attempts_at, collect
 from marft.config import RunSettings
+from marft.errors import RunError
 from marft.game.game import Attempt
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Fork, Observation, Task, Transition
@@ -32,6 +33,7 @@ class Rollouts:
     pay: Pay
     roles: tuple[str, ...] = ("actor",)
     asked: list[list[str]] = field(default_factory=list)  # tasks of each round
+    set_aside: dict[str, str] = field(default_factory=dict)
 
     def play(self, attempts: Sequence[Attempt], on_done: Callable[[Episode], None] | None = None) -> list[Episode]:
         self.asked.append([attempt.task.id for attempt in attempts])
@@ -131,6 +133,21 @@ def test_without_dynamic_sampling_one_round_is_played_and_all_that_was_scored_is
 
 
 class TestAttempts:
+    def test_a_task_that_is_set_aside_is_passed_over_wherever_the_pass_comes_by_it(self) -> None:
+        run = of("grpo")
+        line = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 14) if a.sample == 0]
+        rollouts = Rollouts(run, telling(), set_aside={line[1]: "it ended a worker"})
+        found = rollouts.collect()
+        assert tasks_of(found.played) == [line[0], line[2]]
+        assert found.tasks_drawn == 3
+        drawn = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 12, rollouts.set_aside) if a.sample == 0]
+        assert drawn == [task for task in line if task != line[1]]
+
+    def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
+        rollouts = Rollouts(of("grpo"), telling(), set_aside={task.id: "it ended a worker" for task in TASKS})
+        with pytest.raises(RunError, match="all 7 training tasks are set aside: it ended a worker"):
+            rollouts.collect()
+
     def test_a_step_goes_on_where_the_last_one_ended_and_every_pass_has_an_order_of_its_own(self) -> None:
         run = of("grpo")
         passes = [a.task.id for a in attempts_at(run, TASKS, 0, 0, 21) if a.sample == 0]

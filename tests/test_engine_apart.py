@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from transformers import PreTrainedTokenizerBase
 
-from marft.engines.apart import handover
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import python_of
 from marft.engines.apart.frames import LENGTHS, packed, unpacked
@@ -24,6 +23,7 @@ from marft.engines.apart.options import nodes
 from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Load, Open, Said
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
+from marft.processes import handover
 from marft.types import ActionKey, Option, Prompt, Sampling, Versions
 
 T = TypeVar("T")

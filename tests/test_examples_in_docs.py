@@ -33,6 +33,7 @@ LANGUAGES = {"bash", "csv", "output", "python", "sh", "text", "toml", "yaml"}
 NOT_OURS = {  # commands that are somebody else's, and why they are not looked at
     "pip": "an installation takes a network and minutes",
     "vllm": "vLLM is no dependency",
+    "ray": "starts a cluster, or asks one",
     ".venv/bin/pre-commit": "changes the checkout",
 }
 NO_RECIPE = ("project",)  # tables of a pyproject.toml

@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gat
 
 PLAIN = "{ organization = 'program', call = 'marft.examples.openai_team:solve' }"
 STREAMING = "{ organization = 'program', call = 'tests.streaming_team:solve' }"
-TIMES = ("second", "gateway/overdue", "workers_lost")
+TIMES = ("second", "gateway/overdue", "workers_lost", "episodes_played_again", "tasks_set_aside")
 
 
 def trained(output: Path, steps: int, *changes: str) -> RunFolder:

@@ -241,3 +241,57 @@ class TestLostMarks:
         with pytest.raises(ValueError, match="no checkpoint can be read"):
             train(run, folder, resume=True)
         assert not folder.is_run()
+
+
+class TestResumeOrStart:
+    @pytest.mark.slow
+    def test_it_starts_what_is_not_there_and_goes_on_with_what_is(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        words = ("train", "demo", "--output", str(tmp_path), "--device", "cpu", "--resume-or-start")
+        small = ("--rollout.tasks_per_step", "2", "--training.steps")
+        assert "trained 2 steps" in command(capsys, *words, *small, "2")
+        assert "trained 3 steps" in command(capsys, *words, *small, "3")
+        assert "all 3 steps were trained before" in command(capsys, *words, *small, "3")
+        assert len(RunFolder(tmp_path / "demo").read_metrics()) == 3
+        text = command(capsys, *words, *small, "4", "--overwrite", status=2)
+        assert "--resume-or-start goes on where there is a run, and --overwrite says otherwise" in text
+
+    def test_other_weights_are_heeded_until_there_is_a_checkpoint(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path / "run")
+        assert not folder.goes_on(begins_with=False)
+        folder.path.mkdir()
+        folder.write_mark(tmp_path / "old")
+        assert folder.goes_on(begins_with=False)
+        assert not folder.goes_on(begins_with=True)
+        (folder.checkpoints / "step_000010").mkdir(parents=True)
+        assert folder.goes_on(begins_with=True)
+
+    def test_a_start_that_was_cut_short_begins_again(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path / "run")
+        (folder.checkpoints / "start_1").mkdir(parents=True)
+        (folder.checkpoints / "step_000010").mkdir()
+        folder.write_mark(tmp_path / "old", folder.checkpoints / "start_1")
+        assert not folder.goes_on(begins_with=True)
+
+
+class TestSetAside:
+    @pytest.mark.slow
+    def test_a_task_stays_set_aside_when_the_run_goes_on(self, tmp_path: Path) -> None:
+        run = settings("tiny", tmp_path, "--training.steps", "1", "--checkpoints.every", "1")
+        folder = RunFolder.create(run)
+        poison = training.training_tasks(run)[0].id
+        opened = training.open_rollouts
+
+        def losing(run: RunSettings) -> object:
+            rollouts = opened(run)
+            rollouts.set_aside[poison] = "it ended its workers"
+            return rollouts
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training, "open_rollouts", losing)
+            state = train(run, folder)
+        assert dict(state.set_aside) == {poison: "it ended its workers"}
+        longer = run.model_copy(update={"training": run.training.model_copy(update={"steps": 2})})
+        state = train(longer, folder, resume=True)
+        assert dict(state.set_aside) == {poison: "it ended its workers"}

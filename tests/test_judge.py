@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from marft.collection import training_tasks
 from marft.config import parse_recipe
 from marft.config.endpoint import EndpointSettings
 from marft.game.game import Attempt
@@ -21,13 +22,13 @@ from marft.game.loop_threads import LoopThreadPool
 from marft.rewards.composer import RewardComposer
 from marft.rewards.judge import Judge
 from marft.rewards.terms import Outcome
-from marft.rollouts import LocalRollouts
+from marft.rollouts import LocalRollouts, open_rollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Observation, Task, ToolCall, Transition
 from tests.endpoint import KEY, Reply, Server, error, says, serving
 from tests.episodes import make_action
-from tests.helpers import recipe, shown_in_docs
+from tests.helpers import recipe, settings, shown_in_docs
 
 ROLES = ("planner", "solver", "absent")
 
@@ -299,3 +300,28 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with serving(lambda body, n: says("5")) as server, pytest.raises(ValueError, match=r"judge.cache: cannot write"):
         judging(server, tmp_path / "file" / "kept").__enter__()
+
+
+@pytest.mark.slow
+def test_limits_are_those_of_the_run_however_many_processes_ask(tmp_path: Path) -> None:
+    """Two workers, one request at a time, ten a second at most."""
+
+    def answer(body: dict[str, Any], n: int) -> Reply:
+        asked.append(time.monotonic())
+        time.sleep(0.03)
+        return says("5")
+
+    asked = list[float]()
+    with serving(answer) as server:
+        term = {
+            "name": "judge", "model": "big", "cache": "", "prompt": "{task} {transcript}",
+            "endpoint": {"url": server.url, "concurrent_requests": 1, "requests_per_minute": 600.0},
+        }  # fmt: skip
+        run = settings("tiny", tmp_path, "--rollout.processes", "2", rewards=[term])
+        with open_rollouts(run) as rollouts:
+            rollouts.publish(0)
+            episodes = rollouts.play([Attempt(task, "train/0") for task in training_tasks(run)[:8]])
+        assert server.most_at_once == 1
+    assert {episode.total_reward for episode in episodes} == {0.5}
+    assert len(asked) == 8
+    assert asked[-1] - asked[0] > 0.55  # seven turns; each process by itself would be through in half of that

@@ -1,4 +1,4 @@
-"""A worker process that is lost takes its own episodes with it, and nothing else; none outlives the run."""
+"""A worker process that is lost loses nothing but what ends it every time; none outlives the run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,25 @@ from marft.workers.program import worker_command
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew
 from tests.helpers import until
+from tests.test_workers import NOTHING_LOST
 
 ROOT = Path(__file__).parents[1]
 
 
 def run_in(folder: Path, *overrides: str, processes: int = 2, **keys: object) -> WorkerRollouts:
     environment = {"name": "tests.crews:Doomed", "folder": str(folder), **keys}
-    return WorkerRollouts(crew(folder, environment, "--rollout.timeout_seconds", "60", *overrides, processes=processes))
+    return WorkerRollouts(
+        crew(
+            folder,
+            environment,
+            "--rollout.timeout_seconds",
+            "60",
+            "--rollout.tries",
+            "2",
+            *overrides,
+            processes=processes,
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +73,25 @@ class TestLostWorkers:
             ("hangs", "timed_out", "the worker process that played it did not answer for over 6 s, and was ended"),
         ],
     )
-    def test_it_loses_its_own_episodes_alone_and_is_started_again(
+    def test_what_ends_it_each_time_is_set_aside_and_what_was_beside_that_is_played_again(
         self, reason: str, status: str, said: str, rollouts: WorkerRollouts, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        lost, pids = rollouts.usage()["workers_lost"], {link.pid for link in rollouts._crew.links}
+        before = rollouts.usage()
         for link in rollouts._crew.links:
             link.patience = 6.0  # ticks
-        episodes = rollouts.play(attempts(reason, "fine", "waits", "fine"))
-        with_it, beside = episodes[::2], episodes[1::2]
-        assert {(episode.status, episode.error) for episode in with_it} == {(status, said)}
-        assert [episode.total_reward for episode in beside] == [1.0, 1.0]
-        again = rollouts.play(attempts("fine", "fine"))
-        assert [episode.status for episode in again] == ["terminated"] * 2
-        assert rollouts.usage()["workers_lost"] == lost + 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rollouts._crew, "patience", 6.0)
+            poisonous, *others = rollouts.play(attempts(reason, "slow", "slow", "slow"))
+        assert poisonous.status == status
+        assert [(episode.status, episode.total_reward) for episode in others] == [("terminated", 1.0)] * 3
+        ended = "2 worker processes, one after the other, ended with nothing else in it"
+        assert poisonous.error == f"its task is set aside for the rest of the run: {ended}; {said}"
+        lost = {name: rollouts.usage()[name] - before[name] for name in NOTHING_LOST}
+        assert lost == {"workers_lost": 3.0, "episodes_played_again": 3.0, "tasks_set_aside": 1.0}
+        (again,) = rollouts.play(attempts(reason))  # without losing anybody
+        assert (again.status, again.error) == ("failed", poisonous.error)
+        assert rollouts.usage()["workers_lost"] == before["workers_lost"] + 3
         until(lambda: all(link.ready for link in rollouts._crew.links))
-        assert len(pids & {link.pid for link in rollouts._crew.links}) == 1
         if reason == "exits":
             assert "worker 0: " in (err := capfd.readouterr().err)
             assert "good bye" in err
@@ -83,8 +99,9 @@ class TestLostWorkers:
 
     @pytest.mark.slow
     def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
-        episodes = rollouts.play(attempts(*["killed"] * 2, *["waits"] * 2))
-        assert {episode.status for episode in episodes} == {"failed"}
+        rollouts.set_aside.clear()
+        episodes = rollouts.play(attempts("killed", "killed", "slow", "slow"))
+        assert [episode.status for episode in episodes] == ["failed"] * 2 + ["terminated"] * 2
         assert [episode.status for episode in rollouts.play(attempts("fine"))] == ["terminated"]
 
     def test_errors_in_an_environment_have_their_file_and_line(self, rollouts: WorkerRollouts) -> None:
@@ -131,7 +148,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_start
         killer.start()
         episodes = rollouts.play(attempts("fine", "fine"))
         killer.join()
-        assert [episode.status for episode in episodes] == ["failed", "terminated"]
+        assert [episode.status for episode in episodes] == ["terminated"] * 2  # it was played again
+        assert rollouts.usage()["episodes_played_again"] == 1.0
         until(lambda: not any(map(is_there, found)), 5.0)
 
 

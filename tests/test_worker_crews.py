@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from marft.game.engine import Sampler
 from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
-from marft.processes.child import Child
+from marft.processes.starting import LocalStarter
 from marft.types import Task
 from marft.workers import crew as crews
 from marft.workers import worker as workers
@@ -25,9 +27,12 @@ from marft.workers.client import Client
 from marft.workers.crew import TRIES, Crew
 from marft.workers.messages import Begin, Cancelled, Change
 from marft.workers.rollouts import WorkerRollouts
+from marft.workers.tried import Playing, Tried
 from marft.workers.worker import Worker
+from tests.helpers import until
 
 ATTEMPT = Attempt(Task("t/0", "begin"), "train/0")
+NOTHING_LOST = {"workers_lost": 0.0, "episodes_played_again": 0.0, "tasks_set_aside": 0.0}
 
 
 class FakeLink:
@@ -37,9 +42,10 @@ class FakeLink:
     failures = 0  # how many of those that come next end before they have begun
 
     def __init__(self, child: Any, *_: object) -> None:
-        self.child, self.ready, self.live, self.usage = child, False, 0, dict[str, float]()
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.played = SimpleNamespace(over=asyncio.get_running_loop().create_future())
+        self.child, self.ready, self.live, self.most, self.usage = child, False, 0, math.inf, dict[str, float]()
+        loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[str] = loop.create_future()
+        self.played = Playing(ATTEMPT, loop.create_future(), loop.create_future())
         FakeLink.made.append(self)
 
     async def start(self, _: Begin) -> None:
@@ -50,7 +56,7 @@ class FakeLink:
             raise RunError("it ended itself before it had begun")
         self.ready = True
 
-    def play(self, *_: object) -> Any:
+    def play(self, *_: object) -> Playing:
         self.live += 1
         return self.played
 
@@ -63,66 +69,80 @@ class FakeLink:
         self.over.set_result("was killed")
 
 
-def crewed(test: Callable[[Crew], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
+class Starts(LocalStarter):
+    """Starts nothing."""
+
+    fails = False
+    ended = 0
+
+    def start(self, name: str, *_: object, **__: object) -> Any:
+        if self.fails:
+            raise OSError(f"{name}: too many processes")
+        return SimpleNamespace(name=name, end=self.end)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def crewed(test: Callable[[Crew, Starts], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Starts:
     FakeLink.made, FakeLink.failures = [], 0
     monkeypatch.setattr(crews, "Link", FakeLink)
-    monkeypatch.setattr(crews, "Child", lambda name, _: SimpleNamespace(name=name))
+    starts = Starts()
 
     async def whole() -> None:
-        crew = Crew(Begin(b"", b"", 0), cast("Sampler", None), 1.0)
-        await crew.start([cast("Child", SimpleNamespace(name=f"worker {n}")) for n in range(count)])
+        crew = Crew(Begin(b"", b"", 0), cast("Sampler", None), 1.0, starts, 3, {})
+        await crew.start([starts.start(f"worker {n}") for n in range(count)])
         try:
-            await test(crew)
+            await test(crew, starts)
         finally:
             await crew.end()
 
     asyncio.run(asyncio.wait_for(whole(), 10.0))
+    return starts
 
 
 class TestCrew:
     def test_what_a_lost_worker_used_is_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
             FakeLink.made[0].usage = {"x": 2.0}
-            assert crew.usage() == {"x": 2.0, "workers_lost": 0.0}
+            assert crew.usage() == {"x": 2.0, **NOTHING_LOST}
             FakeLink.made[0].lose()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
             FakeLink.made[1].usage = {"x": 1.0}
-            assert crew.usage() == {"x": 3.0, "workers_lost": 1.0}
+            assert crew.usage() == {"x": 3.0, **NOTHING_LOST, "workers_lost": 1.0}
 
         crewed(test, monkeypatch)
 
     def test_nor_is_it_counted_again_where_no_process_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def no_process(name: str, _: object) -> None:
-            raise OSError(f"{name}: too many processes")
-
-        async def test(crew: Crew) -> None:
-            monkeypatch.setattr(crews, "Child", no_process)
+        async def test(crew: Crew, starts: Starts) -> None:
+            starts.fails = True
             FakeLink.made[0].usage = {"x": 2.0}
             FakeLink.made[0].lose()
             with pytest.raises(OSError, match="too many processes"):
-                await crew.play(ATTEMPT, b"")
-            assert crew.usage() == {"x": 2.0, "workers_lost": 1.0}
+                await crew.play(Tried(ATTEMPT, b""))
+            assert crew.usage() == {"x": 2.0, **NOTHING_LOST, "workers_lost": 1.0}
 
         crewed(test, monkeypatch)
 
     def test_who_plays_least_plays_next_and_it_counts_until_it_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
             one, other = FakeLink.made
             one.live = 1
-            playing = asyncio.create_task(crew.play(ATTEMPT, b""))
+            playing = asyncio.create_task(crew.play(tried := Tried(ATTEMPT, b"")))
             await asyncio.sleep(0.001)
             assert (one.live, other.live, playing.done()) == (1, 1, False)
             other.played.over.set_result(None)
-            assert await playing is other.played  # type: ignore[comparison-overlap]
+            await playing
+            assert tried.playing is other.played
 
         crewed(test, monkeypatch, count=2)
 
     def test_an_attempt_waits_for_a_place_to_be_filled_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
             FakeLink.failures = TRIES - 1
             FakeLink.made[0].lose()
-            playing = asyncio.create_task(crew.play(ATTEMPT, b""))
-            await asyncio.sleep(0.05)
+            playing = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            await asyncio.sleep(0.2)
             assert [link.live for link in FakeLink.made] == [*[0] * TRIES, 1]
             assert crew.lost == 1
             FakeLink.made[-1].played.over.set_result(None)
@@ -131,14 +151,32 @@ class TestCrew:
         crewed(test, monkeypatch)
 
     def test_a_place_that_cannot_be_filled_again_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def test(crew: Crew) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
             FakeLink.failures = 99
             FakeLink.made[0].lose()
             with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: it ended itself"):
-                await crew.play(ATTEMPT, b"")
+                await crew.play(Tried(ATTEMPT, b""))
             assert len(FakeLink.made) == 1 + TRIES
 
         crewed(test, monkeypatch)
+
+    def test_a_process_that_is_started_while_the_run_ends_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        starting, going_on = threading.Event(), threading.Event()
+
+        async def test(_: Crew, starts: Starts) -> None:
+            def slow(name: str, *_: object, **__: object) -> Any:
+                starting.set()
+                going_on.wait(5.0)
+                return SimpleNamespace(name=name, end=starts.end)
+
+            monkeypatch.setattr(starts, "start", slow)
+            FakeLink.made[0].lose()
+            await asyncio.to_thread(starting.wait, 5.0)
+            asyncio.get_running_loop().call_later(0.05, going_on.set)
+
+        starts = crewed(test, monkeypatch)
+        until(lambda: starts.ended == 1, 5.0)
+        assert len(FakeLink.made) == 1
 
 
 class TestTeams:
@@ -170,7 +208,7 @@ class TestCallingOff:
     def test_what_goes_wrong_in_one_episode_calls_off_all_others_before_it_is_raised(self) -> None:
         done: list[str] = []
 
-        async def play(*_: object) -> None:
+        async def play(_: Tried) -> None:
             raise ValueError("task 'odd' cannot be sent")
 
         async def noted(what: str) -> None:
@@ -178,7 +216,7 @@ class TestCallingOff:
 
         rollouts = WorkerRollouts.__new__(WorkerRollouts)
         rollouts._gate = asyncio.Semaphore(2)
-        rollouts._crew = cast("Any", SimpleNamespace(play=play, cancel=lambda: noted("called off"),
+        rollouts._crew = cast("Any", SimpleNamespace(play=play, episode=None, cancel=lambda: noted("called off"),
                                                      usage=lambda: {"x": 1.0, "workers_lost": 0.0}))  # fmt: skip
         rollouts._engine = cast("Any", SimpleNamespace(settle=lambda: noted("settled"), usage=lambda: {"x": 2.0}))
         with pytest.raises(ValueError, match="cannot be sent"):

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 from marft.game.engine import Sampler
 from marft.game.game import Attempt, EpisodeFailedError, Replay
 from marft.processes.child import Child
-from marft.types import ActionKey, Completion, Episode, Prompt, Sampling, Task
+from marft.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
+from marft.workers.leases import Leases
 from marft.workers.link import Link
 from marft.workers.messages import (
     Answer,
@@ -35,7 +37,9 @@ from marft.workers.messages import (
     Ready,
     Sample,
     Still,
+    Turn,
 )
+from marft.workers.tried import LostError, Tried
 from marft.workers.wire import Wire
 
 KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), Begin(b"", b"", 0)
@@ -116,14 +120,11 @@ class Peer:
         return [message for message in self.heard if isinstance(message, kind)]
 
 
-Slots = Callable[[str, int], Any]
-
-
 @asynccontextmanager
-async def linked(engine: Engine, slots: Slots | None = None, patience: float = 3.0) -> AsyncIterator[Peer]:
+async def linked(engine: Engine, leases: Any = None, patience: float = 3.0) -> AsyncIterator[Peer]:
     mine, theirs = socket.socketpair()
     child = Stub(mine)
-    link = Link(cast("Child", child), cast("Sampler", engine), slots or (lambda *_: None), patience)
+    link = Link(cast("Child", child), cast("Sampler", engine), leases, patience)
     starting = asyncio.create_task(link.start(BEGIN))
     worker = Peer(await Wire.over(theirs), link, engine, child)
     listening = asyncio.create_task(worker.listen())
@@ -204,21 +205,33 @@ class TestEpisodes:
 
         held_to(test, Engine())
 
-    def test_one_whose_worker_is_lost_has_failed_and_a_fork_says_of_what(self) -> None:
+    def test_what_a_lost_worker_played_is_lost_with_how_it_ended_and_how_many_it_played(self) -> None:
         async def test(worker: Peer) -> None:
-            fork = Attempt(ATTEMPT.task, "train/0/fork", 1, replay=Replay("origin", "train/0", 1, {}, at="0/a/0"))
-            plain, forked = (worker.link.play(attempt, b"team") for attempt in (ATTEMPT, fork))
+            playing = [worker.link.play(replace(ATTEMPT, sample=sample), b"team") for sample in range(2)]
+            await worker.says(Over(1))  # and its rewards are still being worked out
             await worker.goes()
             assert worker.link.live == 0
-            lost = [await playing.episode for playing in (plain, forked)]
-            assert [one.status for one in lost] == ["failed", "failed"]
-            assert lost[0].error == "the worker process that played it ended itself (exit status 3)"
-            assert (lost[0].fork, lost[0].sample, lost[0].stream) == (None, 1, "train/0")
-            assert lost[1].fork is not None
-            assert (lost[1].fork.origin, lost[1].fork.at) == ("origin", "0/a/0")
-            assert plain.over.done()
+            for one in playing:
+                with pytest.raises(LostError, match=r"^the worker process that played it ended itself") as lost:
+                    await one.episode
+                assert (lost.value.status, lost.value.company) == ("failed", 2)
+            assert isinstance(playing[0].over.exception(), LostError)
+            assert playing[1].over.exception() is None
 
         held_to(test, Engine())
+
+    def test_an_attempt_that_is_given_up_says_of_which_episode_a_fork_was(self) -> None:
+        fork = Attempt(ATTEMPT.task, "train/0/fork", 1, replay=Replay("origin", "train/0", 1, {}, at="0/a/0"))
+        for attempt, of in ((ATTEMPT, None), (fork, Fork("origin", "0/a/0"))):
+            tried = Tried(attempt, b"team")
+            tried.give_up("failed", "it ended workers")
+            assert tried.given_up is not None
+            assert (tried.given_up.status, tried.given_up.error, tried.given_up.fork) == (
+                "failed",
+                "it ended workers",
+                of,
+            )
+            assert (tried.given_up.sample, tried.given_up.stream) == (1, attempt.stream)
 
     def test_one_that_is_silent_for_too_long_is_ended_and_one_that_answers_is_not(self) -> None:
         async def test(worker: Peer) -> None:
@@ -234,8 +247,9 @@ class TestEpisodes:
             await worker.passes()
             assert len(worker.of(Ping)) == 7
             await worker.goes()
-            assert (await playing.episode).status == "timed_out"
-            assert "did not answer for over 3 s" in (await playing.episode).error
+            with pytest.raises(LostError, match="did not answer for over 3 s") as lost:
+                await playing.episode
+            assert (lost.value.status, lost.value.company) == ("timed_out", 1)
 
         held_to(test, Engine())
 
@@ -288,13 +302,14 @@ class TestRequests:
     def test_a_lease_lasts_until_it_is_given_back_or_the_worker_is_gone(self) -> None:
         taken: list[str] = []
 
-        @asynccontextmanager
-        async def slots(name: str, count: int) -> AsyncIterator[None]:
-            taken.append(f"{name} of {count}")
-            try:
-                yield
-            finally:
-                taken.pop()
+        class Counted:
+            @asynccontextmanager
+            async def slot(self, name: str, count: int) -> AsyncIterator[None]:
+                taken.append(f"{name} of {count}")
+                try:
+                    yield
+                finally:
+                    taken.pop()
 
         async def test(worker: Peer) -> None:
             await worker.says(Lease(0, "sums", 2), Lease(1, "sums", 2))
@@ -306,7 +321,16 @@ class TestRequests:
             await worker.passes()
             assert taken == []
 
-        held_to(test, Engine(), slots=slots)
+        held_to(test, Engine(), leases=Counted())
+
+    def test_turns_are_granted_as_far_apart_as_the_run_may_ask_whoever_asks(self) -> None:
+        async def test(worker: Peer) -> None:
+            await worker.says(*(Turn(number, "judge", 60 / 0.05) for number in range(3)))
+            assert [granted.number for granted in worker.of(Granted)] == [0]
+            await asyncio.sleep(0.2)
+            assert [granted.number for granted in worker.of(Granted)] == [0, 1, 2]
+
+        held_to(test, Engine(), leases=Leases())
 
 
 def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:

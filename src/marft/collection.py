@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,6 +11,7 @@ import numpy as np
 from marft import seeds
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
+from marft.errors import RunError
 from marft.forking.interface import Play, Step
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
@@ -18,6 +19,8 @@ from marft.learning.interfaces import Credit
 from marft.learning.rewarding import rewards_for_credit
 from marft.playing import Rollouts
 from marft.types import Episode, Task
+
+NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +54,7 @@ def collect(
         wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in credit_inputs})
         if not wanted:
             break
-        attempts = attempts_at(run, tasks, step, drawn, wanted)
-        drawn += wanted
+        attempts, drawn = _drawn(run, tasks, step, drawn, wanted, rollouts.set_aside)
         new, everything = _play(rollouts, attempts, on_done)
         played += new
         recorded += everything
@@ -73,19 +75,38 @@ def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
     return {"forks": float(len(forks)), "forks_failed": failed} if forks else {}
 
 
-def attempts_at(run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int) -> list[Attempt]:
-    """``samples_per_task`` attempts at each of the next tasks of an endless, reshuffled pass over all.
+def attempts_at(
+    run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str] = NONE
+) -> list[Attempt]:
+    """``samples_per_task`` attempts at each of the next tasks of an endless, reshuffled pass over all, without those
+    that are set aside.
 
     The pass is part of the stream's name: a step that reaches into the next one may come by a task twice.
+
+    Raises:
+        RunError: all tasks are set aside.
     """
-    attempts, critic = [], run.algorithm.critic.kind != "none"
-    for number in range(drawn, drawn + wanted):
-        epoch, index = divmod(number, len(tasks))
+    return _drawn(run, tasks, step, drawn, wanted, set_aside)[0]
+
+
+def _drawn(
+    run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str]
+) -> tuple[list[Attempt], int]:
+    """:func:`attempts_at` → how far the pass is then, too."""
+    attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
+    if all(task.id in set_aside for task in tasks):
+        raise RunError(f"all {len(tasks)} training tasks are set aside: {next(iter(set_aside.values()))}")
+    while wanted:
+        epoch, index = divmod(drawn, len(tasks))
         order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
+        task, drawn = tasks[int(order[index])], drawn + 1
+        if task.id in set_aside:
+            continue
+        wanted -= 1
         stream = f"train/{step}/{epoch}" if epoch else f"train/{step}"
         for sample in range(run.rollout.samples_per_task):
-            attempts.append(Attempt(tasks[int(order[index])], stream, sample, critic_states=critic))
-    return attempts
+            attempts.append(Attempt(task, stream, sample, critic_states=critic))
+    return attempts, drawn
 
 
 def training_tasks(run: RunSettings) -> Sequence[Task]:

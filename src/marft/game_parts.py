@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import cast
 
 from marft.config.run import RunSettings
+from marft.endpoints.limits import MakeLimits
 from marft.engines.renderer import ChatRenderer
 from marft.game.engine import Sampler
 from marft.game.environment import Environment
@@ -65,20 +66,25 @@ class GameParts:
         self._started.close()
 
 
-def open_terms(run: RunSettings, closing: Callable[[Callable[[], None]], object]) -> list[Term]:
+def open_terms(
+    run: RunSettings, closing: Callable[[Callable[[], None]], object], limits: MakeLimits | None = None
+) -> list[Term]:
     """Open the reward terms of a recipe.
 
     Args:
         closing: is given what ends each of them.
+        limits: of the endpoints that they ask, where other processes ask them too.
 
     Raises:
         ValueError: something that one of them needs is missing.
     """
     answering = [agent.role for agent in run.agents if agent.answers]
     terms = []
-    for term in cast("Sequence[Term]", run.rewards):
+    for number, term in enumerate(cast("Sequence[Term]", run.rewards)):
         terms.append(term.opened(answering))
         closing(terms[-1].close)
+        if limits:
+            terms[-1].keep_to(f"rewards {number}", limits)
     return terms
 
 

@@ -133,8 +133,13 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower"),
         Metric("sessions_not_closed", "not closed", "sessions and organizations whose close() went wrong", ".0f",
                better="lower"),
-        Metric("workers_lost", "workers lost", "worker processes that ended or hung, with what they played", ".0f",
-               better="lower", unless_zero=True, advice="`marft show --failed` says how each of them ended"),
+        Metric("workers_lost", "workers lost", "worker processes that ended or hung", ".0f",
+               better="lower", unless_zero=True, advice="stderr has what each of them printed last"),
+        Metric("episodes_played_again", "played again", "attempts that were lost with a worker process, and "
+               "played again under the same keys", ".0f", better="lower", unless_zero=True),
+        Metric("tasks_set_aside", "set aside", "tasks that ended rollout.tries worker processes, each with nothing "
+               "else in it, and are drawn no more", ".0f", better="lower", unless_zero=True,
+               advice="`marft show --failed` has their names, and how the last process ended"),
         Metric("ranks_lost", "ranks lost", "times that processes which learn together were started again, and the step "
                "learned once more", ".0f", better="lower", unless_zero=True, advice="give them more memory, or "
                "training.rank_patience_seconds"),

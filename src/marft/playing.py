@@ -44,13 +44,19 @@ class Rollouts(Protocol):
         """The recipe's team, its agents equipped with their tools and skills."""
         ...
 
+    @property
+    def set_aside(self) -> dict[str, str]:
+        """Tasks that are played no more, by id, and why: they have ended one process after the other. It grows while
+        episodes are played; what it is given, from a run before, it keeps to."""
+        ...
+
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
     ) -> list[Episode]:
         """Play every attempt → episodes in the same order, with the rewards that the recipe's terms make of them.
 
-        What goes wrong in an environment, a tool or a term, or with the process that it is in, loses its own episodes
-        alone: they are ``failed`` or ``timed_out``, with the reason.
+        What goes wrong in an environment, a tool or a term loses its own episodes alone: they are ``failed`` or
+        ``timed_out``, with the reason. What is lost with a process is played again.
 
         Args:
             team: plays instead of the recipe's own.

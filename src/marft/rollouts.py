@@ -44,6 +44,7 @@ class LocalRollouts:
     def __init__(self, run: RunSettings) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
             self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
+            self.set_aside: dict[str, str] = {}  # what ends a process ends this one
             terms = open_terms(run, started.callback)
             self._samplers = Samplers(run, end_all)
             started.callback(self._samplers.close)

@@ -88,6 +88,7 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         for text in rollouts.models.notes():
             observer.note(text)
         state = learners.load(start)
+        rollouts.set_aside.update(state.set_aside)
         rollouts.publish(state.step)
         tasks = training_tasks(run)
         state = start.with_tasks(state, tasks)
@@ -127,7 +128,10 @@ def _go_on(
         restarts = _restarts(rollouts)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
+            known = set(state.set_aside)
             state, metrics = _step(rollouts, learners, state, gathering, folder, observer)
+            for task in state.set_aside.keys() - known:
+                sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
             if RESTARTS in metrics:  # while others learn or are validated, too
@@ -200,6 +204,7 @@ def _step(
         step=state.step + 1,
         environment_steps=state.environment_steps + int(metrics["environment_steps"]),
         tasks_drawn=collection.tasks_drawn,
+        set_aside=dict(rollouts.set_aside),
     )
     rollouts.publish(state.step)
     gathering.published(state)

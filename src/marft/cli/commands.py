@@ -31,9 +31,12 @@ console = wide_console()
 
 def train(
     recipe: Path, overrides: Sequence[str], *, resume: bool, start_from: Path | None, dry_run: bool, overwrite: bool,
-    how: How = "",
+    how: How = "", resume_or_start: bool = False,
 ) -> None:  # fmt: skip
     """``marft train``.
+
+    Args:
+        resume_or_start: go on with the run where there is one, else start it.
 
     Raises:
         SystemExit: it was interrupted, and what it has learned is saved; so a command behind ``&&`` does not begin.
@@ -48,6 +51,8 @@ def train(
         return
     if folder is None:
         folder = RunFolder(Path(run.output) / run.name)
+    if resume_or_start:
+        resume, start_from, overwrite = _resumed_or_started(folder, resume, start_from, overwrite)
     if resume:
         RunFolder.open(folder.path)
     else:
@@ -71,6 +76,24 @@ def train(
             out.say(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
             return
         out.say(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
+
+
+def _resumed_or_started(
+    folder: RunFolder, resume: bool, start_from: Path | None, overwrite: bool
+) -> tuple[bool, Path | None, bool]:
+    """Whether to resume, what to start from, and whether to take the place of a start that came to nothing.
+
+    Raises:
+        ValueError: another option says otherwise.
+    """
+    if resume or overwrite:
+        raise ValueError(
+            f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
+            "otherwise; give one of them"
+        )
+    if folder.goes_on(begins_with=start_from is not None):
+        return True, None, False
+    return False, folder.start_cut_short() or start_from, folder.is_run()
 
 
 def _looked_at(run: RunSettings) -> list[str]:

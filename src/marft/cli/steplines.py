@@ -13,7 +13,7 @@ TEAM = (
     "sft/loss", "sft/held_out_loss",
     "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
     "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
-    "workers_lost", "ranks_lost",
+    "workers_lost", "tasks_set_aside", "ranks_lost",
     "truncated_tokens", "skipped_updates", "undone_steps", "remote_cost", "judge/cost", "episodes_per_second",
     "seconds",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
+from marft.config.cluster import ClusterSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import (
     ModelSettings,
@@ -30,7 +31,7 @@ from marft.config.parts import (
     SinkPlugin,
     ToolPlugin,
 )
-from marft.config.settings import Count, CountOrNone, Filled, Positive, Settings, did_you_mean
+from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
 from marft.config.sizes import size_problems
 from marft.config.tracing import TracingSettings
@@ -50,6 +51,7 @@ class RolloutSettings(Settings):
     # versions that a policy may be newer than the one that sampled what it learns from; 0: it is sampled, then learned
     max_policy_lag: Annotated[int, Field(ge=0, le=1000)] = 0
     reuse: Annotated[int, Field(ge=1, le=100)] = 1  # steps that learn from an episode: its own, and those after it
+    tries: Few = 3  # processes that may end with one attempt and nothing else in them, before its task is set aside
 
 
 class TrainingSettings(Settings):
@@ -120,6 +122,7 @@ class RunSettings(Settings):
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
+    cluster: ClusterSettings | None = None  # where its processes are, if not all on this machine
     training: TrainingSettings = TrainingSettings()  # how long
     checkpoints: CheckpointSettings = CheckpointSettings()  # what is kept
     evaluation: EvaluationSettings = EvaluationSettings()  # held-out tasks

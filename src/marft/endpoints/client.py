@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from marft.config.endpoint import EndpointSettings
 from marft.endpoints.failures import as_failure, clean
 from marft.endpoints.keys import read_key, secrets_in
-from marft.endpoints.rate_limit import RateLimit
+from marft.endpoints.limits import Limits, OwnLimits
 from marft.endpoints.replies import ModelReply, masked_reply, read_body, reply_of, usage_of
 from marft.endpoints.response_size import limit_response_size
 from marft.game.game import EpisodeFailedError
@@ -48,8 +48,7 @@ class Endpoint:
         self.used = Usage()
         self._key = _read_key(name, settings)
         self._secrets = tuple(dict.fromkeys([*filter(None, [self._key]), *secrets_in(settings.options)]))
-        self._gate = asyncio.Semaphore(settings.concurrent_requests)
-        self._rate_limit = RateLimit(settings.requests_per_minute)
+        self.limits: Limits = OwnLimits(settings)
         self._client = self._made()
         self._thread = LoopThread()
 
@@ -72,9 +71,9 @@ class Endpoint:
 
     async def ask_here(self, body: Mapping[str, object]) -> ModelReply:
         """:meth:`ask`, for who is on the endpoint's own thread already."""
-        async with self._gate:
+        async with self.limits.slot():
             completions = self._client.chat.completions  # imports what it needs, which takes a while the first time
-            await self._rate_limit.turn()
+            await self.limits.turn()
             try:
                 async with asyncio.timeout(self.settings.timeout_seconds):
                     return await self._send(completions, body)
@@ -103,7 +102,7 @@ class Endpoint:
 
         async def limit_retries(request: Any) -> None:
             if request.headers.get("x-stainless-retry-count", "0") != "0":
-                await self._rate_limit.turn()
+                await self.limits.turn()
 
         async def limit_size(response: Any) -> None:
             limit_response_size(response, f"endpoint {self.name!r} ({self.settings.url})")

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 
 from marft.processes import SUBREAPER
 from marft.texts import visible
@@ -32,10 +33,13 @@ class Child:
         name: for what it prints.
         command: what is started.
         quiet: keep what it prints, without showing it.
+        hear: is told each line that it prints, in the place of stderr.
     """
 
-    def __init__(self, name: str, command: Command, *, quiet: bool = False) -> None:
-        self.name, self.quiet = name, quiet
+    def __init__(
+        self, name: str, command: Command, *, quiet: bool = False, hear: Callable[[str], object] | None = None
+    ) -> None:
+        self.name, self.quiet, self._hear = name, quiet, hear
         self.said: deque[str] = deque(maxlen=LAST_LINES)  # last lines of what it printed
         self.socket, theirs = socket.socketpair()
         begun: Future[subprocess.Popen[bytes]] = Future()
@@ -59,10 +63,10 @@ class Child:
         while line := process.stdout.readline(LONGEST_LINE):
             said = visible(line.decode("utf-8", "replace").rstrip("\r\n"))
             self.said.append(said)
-            if self.quiet:
-                continue
-            with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is no stderr
-                sys.stderr.write(f"{self.name}: {said}\n")
+            if self._hear:
+                self._hear(said)
+            elif not self.quiet:
+                show(self.name, said)
 
     def end(self) -> None:
         """End it and all that it has started, in a second, whatever it is at."""
@@ -73,6 +77,13 @@ class Child:
         self.end()
         self.outcome()
         self.socket.close()
+
+    def carried(self, folder: Path) -> str:
+        """Where it finds a folder of this machine."""
+        return str(folder)
+
+    def dropped(self, folder: Path) -> None:
+        """Nothing was made for it."""
 
     def outcome(self) -> str:
         """How it ended, once it has; one that has let go of its connection and does not end is ended."""
@@ -87,6 +98,12 @@ class Child:
             with suppress(ValueError):
                 return f"was killed ({signal.Signals(number).name})"
         return f"ended itself (exit status {status})"
+
+
+def show(name: str, said: str) -> None:
+    """Print a line of what a process has said, on stderr."""
+    with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or there is no stderr
+        sys.stderr.write(f"{name}: {said}\n")
 
 
 def _start(command: Command, descriptor: int) -> subprocess.Popen[bytes]:

@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.endpoint import EndpointSettings
 from marft.config.settings import Count, Filled, NotNegative, did_you_mean
 from marft.endpoints.client import Endpoint
+from marft.endpoints.limits import MakeLimits
 from marft.endpoints.replies import as_metrics
 from marft.rewards.patterns import Pattern
 from marft.rewards.questions import Questions
@@ -106,6 +107,11 @@ class Judge(Term):
         judge._questions = Questions(Endpoint(self.name, self.endpoint, self.model), folder, self._read)
         judge._answering = tuple(answering)
         return judge
+
+    def keep_to(self, name: str, limits: MakeLimits) -> None:
+        """Ask the judge within limits that other processes keep to as well."""
+        assert self._questions is not None
+        self._questions.endpoint.limits = limits(name, self.endpoint)
 
     def counts(self) -> Mapping[str, float]:
         """What judging has taken so far: questions, answers from the cache, tokens, cost."""

@@ -29,6 +29,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.given import ImportPath
 from marft.config.plugins import Plugin, import_path
 from marft.config.settings import LARGEST, Names, did_you_mean
+from marft.endpoints.limits import MakeLimits
 from marft.faults import defined
 from marft.rewards.patterns import Pattern, holds
 from marft.types import Episode
@@ -89,6 +90,14 @@ class Term(Plugin, ABC):
         """
         del answering
         return self
+
+    def keep_to(self, name: str, limits: MakeLimits) -> None:
+        """Ask an endpoint within limits that are not its own alone, for it was opened in one of several processes.
+
+        Args:
+            name: which no other term has.
+        """
+        del name, limits
 
     def counts(self) -> Mapping[str, float]:
         """What scoring has taken since the term was opened, by the name of a metric."""

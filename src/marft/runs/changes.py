@@ -14,8 +14,9 @@ FREE = (
     "training.tokens_per_micro_batch", "training.share_prefixes",
     "training.ranks", "training.shard", "training.offload_optimizer", "training.rank_patience_seconds",
     "training.record_*", "training.show_samples_every", "checkpoints.*", "evaluation.*", "engine.*",
-    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "rollout.max_policy_lag",
-    "*.endpoint.url", "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
+    "rollout.max_live_episodes", "rollout.timeout_seconds", "rollout.processes", "rollout.tries",
+    "rollout.max_policy_lag", "cluster", "cluster.*", "*.endpoint.url",
+    "sft.traces", "sft.every", "sinks", "*.endpoint.api_key_variable",
     "*.endpoint.timeout_seconds", "*.endpoint.retries", "*.endpoint.requests_per_minute",
     "*.endpoint.concurrent_requests", "*.endpoint.price_*", "rewards.*.cache", "algorithm.complete_from", "tracing.*",
 )  # fmt: skip

@@ -49,6 +49,7 @@ class State:
     returns: int = 0  # times that the run has gone back to an earlier checkpoint
     cooled: float = 1.0  # what learning rates are multiplied by since then
     parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
+    set_aside: Mapping[str, str] = field(default_factory=dict)  # tasks that are drawn no more, by id, and why
 
 
 class _WrittenMark(BaseModel):
@@ -72,6 +73,7 @@ class _Written(BaseModel):
     returns: NonNegativeInt
     cooled: float
     parts: dict[str, float]
+    set_aside: dict[str, str]
     files: dict[str, str]
     log: _WrittenMark
     models: dict[str, str]

@@ -191,6 +191,17 @@ class RunFolder:
             mark["start"] = start.name
         atomic.write_file(path, json.dumps(mark, indent=2) + "\n")
 
+    def goes_on(self, *, begins_with: bool) -> bool:
+        """Whether what is here is gone on with by whoever starts a run or goes on with it, as there is one.
+
+        Args:
+            begins_with: a start is given the weights of a checkpoint: before the run's first one of its own they are
+                all that there is, and it is started again.
+        """
+        if self.start_cut_short():
+            return False
+        return bool(self.saved_steps()) or (self.is_run() and not begins_with)
+
     def has_progress(self) -> bool:
         """Whether the run has done a step, or there is anything else that somebody may want to keep."""
         kept = (self.checkpoints, self.episodes, self.evaluations)

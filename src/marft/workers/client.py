@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from marft.engines.stillness import Stillness
-from marft.game.loop_threads import LoopThreadPool
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
-from marft.workers.messages import Answer, Choose, Failure, Forget, GiveBack, Granted, Lease, Sample, Sampled
+from marft.workers.messages import Answer, Choose, Failure, Forget, GiveBack, Granted, Lease, Sample, Sampled, Turn
 
 
 class Client:
@@ -58,15 +57,24 @@ class Client:
     @asynccontextmanager
     async def slot(self, name: str, count: int) -> AsyncIterator[None]:
         """One of ``count`` that the run has in all its processes."""
-        number = next(self._numbers)
-        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._send(Lease(number, name, count))
+        async with self._granted(Lease(next(self._numbers), name, count)):
+            yield
+
+    async def turn(self, name: str, per_minute: float) -> None:
+        """Wait for the next of ``per_minute`` that the run has in all its processes."""
+        async with self._granted(Turn(next(self._numbers), name, per_minute)):
+            return
+
+    @asynccontextmanager
+    async def _granted(self, asked: Lease | Turn) -> AsyncIterator[None]:
+        granted = self._waiting[asked.number] = asyncio.get_running_loop().create_future()
+        self._send(asked)
         try:
             await granted
             yield
         finally:
-            del self._waiting[number]
-            self._send(GiveBack(number))
+            del self._waiting[asked.number]
+            self._send(GiveBack(asked.number))
 
     def hear(self, answer: Answer | Granted | Sampled) -> None:
         """Hand an answer to whoever waits for it, a token to whoever listens."""
@@ -98,15 +106,3 @@ class Client:
 
     def _trimmed(self, policy: str, prompt: Prompt) -> Prompt:
         return prompt if policy in self._in_messages else replace(prompt, chat=(), tools=())
-
-
-class LeasingThreads(LoopThreadPool):
-    """Threads of a worker process. What is counted over all episodes is counted over those of all workers."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__()
-        self._client = client
-
-    def slots(self, name: str, count: int) -> AbstractAsyncContextManager[object]:
-        """What lets ``count`` calls of one kind be under way at a time, over all episodes of the run."""
-        return self._client.slot(name, count)

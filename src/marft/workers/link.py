@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -14,8 +14,9 @@ from marft.errors import RunError
 from marft.game.agents import Agent
 from marft.game.engine import Sampler
 from marft.game.game import Attempt, EpisodeFailedError
-from marft.processes.child import END_SECONDS, Child
-from marft.types import Episode, Fork, Status
+from marft.processes.child import END_SECONDS
+from marft.processes.starting import Started
+from marft.workers.leases import Leases
 from marft.workers.messages import (
     Answer,
     Begin,
@@ -38,41 +39,11 @@ from marft.workers.messages import (
     Refused,
     Sample,
     Still,
+    Turn,
     pickled,
 )
+from marft.workers.tried import LostError, Playing
 from marft.workers.wire import Wire
-
-Slots = Callable[[str, int], AbstractAsyncContextManager[object]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Playing:
-    """An attempt that a worker plays."""
-
-    attempt: Attempt
-    over: asyncio.Future[None]  # it no longer counts as live
-    episode: asyncio.Future[Episode]
-    began: float = field(default_factory=time.perf_counter)
-
-    def ends(self, episode: Episode) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-        if not self.episode.done():
-            self.episode.set_result(episode)
-
-    def breaks(self, error: Exception) -> None:
-        for future in (self.over, self.episode):
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # has been heard, also where nobody waits
-
-    def lost(self, status: Status, reason: str) -> Episode:
-        """What it comes to when its worker is gone."""
-        attempt, replay = self.attempt, self.attempt.replay
-        return Episode(
-            attempt.task, attempt.stream, attempt.sample, (), status, error=reason,
-            seconds=time.perf_counter() - self.began, fork=Fork(replay.origin, replay.at) if replay else None,
-        )  # fmt: skip
 
 
 class Link:
@@ -82,13 +53,13 @@ class Link:
     says that it is still: so an engine that admits requests in order waits for all workers as it would for tools.
 
     Args:
-        slots: what the run has a number of, by name (:meth:`~marft.game.loop_threads.LoopThreadPool.slots`).
+        leases: what the run has a number of.
         patience: seconds in which a worker must answer.
     """
 
-    def __init__(self, child: Child, engine: Sampler, slots: Slots, patience: float) -> None:
+    def __init__(self, child: Started, engine: Sampler, leases: Leases, patience: float) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self.child, self.engine, self.slots, self.patience = child, engine, slots, patience
+        self.child, self.engine, self.leases, self.patience = child, engine, leases, patience
         self.agents: tuple[Agent, ...] = ()
         self.usage: Mapping[str, float] = {}
         self.pid = 0
@@ -125,8 +96,16 @@ class Link:
         """Episodes that it plays."""
         return len(self._playing)
 
-    def play(self, attempt: Attempt, team: bytes) -> Playing:
+    @property
+    def most(self) -> float:
+        """Episodes that it may play at a time, with what it plays."""
+        return min((playing.most for playing in self._playing.values()), default=math.inf)
+
+    def play(self, attempt: Attempt, team: bytes, most: float = math.inf) -> Playing:
         """Have the worker play an attempt.
+
+        Args:
+            most: attempts that it may play while it plays this one.
 
         Raises:
             ValueError: the attempt cannot be sent.
@@ -137,7 +116,7 @@ class Link:
             self._wire.send(Change(team))
             self._team = team
         number = next(self._numbers)
-        self._playing[number] = playing = Playing(attempt, loop.create_future(), loop.create_future())
+        self._playing[number] = playing = Playing(attempt, loop.create_future(), loop.create_future(), most)
         self._set_going(Play(number, sent))
         return playing
 
@@ -187,6 +166,8 @@ class Link:
                 self._requests[message.number] = asyncio.create_task(self._answer(message))
             case Lease(number):
                 self._requests[number] = asyncio.create_task(self._lease(message))
+            case Turn(number):
+                self._requests[number] = asyncio.create_task(self._take_turn(message))
             case Forget(number) | GiveBack(number):
                 if task := self._requests.pop(number, None):
                     task.cancel()
@@ -235,9 +216,13 @@ class Link:
 
     async def _lease(self, asked: Lease) -> None:
         """Keep a slot for the worker until it gives it back, or is gone: then this is cancelled."""
-        async with self.slots(asked.name, asked.count):
+        async with self.leases.slot(asked.name, asked.count):
             self._wire.send(Granted(asked.number))
             await asyncio.Event().wait()
+
+    async def _take_turn(self, asked: Turn) -> None:
+        await self.leases.turn(asked.name, asked.per_minute)
+        self._wire.send(Granted(asked.number))
 
     def _set_going(self, message: Play | Answer) -> None:
         self._sent += 1
@@ -256,8 +241,9 @@ class Link:
             reason = f"the worker process that played it did not answer for over {self.patience:g} s, and was ended"
         for task in self._requests.values():
             task.cancel()
+        company = len(self._playing)
         for playing in self._playing.values():
-            playing.ends(playing.lost("timed_out" if hung else "failed", reason))
+            playing.breaks(LostError("timed_out" if hung else "failed", reason, company))
         self._playing.clear()
         self._wait.close()
         self._wire.close()

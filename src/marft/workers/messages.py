@@ -101,7 +101,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lease of this number begins."""
+    """The lease or turn of this number begins."""
 
     number: int
 
@@ -199,8 +199,17 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One of those of which the whole run has ``per_minute``, such as requests to a judge, is asked for."""
+
+    number: int
+    name: str
+    per_minute: float
+
+
+@dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The lease of this number is over, or no longer wanted."""
+    """The lease or turn of this number is over, or no longer wanted."""
 
     number: int
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import cast
 
+from marft.cluster.opening import open_starter
 from marft.config.run import RunSettings
 from marft.engines.caller_thread import Background
 from marft.game.game import Attempt
@@ -14,13 +15,13 @@ from marft.game.rendering import Channel
 from marft.game.rollout import at_most
 from marft.game.team import Organization, Team
 from marft.playing import Begun, added, nobody
-from marft.processes.child import Child
+from marft.processes.starting import Started, start_all
 from marft.samplers import Samplers
 from marft.types import Episode
 from marft.workers.crew import Crew
-from marft.workers.link import Playing
 from marft.workers.messages import Begin, pickled
 from marft.workers.program import worker_command
+from marft.workers.tried import Tried
 
 
 class WorkerRollouts:
@@ -39,8 +40,12 @@ class WorkerRollouts:
     def __init__(self, run: RunSettings) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
             self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
+            self.set_aside: dict[str, str] = {}
             settings = pickled(run, "the recipe")
-            children = [Child(f"worker {number}", worker_command) for number in range(run.rollout.processes)]
+            self._starter = open_starter(run, "worker", run.rollout.processes)
+            started.callback(self._starter.close)
+            names = [f"worker {number}" for number in range(run.rollout.processes)]
+            children = start_all(self._starter, names, worker_command)
             for child in children:  # which import what they need while models are loaded here
                 started.callback(child.close)
             self._samplers = Samplers(run)
@@ -51,12 +56,15 @@ class WorkerRollouts:
             self.team = self._recipes_team()
             self._started = started.pop_all()
 
-    async def _begin(self, settings: bytes, children: Sequence[Child]) -> Crew:
+    async def _begin(self, settings: bytes, children: Sequence[Started]) -> Crew:
         from transformers.utils import logging
 
         formats = pickled(self._samplers.renderer.formats, "a tokenizer")
         begin = Begin(settings, formats, logging.get_verbosity())
-        crew = Crew(begin, self._engine, self.run.rollout.timeout_seconds)
+        rollout = self.run.rollout
+        crew = Crew(
+            begin, self._engine, rollout.timeout_seconds, self._starter, rollout.tries, self.set_aside
+        )  # fmt: skip
         await crew.start(children)
         return crew
 
@@ -75,7 +83,8 @@ class WorkerRollouts:
     def play(
         self, attempts: Sequence[Attempt], team: Team | None = None, on_done: Callable[[Episode], None] = nobody
     ) -> list[Episode]:
-        """Play every attempt → episodes in the same order. The episodes of a worker that is lost have failed."""
+        """Play every attempt → episodes in the same order. What is lost with a worker is played again; an attempt that
+        ends ``rollout.tries`` workers by itself has failed, and so do all others at its task from then on."""
         return self._samplers.wait_for(self._play(attempts, self._sent(team or self.team), on_done))
 
     def begin(self, attempts: Sequence[Attempt]) -> Background[list[Episode]]:
@@ -89,14 +98,13 @@ class WorkerRollouts:
     async def _play(
         self, attempts: Sequence[Attempt], team: bytes, on_done: Callable[[Episode], None]
     ) -> list[Episode]:
-        async def begin(attempt: Attempt) -> Playing:
-            return await self._crew.play(attempt, team)
-
-        async def finish(playing: Playing) -> Episode:
-            return await playing.episode
+        async def begin(attempt: Attempt) -> Tried:
+            tried = Tried(attempt, team)
+            await self._crew.play(tried)
+            return tried
 
         try:
-            return await at_most(self._gate, attempts, begin, finish, on_done)
+            return await at_most(self._gate, attempts, begin, self._crew.episode, on_done)
         except BaseException:
             await asyncio.shield(self._crew.cancel())
             raise

@@ -8,6 +8,7 @@ import pickle
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from marft.config.run import RunSettings
 from marft.engines.renderer import ChatRenderer
@@ -17,7 +18,8 @@ from marft.game.team import Team
 from marft.game_parts import GameParts, open_terms
 from marft.sandbox.runner import end_all
 from marft.types import Task
-from marft.workers.client import Client, LeasingThreads
+from marft.workers.client import Client
+from marft.workers.leasing import LeasedLimits, LeasingThreads
 from marft.workers.messages import (
     Answer,
     Begin,
@@ -85,7 +87,8 @@ class Worker:
         formats = pickle.loads(begin.formats)
         self.wire = wire
         self.client = Client(wire.send, [name for name, format in formats.items() if format.remote])
-        terms, threads = open_terms(run, started.callback), LeasingThreads(self.client)
+        limits, threads = partial(LeasedLimits, self.client, asyncio.get_running_loop()), LeasingThreads(self.client)
+        terms = open_terms(run, started.callback, limits)
         self.parts = GameParts(run, terms, self.client, ChatRenderer(formats), threads)
         started.callback(self.parts.close)
         self.team = self.parts.game.team

@@ -22,6 +22,12 @@ def train(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file, a bundled recipe's name, or with --resume a run.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = False,
+    resume_or_start: Annotated[
+        bool, typer.Option("--resume-or-start", help="Go on with the run where there is one, else start it.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster to play in: host:port, or auto (cluster.address).")
+    ] = None,
     start_from: Annotated[
         Path | None, typer.Option("--from", help="Start a new run with the weights of this checkpoint folder.")
     ] = None,
@@ -44,10 +50,13 @@ def train(
     changes = options.overrides_of(context, recipe)
     if samples is not None:
         changes = [*changes, "--training.show_samples_every", str(samples)]
+    if address is not None:
+        changes = [*changes, "--cluster.address", address]
     commands.train(
         recipe,
         changes,
         resume=resume,
+        resume_or_start=resume_or_start,
         start_from=start_from,
         dry_run=dry_run,
         overwrite=overwrite,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from marft import seeds
 from marft.engines.apart.asked import Asked
 from marft.engines.apart.frames import Connection
-from marft.engines.apart.handover import Handover
 from marft.engines.apart.held import check_alike, with_masks
 from marft.engines.apart.words import (
     FROM_ENGINE,
@@ -39,7 +38,9 @@ from marft.errors import RunError
 from marft.game.engine import Weights
 from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
-from marft.processes.child import Child, Command
+from marft.processes.child import Command
+from marft.processes.handover import Handover
+from marft.processes.starting import LocalStarter, Started, Starter
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 MOST_DEATHS = 3  # one after the other, without an answer in between
@@ -78,6 +79,7 @@ class EngineApart:
         policies: by name.
         seed: of the run.
         patience: seconds.
+        starter: starts the process, and is closed with the engine; None: it is on this machine.
 
     Raises:
         RunError: (of all that is asked) it ended three times without an answer in between, or refuses what it is asked.
@@ -92,9 +94,11 @@ class EngineApart:
         *,
         seed: int,
         patience: float,
+        starter: Starter | None = None,
     ) -> None:
         self.name, self.command, self.opened, self.policies = name, command, opened, policies
         self.seed, self.patience = seed, patience
+        self.starter = starter or LocalStarter()
         self.program = self._llguidance = ""  # what samples there, once it is ready
         self._spellings = {one: spelling_of(each.tokenizer, each.stop_ids) for one, each in policies.items()}
         self._handover = Handover()
@@ -107,6 +111,7 @@ class EngineApart:
         self._deaths = self._in_a_row = 0
         self._sampled = self._read = 0
         self._gone: BaseException | None = None
+        self._beginning: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the process, and give it every policy as it is.
@@ -182,6 +187,7 @@ class EngineApart:
         """End the process, and take its folder away."""
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
+        await asyncio.to_thread(self.starter.close)
         await asyncio.to_thread(self._handover.close)
 
     # what is asked
@@ -228,16 +234,29 @@ class EngineApart:
     async def _done(self, message: object, number: int) -> None:
         """Have the process do something, or the one after it."""
         done = self._loading[number] = _future()
-        self._send(message)
+        if self._ready is not None and self._ready.done():
+            await self._give(message)
         if self._gone:
             raise self._gone
         await done
+
+    async def _give(self, message: object) -> None:
+        """Tell the process something that it will not forget: weights, where it finds them. One that ends meanwhile
+        leaves that to the next."""
+        child = self._child
+        with suppress(RunError):
+            if isinstance(message, Load) and message.path:
+                path = await asyncio.to_thread(child.carried, Path(message.path))
+                message = replace(message, path=path)
+            if child is self._child:
+                self._connection.send(message)
 
     def _tidy(self, number: int) -> None:
         """A request is over: weights that nobody is sampled with any more are taken away."""
         for path, users in self._old:
             users.discard(number)
             if not users:
+                self._child.dropped(Path(path))
                 shutil.rmtree(path, ignore_errors=True)
         self._old = [(path, users) for path, users in self._old if users]
 
@@ -248,7 +267,7 @@ class EngineApart:
         outcome = ""
         try:
             while self._in_a_row < MOST_DEATHS:
-                child = await asyncio.to_thread(Child, self.name, self.command, quiet=True)
+                self._child = child = await asyncio.to_thread(self.starter.start, self.name, self.command, quiet=True)
                 try:
                     outcome = await self._listen(child)
                 finally:
@@ -262,7 +281,7 @@ class EngineApart:
         except RunError as error:
             self._fail(error)
 
-    async def _listen(self, child: Child) -> str:
+    async def _listen(self, child: Started) -> str:
         """Heed a process → why it is given up, or "" where it has ended."""
         self._ready = _future()
         self._connection = await Connection.over(child.socket, FROM_ENGINE)
@@ -281,6 +300,8 @@ class EngineApart:
             return f"was ended: {error}"
         finally:
             receiving.cancel()
+            if self._beginning:
+                self._beginning.cancel()
             self._connection.close()
         return f"said nothing for {self.patience:g} s, and was ended"
 
@@ -290,8 +311,8 @@ class EngineApart:
     def _heed(self, message: object) -> None:
         match message:
             case Ready(program, llguidance):
-                self._llguidance = llguidance
-                self._begin(program)
+                self.program, self._llguidance = program, llguidance
+                self._beginning = asyncio.create_task(self._begin())
             case Loaded(number):
                 loaded = self._loading.pop(number, None)
                 if loaded and not loaded.done():
@@ -310,13 +331,15 @@ class EngineApart:
                 if isinstance(message, Weighed) or waiting.take(message):
                     waiting.result.set_result(None)
 
-    def _begin(self, program: str) -> None:
-        """The process is ready: it gets all weights, and what waits."""
+    async def _begin(self) -> None:
+        """The process is ready: it gets all weights, those that are published meanwhile too, and what waits."""
         assert self._ready is not None
-        self.program = program
+        given: list[object] = []
+        while missing := [message for message in self._standing() if not any(message is one for one in given)]:
+            for message in missing:
+                await self._give(message)
+            given += missing
         self._ready.set_result(None)
-        for message in self._standing():
-            self._connection.send(message)
         for waiting in self._waiting.values():
             message = waiting.message
             stops = waiting.ending.stops if waiting.ending else ()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from marft.cluster.opening import open_starter
 from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
@@ -18,7 +19,6 @@ from marft.engines.grammars import Grammars
 from marft.engines.holding import Holding
 from marft.models.paths import resolve_path
 from marft.models.pool import Models, Policy
-from marft.processes.child import Command
 
 if TYPE_CHECKING:
     from marft.config.run import RunSettings
@@ -56,17 +56,18 @@ def open_vllm(
         ValueError: there is no such Python, or it has no vLLM.
         RunError: it does not come up.
     """
-    python = python_of("vllm", settings.python)
+    if run.cluster is None:
+        python_of("vllm", settings.python)  # before anything is loaded; elsewhere, it is looked for there
 
     def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart | Replicas:
         opened = _opened(settings, run, models, names)
-        return _engine(settings, partial(command, python, "vllm_server"), opened, _holding(models, mine), run.seed)
+        return _engine(settings, run, opened, _holding(models, mine))
 
     return open_each(models, policies, thread, make)
 
 
 def _engine(
-    settings: VllmSettings, command: Command, opened: Open, policies: dict[str, PolicyApart], seed: int
+    settings: VllmSettings, run: RunSettings, opened: Open, policies: dict[str, PolicyApart]
 ) -> EngineApart | Replicas:
     """An engine, or several that are alike.
 
@@ -74,18 +75,27 @@ def _engine(
         ValueError: their GPUs cannot be divided among them.
     """
     kind = RestingEngine if settings.sleep else EngineApart
-    name = f"vllm ({', '.join(policies)})"
-    devices = spread(settings.replicas, settings.devices, visible_devices())
-    patience = settings.patience_seconds
-    if len(devices) == 1:
-        return kind(name, on_devices(command, devices[0]), opened, policies, seed=seed, patience=patience)
-    saves = {one: Once(each.save) for one, each in policies.items() if each.save}
-    alike = {one: replace(each, save=saves.get(one)) for one, each in policies.items()}
+    name, command = f"vllm ({', '.join(policies)})", partial(vllm_command, settings.python)
+    devices = spread(settings.replicas, settings.devices, visible_devices() if run.cluster is None else ())
+    saves = {one: Once(each.save) for one, each in policies.items() if each.save} if len(devices) > 1 else {}
+    alike = {one: replace(each, save=saves.get(one, each.save)) for one, each in policies.items()}
     engines = [
-        kind(f"{name} {number}", on_devices(command, mine), opened, alike, seed=seed, patience=patience)
+        kind(
+            f"{name} {number}" if saves else name, on_devices(command, mine), opened, alike, seed=run.seed,
+            patience=settings.patience_seconds, starter=open_starter(run, "engine", 1),
+        )
         for number, mine in enumerate(devices)
-    ]
-    return Replicas(engines, saves)
+    ]  # fmt: skip
+    return Replicas(engines, saves) if len(engines) > 1 else engines[0]
+
+
+def vllm_command(python: str, descriptor: int) -> Sequence[str]:
+    """Our program on the Python that vLLM is in, on the machine that asks.
+
+    Raises:
+        ValueError: there is no such Python, or it has no vLLM.
+    """
+    return command(python_of("vllm", python), "vllm_server", descriptor)
 
 
 def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Sequence[str]) -> Open:

@@ -1,0 +1,168 @@
+"""The demo, whose processes are killed (-9) again and again: is anything lost, counted twice or a reward of 0, and is
+as much learned?
+
+    python benchmarks/faults.py                                    # 200 kills in 300 steps: hours
+    python benchmarks/faults.py --kills 10 --steps 20 --tasks 100
+    python benchmarks/faults.py --engine "{ kind = 'vllm' }"       # an engine apart is killed too
+    python benchmarks/faults.py --cluster                          # the processes are those of a Ray cluster
+
+A kill comes at a moment of chance in a step, and meets a worker process or an engine apart. Every episode that was
+asked for must be recorded once, none as failed, and no task set aside. Writes results/faults.json and .md; ends with 1
+where one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from marft.config import RunSettings, load_recipe
+from marft.evaluation.session import evaluate_checkpoints
+from marft.observing import Observer
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+KINDS = {"worker": b"marft.workers.worker", "engine": b"marft.engines.apart."}  # what is in their command lines
+SUMS = ("workers_lost", "episodes_played_again", "tasks_set_aside", "engine_restarts")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--processes", type=int, default=2, help="workers")
+    parser.add_argument("--engine", default="", help="as a recipe has it; the in-process one")
+    parser.add_argument("--cluster", action="store_true", help="have Ray start the processes")
+    parser.add_argument("--tasks", type=int, default=500, help="held-out, for the evaluation")
+    parser.add_argument("--output", type=Path, default=Path("runs/faults"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.output, ignore_errors=True)
+    options = ["--training.steps", str(arguments.steps), "--rollout.processes", str(arguments.processes)]
+    options += ["--engine", arguments.engine] if arguments.engine else []
+    options += ["--cluster", "{ engine = { gpus = 0.0 } }"] if arguments.cluster else []
+    run = load_recipe("demo", ["--output", str(arguments.output), "--device", "cpu", *options])
+    folder = RunFolder.create(run)
+    killer = Killer(arguments.kills, run.seed)
+    began = time.perf_counter()
+    train(run, folder, observer=killer)
+    found = {"kills": dict(killer.done), "seconds": time.perf_counter() - began, **counted(run, folder)}
+    (result,) = evaluate_checkpoints(
+        run, folder, ["last"], ("sampled",), arguments.tasks, shuffled_too=False, advance=lambda *_: None
+    )
+    save(arguments, {**found, "sampled": result.accuracy})
+    wrong = [found[name] for name in ("lost", "twice", "failed", "unplayed", "tasks_set_aside")]
+    sys.exit(any(wrong) or killer.done.total() < arguments.kills)
+
+
+def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
+    """Episodes that were asked for, and what is recorded of them."""
+    wanted = run.training.steps * run.rollout.tasks_per_step * run.rollout.samples_per_task
+    keys, failed, unplayed = Counter[tuple[str, str, int]](), 0, 0
+    for file in folder.recorded_steps():
+        for episode in read_episodes(file):
+            keys[episode.stream, episode.task.id, episode.sample] += 1
+            failed += not episode.scored
+            unplayed += episode.scored and not (episode.actions and episode.transitions)
+    rows = folder.read_metrics()
+    return {
+        "steps": len(rows),
+        "wanted": wanted,
+        "recorded": len(keys),
+        "lost": wanted - len(keys),
+        "twice": sum(count > 1 for count in keys.values()),
+        "failed": failed,
+        "unplayed": unplayed,  # and yet with a reward
+        **{name: sum(float(row.get(name) or 0) for row in rows) for name in SUMS},
+    }
+
+
+class Killer(Observer):
+    """Kills processes of the run, each at a moment of chance in a step of chance.
+
+    Args:
+        seed: of the moments, the steps and who is met.
+    """
+
+    def __init__(self, kills: int, seed: int) -> None:
+        self.kills, self.done = kills, Counter[str]()
+        self._draw = random.Random(seed)
+        self._at = Counter[int]()  # kills by step
+
+    def began(self, done: int, steps: int) -> None:  # noqa: ARG002
+        self._at.update(self._draw.choices(range(steps - 1), k=self.kills))  # the last is over when it is told
+        self._set_off(0, 1.0)
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        self._set_off(step, metrics["seconds"])
+
+    def _set_off(self, step: int, seconds: float) -> None:
+        for _ in range(self._at[step]):
+            threading.Timer(self._draw.uniform(0.0, seconds), self._kill).start()
+
+    def _kill(self) -> None:
+        while not (victims := list(processes())):  # all are being started
+            time.sleep(0.1)
+        kind, pid = self._draw.choice(victims)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self.done[kind] += 1
+
+
+def processes() -> Iterator[tuple[str, int]]:
+    """Worker processes and engines apart that this process has started, by kind, without the subreapers above them."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words, pid = file.read_bytes(), int(file.parent.name)
+            kind = next((kind for kind, mark in KINDS.items() if mark in words), "")
+            if kind and b"subreaper" not in words and is_ours(pid):
+                yield kind, pid
+
+
+def is_ours(pid: int) -> bool:
+    """Whether a process descends from this one."""
+    while pid > 1 and pid != os.getpid():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == os.getpid()
+
+
+def save(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    """The results, for people too."""
+    met = ", ".join(f"{count} of {kind}s" for kind, count in sorted(found["kills"].items()))
+    where = "of a Ray cluster on one machine" if arguments.cluster else "on one machine"
+    lines = [
+        f"The demo for {found['steps']} steps with {arguments.processes} worker processes {where}, engine "
+        f"{arguments.engine or 'in process'}: {sum(found['kills'].values())} kills ({met}) at moments of chance "
+        "(`python benchmarks/faults.py`):",
+        "",
+        f"- episodes: {found['wanted']} asked for, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
+        f" recorded twice, {found['failed']} failed, {found['unplayed']} with a reward and nothing played",
+        f"- {found['workers_lost']:.0f} workers lost, {found['episodes_played_again']:.0f} attempts played again, "
+        f"{found['tasks_set_aside']:.0f} tasks set aside, {found['engine_restarts']:.0f} restarts of an engine",
+        f"- accuracy, sampled: {found['sampled']:.1%} on {arguments.tasks} tasks",
+        f"- {found['seconds']:.0f} s",
+    ]
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    table = {"machine": machine.describe(), **found}
+    (arguments.results / "faults.json").write_text(json.dumps(table, indent=2) + "\n")
+    (arguments.results / "faults.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()
