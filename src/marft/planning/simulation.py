@@ -194,8 +194,9 @@ class _Run:
         self.busy = False
         self.version += 1
         self.out.ends.append(self.now)
-        self.start_groups()
-        self.learn()
+        if self.version < self.scene.steps:
+            self.start_groups()
+            self.learn()
 
 
 def simulate(scene: Scene) -> Outcome:
