@@ -70,6 +70,8 @@ def test_packed_rows(load: Load, forward: str) -> None:
     said = []
     for dtype in (torch.bfloat16, torch.float32):
         backbone = load(dtype)
+        if forward != "fused" and len({weight.dtype for weight in backbone.base_weights().values()}) > 1:
+            pytest.skip("what is held in half precision is fused")
         for _ in range(("fused", "packed", "own").index(forward)):
             backbone.take_slower_forward()
         said.append(log_probs(backbone, backbone.hidden_states(PackedRows.of(ROWS, POLICIES, CPU))))

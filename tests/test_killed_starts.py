@@ -125,7 +125,7 @@ def test_a_start_that_could_not_be_written_leaves_the_old_run_whole(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("marft.runs.checkpoints.save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         train(settings_of(folder), folder, overwrite=True, start_from=folder.checkpoints / "step_000001")
     monkeypatch.undo()

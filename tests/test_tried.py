@@ -126,7 +126,7 @@ def played(
             return tried
 
         try:
-            episodes = await at_most(live, attempts, begin, crew.episode, lambda _: None)
+            episodes = await at_most(asyncio.Semaphore(live), attempts, begin, crew.episode, lambda _: None)
             while fails and not crew._given_up:
                 await asyncio.sleep(0.001)
             return episodes, crew

@@ -12,7 +12,7 @@ class Clock:
 
     >>> clock = Clock(now=iter([0.0, 1.0, 4.0, 9.0]).__next__)
     >>> clock.began(); clock.ended(); clock.idle()
-    5.0
+    6.0
 
     Args:
         now: seconds.

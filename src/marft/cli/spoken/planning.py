@@ -34,7 +34,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a recipe needs and how long a step takes, before anything is loaded.
+    """Say what a run will need, and how long a step takes.
 
     Bytes of each process by part, whether it fits, what to change where not, and how to share out the GPUs.
     """
