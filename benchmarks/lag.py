@@ -1,13 +1,12 @@
 """Asynchronous training with an environment that takes its time: the demo team at lag 0, 1, 2 and 4.
 
     python benchmarks/lag.py
-    python benchmarks/lag.py --schedule linear      # a learning rate that goes down to 0
     python benchmarks/lag.py --seeds 0 1 2 --lags 0 2
 
 Every environment step of a training episode takes a time of its own (log-normal, its median a second); held-out tasks
 take none. Each run saves checkpoints, which are evaluated afterwards by the in-process engine: accuracy over the
 actions that were sampled up to there, and over the seconds that it took. Runs go on where they stopped. Writes
-results/lag.json, .md and .svg; with --schedule lag_<schedule>.
+results/lag.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -67,15 +66,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
-    parser.add_argument("--schedule", choices=["constant", "linear"], default="constant", help="of the learning rate")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     parser.add_argument("--only-train", action="store_true", help="measure, and evaluate another time")
     arguments = parser.parse_args()
-    name = "lag" if arguments.schedule == "constant" else f"lag_{arguments.schedule}"
-    changes = (*LAG, "--algorithm.optimizer.schedule", arguments.schedule, "--rollout.max_policy_lag")
+    changes = (*LAG, "--rollout.max_policy_lag")
     folders = {
-        (lag, seed): trained(arguments.output / name, f"lag_{lag}-{seed}", seed, (*changes, str(lag)))
+        (lag, seed): trained(arguments.output / "lag", f"lag_{lag}-{seed}", seed, (*changes, str(lag)))
         for seed in arguments.seeds
         for lag in arguments.lags
     }
@@ -95,7 +92,7 @@ def main() -> None:
             for row in rows
         ),
     ]
-    save(arguments.results, name, rows, table, plot(rows, "lag", ("actions", "seconds")))
+    save(arguments.results, "lag", rows, table, plot(rows, "lag", ("actions", "seconds")))
 
 
 def trained(output: Path, name: str, seed: int, changes: Sequence[str]) -> RunFolder:
