@@ -206,6 +206,12 @@ def test_a_training_run_is_that_of_one_process(cluster: Any, tmp_path: Path) -> 
 
 
 class TestSettings:
+    @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:6379", "127.0.0.1:head"])
+    def test_a_cluster_that_does_not_answer_is_named_at_once(self, address: str, tmp_path: Path) -> None:
+        run = settings("tiny", tmp_path, "--rollout.processes", "1", "--cluster.address", address)
+        with pytest.raises(ValueError, match=rf"^cluster.address: no Ray cluster can be joined at '{address}': "):
+            open_rollouts(run)
+
     def test_rays_client_is_refused_with_what_to_do(self) -> None:
         with pytest.raises(
             ValueError, match=r"cluster.address: a run is on a machine of the cluster, and Ray's client"

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from marft.config.cluster import ClusterSettings
 from marft.config.run import RunSettings
 from marft.texts import one_line
 
+KNOCK_SECONDS = 10.0  # for a cluster to answer
 ADDRESS = "RAY_ADDRESS"  # which `ray job submit` sets
 OBJECTS = 256 * 2**20  # bytes of a cluster of our own for what is carried to its processes
 _LOCK = threading.Lock()
@@ -64,6 +66,7 @@ def _connect(address: str, cpus: int) -> None:
             "address": "local", "num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECTS
         }  # fmt: skip
     try:
+        _knock(address)
         with _signals_as_they_are():
             ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -71,8 +74,20 @@ def _connect(address: str, cpus: int) -> None:
         raise ValueError(_in_words(address, error)) from error
 
 
+def _knock(address: str) -> None:
+    """See that something answers: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nothing does.
+        ValueError: it is no address.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+
+
 def _in_words(address: str, error: Exception) -> str:
-    said = one_line(str(error))
+    said = one_line(str(error)).rstrip(".")
     if not address:
         return f"[cluster]: Ray cannot be started on this machine: {said}"
     return (
