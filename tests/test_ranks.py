@@ -277,7 +277,9 @@ def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_
 
     def optimizer(name: str) -> Any:
         return SimpleNamespace(
-            parameters={"w": name}, zero_grad=lambda: None, clip=lambda: torch.ones(()),
+            parameters={"w": name},
+            zero_grad=lambda: None,
+            clip=lambda: torch.ones(()),
             move_on=lambda: done.append(f"step {name}"),
         )
 

@@ -266,7 +266,9 @@ class TestDynamicSampling:
             return played
 
         tasks = [Task(name, "o") for name in ("apart", "alike", "also alike", "alike as well")]
-        found = collect(cast(LocalRollouts, SimpleNamespace(run=run, play=play, set_aside={})), tasks, 0, 0, lambda _: None)
+        found = collect(
+            cast(LocalRollouts, SimpleNamespace(run=run, play=play, set_aside={})), tasks, 0, 0, lambda _: None
+        )
         return {e.task.id for e in found.credit_inputs} if found.metrics["groups_discarded"] < 4 else set()
 
     def test_the_price_of_length_tells_attempts_apart(self, model: Path) -> None:
