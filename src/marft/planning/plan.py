@@ -93,7 +93,7 @@ def plan(run: RunSettings, ask: Ask) -> Plan:
     local = {name: model for name, model in run.models.items() if model.endpoint is None}
     shapes = {name: find_shape(name, model, ask.model_config) for name, model in local.items()}
     place = Place(run, shapes, work_of(run, ask.known), ask.card)
-    lag = ask.lag if ask.lag is not None else int(getattr(run.rollout, "max_policy_lag", 0))
+    lag = ask.lag if ask.lag is not None else run.rollout.max_policy_lag
     shared = [0] if ask.gpus == 1 or not run.engine.apart else []
     apart = list(range(1, ask.gpus)) if run.engine.apart else []
     return Plan(run, ask, place.work, tuple(_split(place, ask, count, lag) for count in [*shared, *apart]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from marft.cluster.opening import open_starter
 from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import own_command
@@ -44,7 +45,7 @@ def open_process(
     def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart:
         return EngineApart(
             f"the engine's process ({', '.join(names)})", own_command, _opened(settings, run, models, names), mine,
-            seed=run.seed, patience=settings.patience_seconds,
+            seed=run.seed, patience=settings.patience_seconds, starter=open_starter(run, "engine", 1),
         )  # fmt: skip
 
     return open_each(models, policies, thread, make)
