@@ -46,8 +46,8 @@ CARDS = {
         Card("l40s", 362 * _TFLOPS, 91.6 * _TFLOPS, 48 * _GB, 864 * _GB, 32 * _GB, "NVIDIA L40S data sheet; PCIe 4"),
         Card("rtx4090", 165 * _TFLOPS, 82.6 * _TFLOPS, 24 * _GB, 1008 * _GB, 32 * _GB, "NVIDIA Ada white paper"),
         Card("mi300x", 1307 * _TFLOPS, 163 * _TFLOPS, 192 * _GB, 5300 * _GB, 448 * _GB, "AMD MI300X data sheet"),
-        # two threads of an Emerald Rapids Xeon without AMX: benchmarks/results/half_precision.md, .../plan_memory.md
-        Card("cpu", 0.165 * _TFLOPS, 0.327 * _TFLOPS, 0.0, 12 * _GB, 12 * _GB, "measured; this machine's memory"),
+        # two threads of an Emerald Rapids Xeon without AMX (half_precision.md); its bandwidth is an assumption
+        Card("cpu", 0.165 * _TFLOPS, 0.327 * _TFLOPS, 0.0, 12 * _GB, 12 * _GB, "results/half_precision.md"),
     )
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ class Efficiencies:
     launch: float = 1.17e-3  # seconds that a layer of a forward takes at least, launched one by one; fitted
     captured: float = 0.06e-3  # the same, where the engine replays captured graphs (vLLM's default); an assumption
     iteration: float = 2e-3  # seconds that an engine's step takes beside its layers; an assumption
-    cpu_launch: float = 0.15e-3  # seconds of a layer on a CPU; results/throughput.json
+    cpu_launch: float = 0.15e-3  # seconds of a layer on a CPU; an assumption
 
     def rate(self, peak: float, bandwidth: float) -> float:
         """Operations a second that a model's layers reach, forward or backward: what products take, and what all

@@ -17,7 +17,7 @@ from marft.planning.work import PolicyWork, Work
 When = Literal["always", "learning", "stepping", "sampling"]
 FIRST_COLUMNS, MOST_COLUMNS = 64, 1024  # how a running batch's cache grows (models/running_rows.py, models/cache.py)
 CONTEXT = 0.6e9  # CUDA's context and libraries' workspaces; an estimate
-PYTHON = 0.45e9  # of host memory: Python, torch and transformers before any model; measured: results/plan_memory.md
+PYTHON = 0.45e9  # of host memory: Python, torch and transformers before any model; an estimate
 WORKER = 75e6  # of host memory, for each worker process (docs/hardware.md)
 VLLM_SHARE = 0.9  # of a card that vLLM takes unless engine.options says otherwise (its documentation)
 UNDO = 12  # bytes of host memory for each number that learns (learning/undoing.py)
