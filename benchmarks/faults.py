@@ -113,7 +113,9 @@ class Killer(Observer):
 
     def _set_off(self, step: int, seconds: float) -> None:
         for _ in range(self._at[step]):
-            threading.Timer(self._draw.uniform(0.0, seconds), self._kill).start()
+            timer = threading.Timer(self._draw.uniform(0.0, seconds), self._kill)
+            timer.daemon = True  # should the run end before it
+            timer.start()
 
     def _kill(self) -> None:
         while not (victims := list(processes())):  # all are being started

@@ -13,6 +13,8 @@ from marft.types import Episode
 
 RESTARTS = "engine_restarts"  # in what sampling has taken: how often an engine apart was started again
 
+LOST = (RESTARTS, "workers_lost", "episodes_played_again", "tasks_set_aside")  # with processes
+
 
 def nobody(_: Episode) -> None:
     """Whoever does not look at episodes as they end."""

@@ -32,7 +32,7 @@ from marft.learning.interfaces import Progress
 from marft.learning.ledger import ActionCredit
 from marft.models.pool import Models
 from marft.observing import Observer, Silent
-from marft.playing import RESTARTS, Rollouts
+from marft.playing import LOST, Rollouts
 from marft.ranks.learners import Learners, RanksLostError, open_learners
 from marft.rollouts import open_rollouts
 from marft.runs.checkpoints import Checkpoints, State, name_of
@@ -125,7 +125,7 @@ def _go_on(
         cautions = Cautions(run.algorithm, sinks.note)
         watch = Watch(run.guards, folder.read_metrics(), sinks.note, sinks.guard)
         observer.began(state.step, run.training.steps)
-        restarts = _restarts(rollouts)
+        lost = _lost(rollouts)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             known = set(state.set_aside)
@@ -134,9 +134,8 @@ def _go_on(
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
                 metrics |= _validate(rollouts)
-            if RESTARTS in metrics:  # while others learn or are validated, too
-                before, restarts = restarts, _restarts(rollouts)
-                metrics[RESTARTS] = restarts - before
+            before, lost = lost, _lost(rollouts)
+            metrics |= {name: lost[name] - before[name] for name in lost}  # while others learn or are validated, too
             cautions.look(metrics)
             raised = watch.look({"step": state.step, **metrics})
             metrics |= raised.metrics()
@@ -159,8 +158,9 @@ def _go_on(
     return state
 
 
-def _restarts(rollouts: Rollouts) -> float:
-    return rollouts.usage().get(RESTARTS, 0.0)
+def _lost(rollouts: Rollouts) -> dict[str, float]:
+    """What was lost so far, of what can be lost at any time."""
+    return {name: count for name, count in rollouts.usage().items() if name in LOST}
 
 
 def _step(

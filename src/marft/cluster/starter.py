@@ -22,6 +22,7 @@ from marft.config.cluster import ClusterSettings, PlaceSettings
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.processes.child import Command
+from marft.processes.starting import NoRoomError
 from marft.texts import one_line
 
 UNITS = {"memory": 2**30}  # GiB of bytes
@@ -32,7 +33,7 @@ class RayStarter:
 
     Raises:
         ValueError: the cluster cannot be joined.
-        RunError: it has no room for them.
+        NoRoomError: it has no room for them.
     """
 
     def __init__(self, run: RunSettings, settings: ClusterSettings, kind: Kind, count: int) -> None:
@@ -47,7 +48,7 @@ class RayStarter:
             if not self._group.wait(settings.patience_seconds):
                 said = self._no_room(count)
                 remove_placement_group(self._group)
-                raise RunError(said)
+                raise NoRoomError(said)
         except BaseException:
             leave()
             raise
@@ -57,7 +58,8 @@ class RayStarter:
 
         Raises:
             ValueError: MARFT, the recipe's folder, or what the command needs is not there.
-            RunError: there is no room for it, or its node is lost at once.
+            NoRoomError: there is no room for it.
+            RunError: its node is lost at once.
         """
         with self._changed:
             if self._closed:
@@ -84,7 +86,7 @@ class RayStarter:
             ray.get(actor.begin.remote(name, command, path, str(Path.cwd())), timeout=self.settings.patience_seconds)
         except GetTimeoutError:
             ray.kill(actor)
-            raise RunError(f"{name}: {self._no_room(1)}") from None
+            raise NoRoomError(f"{name}: {self._no_room(1)}") from None
         except RayTaskError as error:
             ray.kill(actor)
             raise ValueError(f"{name}: {one_line(str(error.cause))}") from error

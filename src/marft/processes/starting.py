@@ -9,9 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+from marft.errors import RunError
 from marft.processes.child import Child, Command
 
 MOST_AT_ONCE = 32  # processes that are being started
+
+
+class NoRoomError(RunError):
+    """There is no room for a process, and has been none for as long as it is waited for."""
 
 
 class Started(Protocol):
@@ -60,7 +65,8 @@ class Starter(Protocol):
 
         Raises:
             ValueError: it cannot be had there.
-            RunError: there is no room for it.
+            NoRoomError: there is no room for it.
+            RunError: it is lost at once.
         """
         ...
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from marft.errors import RunError
 from marft.game.engine import Sampler
 from marft.playing import added
-from marft.processes.starting import Started, Starter
+from marft.processes.starting import NoRoomError, Started, Starter
 from marft.types import Episode
 from marft.workers.leases import Leases
 from marft.workers.link import Link
@@ -20,7 +20,7 @@ from marft.workers.tried import LostError, Tried
 
 TICK_SECONDS = 1.0
 GRACE_SECONDS = 5.0  # for a worker to answer, beside the time that a call into an environment may take
-TRIES = 3  # to fill a place again
+TRIES = 8  # to fill a place again, each of which may be killed while it starts
 
 
 class Crew:
@@ -177,7 +177,7 @@ class Crew:
 
         Raises:
             ValueError: what the recipe names cannot be had any more.
-            RunError: again and again it ended before it had begun.
+            RunError: again and again it ended before it had begun, or there is no room for it.
         """
         name = self.links[index].child.name
         for number in range(TRIES):
@@ -187,7 +187,7 @@ class Crew:
                 self.links[index] = link = self._link(child)
                 await link.start(self.begin)
             except RunError as error:
-                if number == TRIES - 1:
+                if number == TRIES - 1 or isinstance(error, NoRoomError):
                     raise RunError(f"{name} was lost and cannot be started again: {error}") from error
                 if not self.links[index].over.done():
                     await self.links[index].over

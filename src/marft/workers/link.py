@@ -89,7 +89,6 @@ class Link:
         self._wire.send(begin)
         self._listening = asyncio.create_task(self._listen())
         await self._started
-        self.ready = True
 
     @property
     def live(self) -> int:
@@ -190,7 +189,7 @@ class Link:
                 self._playing.clear()
                 self._let_go.set()
             case Ready(pid, agents, usage):
-                self.pid, self.agents, self.usage = pid, agents, usage
+                self.pid, self.agents, self.usage, self.ready = pid, agents, usage, True
                 if not self._started.done():  # nobody waits any more where the run ends meanwhile
                     self._started.set_result(None)
             case Refused(fault):
