@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from marft import training as training_module
+from marft.ahead import gathering
 from marft.collection import Collection
 from marft.learning import learner as learner_module
 from marft.learning import scoring as scoring_module
@@ -270,7 +270,7 @@ class TestAnEngineThatSaysOtherwise:
     @staticmethod
     def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: float, *overrides: str) -> list[str]:
         """Of a run whose actor has been sampled by something else."""
-        collect = training_module.collect
+        collect = gathering.collect
 
         def drifted(*arguments: Any) -> Collection:
             collection = collect(*arguments)
@@ -281,7 +281,7 @@ class TestAnEngineThatSaysOtherwise:
             ]  # fmt: skip
             return replace(collection, credit_inputs=inputs)
 
-        monkeypatch.setattr(training_module, "collect", drifted)
+        monkeypatch.setattr(gathering, "collect", drifted)
         run = recipe(tmp_path, "marft", "--training.steps", "3", *overrides)
         train(run, RunFolder.create(run), observer=(observer := Listening()))
         return observer.notes

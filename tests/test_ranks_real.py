@@ -62,17 +62,17 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
     learner = begun(run, ranks, parts)
     gradients: list[dict[str, Tensor]] = []
 
-    def noting(step: Callable[[], float], parameters: Mapping[str, torch.nn.Parameter]) -> Callable[[], float]:
-        def noted() -> float:
+    def noting(clip: Callable[[], Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> Callable[[], Tensor]:
+        def noted() -> Tensor:
             found = {name: whole(p.grad).clone() for name, p in parameters.items() if p.grad is not None}
             gradients.append({name: g for name, g in found.items() if g.any()})
-            return step()
+            return clip()
 
         return noted
 
     for optimizer in learner.optimizers.values():
         assert isinstance(optimizer, PolicyOptimizer)
-        optimizer.step = noting(optimizer.step, optimizer.parameters)  # type: ignore[method-assign]
+        optimizer.clip = noting(optimizer.clip, optimizer.parameters)  # type: ignore[method-assign]
     metrics = learner.learn(batch, Progress(0, 0))
     weights = {
         f"{name}/{key}": whole(parameter.detach()).clone()

@@ -51,7 +51,7 @@ def test_math_recipes_run_two_steps(name: str, tmp_path: Path) -> None:
     assert steps[-1]["episodes_failed"] == 0
     assert math.isfinite(steps[-1]["policy_loss"])
     assert all(math.isfinite(steps[-1][f"policies/{policy}/gradient_norm"]) for policy in ("reasoner", "actor"))
-    asked = {row["task"] for row in read_rows(folder.episodes)}
+    asked = {row["task"] for file in folder.recorded_steps() for row in read_rows(file)}
     assert asked
     assert asked <= {f"problems/{number}" for number in range(len(PROBLEMS))}
 
