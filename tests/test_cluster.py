@@ -83,6 +83,7 @@ class TestWorkers:
         there = clustered(cluster, demo(tmp_path, "--rollout.processes", "2"), strategy="SPREAD")
         assert played(there) == played(demo(tmp_path))
 
+    @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
     def test_one_that_is_killed_loses_nothing(self, cluster: Any, tmp_path: Path) -> None:
         environment = {"name": "tests.crews:Doomed", "folder": str(tmp_path), "seconds": 1.0}
         run = clustered(cluster, crew(tmp_path, environment))
@@ -171,6 +172,7 @@ class TestEngines:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
 class TestLostNodes:
     def test_what_was_on_one_goes_on_elsewhere(self, cluster: Any, tmp_path: Path) -> None:
         """A worker a node: the place of the lost one is given up, for there is no other node."""

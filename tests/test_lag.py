@@ -72,6 +72,7 @@ def test_no_action_is_too_old_and_a_killed_engine_loses_nothing(tmp_path: Path) 
     assert not servers()
 
 
+@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
 def test_what_a_step_learns_from_has_the_keys_of_a_synchronous_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

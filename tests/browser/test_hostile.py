@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from marft.viewer.indexing import IndexCache
 from marft.viewer.serving import Viewer
 from tests.browser.conftest import Seen, loop_of, playwright, watched
 from tests.browser.hostile_run import NAME, make_hostile
+
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 pytestmark = pytest.mark.slow
 QUESTIONS = {  # pages of a run, and what stands on each once it is drawn
@@ -132,6 +135,7 @@ def test_a_page_that_is_sent_around_executes_and_loads_nothing(
         context.close()
 
 
+@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
 def test_a_run_that_goes_while_it_is_shown_is_said_to_be_gone_and_shown_again_when_it_is_back(
     browser: playwright.Browser, hostile: RunFolder, tmp_path: Path
 ) -> None:
