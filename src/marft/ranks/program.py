@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from marft.config.run import RunSettings
 from marft.models.pool import Models
+from marft.processes.python_here import python_here
 from marft.ranks.devices import device_of
 from marft.ranks.member import Member, group_of, placed
 from marft.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, Load, Tell
-
-START = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from marft.ranks.program import main
-main(int(sys.argv[2]))
-"""
 
 
 def rank_command(descriptor: int) -> Sequence[str]:
@@ -30,8 +22,7 @@ def rank_command(descriptor: int) -> Sequence[str]:
     Args:
         descriptor: the rank's end of its connection.
     """
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-    return [sys.executable, "-u", "-X", "faulthandler", "-c", START, path, str(descriptor)]
+    return python_here("marft.ranks.program", descriptor)
 
 
 def main(descriptor: int) -> None:

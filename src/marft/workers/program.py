@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 
-START = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from marft.workers.worker import main
-main(int(sys.argv[2]))
-"""
+from marft.processes.python_here import python_here
 
 
 def worker_command(descriptor: int) -> Sequence[str]:
@@ -20,5 +13,4 @@ def worker_command(descriptor: int) -> Sequence[str]:
     Args:
         descriptor: the worker's end of its connection.
     """
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-    return [sys.executable, "-u", "-X", "faulthandler", "-c", START, path, str(descriptor)]
+    return python_here("marft.workers.worker", descriptor)

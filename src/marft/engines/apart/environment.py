@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from marft.processes.python_here import python_here
 
 LOOK_SECONDS = 60.0
 PACKAGE = Path(__file__).parents[2]  # of MARFT
@@ -19,12 +19,6 @@ sys.modules["marft"] = marft
 from marft.engines.apart.{program} import main
 main(int(sys.argv[2]))
 """  # modules of ours that need numpy alone, and nothing else of this environment
-OWN_START = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from marft.engines.apart.local_server import main
-main(int(sys.argv[2]))
-"""
 
 
 def place(engine: str) -> Path:
@@ -76,5 +70,4 @@ def own_command(descriptor: int) -> Sequence[str]:
     Args:
         descriptor: its end of the connection.
     """
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-    return [sys.executable, "-u", "-X", "faulthandler", "-c", OWN_START, path, str(descriptor)]
+    return python_here("marft.engines.apart.local_server", descriptor)
