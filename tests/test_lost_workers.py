@@ -162,7 +162,7 @@ def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_pat
 
 @pytest.mark.slow
 def test_workers_that_never_begin_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marft.workers.program.START", "import sys; sys.exit(4)")
+    monkeypatch.setattr("marft.processes.python_here.START", "import sys; sys.exit(4)")
     with pytest.raises(RunError, match=r"a worker process ended itself \(exit status 4\) before it had begun"):
         run_in(tmp_path)
 
@@ -179,7 +179,7 @@ def test_a_run_that_ends_while_a_worker_is_started_again_ends_in_silence(
 def test_what_a_worker_prints_without_end_comes_out_in_pieces(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marft.workers.program.START", f"print('x' * {2 * LONGEST_LINE + 7})")
+    monkeypatch.setattr("marft.processes.python_here.START", f"print('x' * {2 * LONGEST_LINE + 7})")
     child = Child("worker 7", worker_command)
     assert child.outcome() == "ended itself (exit status 0)"
     said = [line.removeprefix("worker 7: ") for line in capfd.readouterr().err.splitlines()]
