@@ -1,7 +1,7 @@
 """How long the viewer's answers take on a run of many recorded steps: ``python benchmarks/viewer.py``.
 
-Makes a run of 1,000 recorded steps and 1,000,000 actions (``--at`` keeps it), starts the viewer without anything in its
-cache, asks for every address several times, over HTTP, and writes benchmarks/results/viewer.md.
+Makes a run of 1,000 recorded steps and 1,000,000 actions (``--at`` keeps it), starts ``marft view`` without anything in
+its cache, asks for every address several times, over HTTP, and writes benchmarks/results/viewer.md.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,6 @@ from marft.runs.credit import write_credit
 from marft.runs.episodes import write_episodes
 from marft.runs.folder import MARK
 from marft.types import Action, ActionKey, Episode, Observation, Task, Transition
-from marft.viewer.indexing import IndexCache
-from marft.viewer.serving import Viewer
 
 RESULTS = Path(__file__).parent / "results" / "viewer.md"
 ROLES = ("planner", "coder", "tester", "actor")
@@ -142,39 +143,53 @@ def addresses(run: str, step: int) -> dict[str, Callable[[int], str]]:
 def measure(folder: Path, cache: Path) -> list[str]:
     """Lines of the results."""
     began = time.perf_counter()
-    viewer = Viewer([folder], "127.0.0.1", 0, with_token=False, cache=IndexCache(cache))
-    try:
-        _get(viewer, "/api/runs")
+    with viewer(folder, cache) as (address, process):
+        _get(address, "/api/runs")
         first = time.perf_counter() - began
-        _get(viewer, f"/api/runs/{folder.name}/episodes")
+        _get(address, f"/api/runs/{folder.name}/episodes")
         listing = time.perf_counter() - began
-        while (said := _get(viewer, f"/api/runs/{folder.name}/episodes?limit=1"))["indexed"] < said["files"]:
+        while (said := _get(address, f"/api/runs/{folder.name}/episodes?limit=1"))["indexed"] < said["files"]:
             time.sleep(0.2)
         lines = [
             f"The first list of runs is there after {first:.2f} s, the first episodes, of the newest steps, after "
             f"{listing:.2f} s; all {said['files']:,} steps are indexed after {time.perf_counter() - began:.1f} s, "
             f"{said['total']:,} episodes.",
             "",
+            "| address | first, ms | median, ms | most, ms | its CPU, ms | KB |",
+            f"| --- |{' ---: |' * 5}",
         ]
-        rows = []
         for name, path in addresses(folder.name, said["files"]).items():
-            times, busy, size = list[float](), list[float](), 0
-            for number in range(TIMES):
-                start, worked = time.perf_counter(), time.process_time()
-                with urlopen(viewer.address + path(number)) as answer:
-                    size = len(answer.read())
-                times.append(1000 * (time.perf_counter() - start))
-                busy.append(1000 * (time.process_time() - worked))
-            rows.append((name, times[0], statistics.median(times), max(times), statistics.median(busy), size / 1024))
-        lines += ["| address | first, ms | median, ms | most, ms | CPU, median, ms | KB |", f"| --- |{' ---: |' * 5}"]
-        lines += [f"| {name} | {' | '.join(f'{number:.0f}' for number in numbers)} |" for name, *numbers in rows]
+            answers = [_timed(address + path(number), process) for number in range(TIMES)]
+            times, most = [answer[0] for answer in answers], max(answers)
+            numbers = (times[0], statistics.median(times), most[0], most[1], most[2])
+            lines.append(f"| {name} | {' | '.join(f'{number:.0f}' for number in numbers)} |")
         return lines
-    finally:
-        viewer.close()
 
 
-def _get(viewer: Viewer, path: str) -> Any:
-    with urlopen(viewer.address + path) as answer:
+@contextmanager
+def viewer(folder: Path, cache: Path) -> Iterator[tuple[str, int]]:
+    """``marft view`` of a run, as a user starts it: its address, and its process."""
+    command = [sys.executable, "-m", "marft", "view", str(folder), "--port", "0", "--no-token"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip().rstrip("/"), process.pid
+        finally:
+            process.terminate()
+
+
+def _timed(url: str, process: int) -> tuple[float, float, float]:
+    """How long an answer takes, ms; how long the viewer computes for it, ms; and its size, KB."""
+    clock = (~process << 3) | 2  # that of a process's CPU time, as Linux numbers them
+    began, worked = time.perf_counter(), time.clock_gettime(clock)
+    with urlopen(url) as answer:
+        size = len(answer.read())
+    return 1e3 * (time.perf_counter() - began), 1e3 * (time.clock_gettime(clock) - worked), size / 1024
+
+
+def _get(address: str, path: str) -> Any:
+    with urlopen(address + path) as answer:
         return json.loads(answer.read())
 
 
@@ -197,7 +212,7 @@ def main() -> None:
             f"{TOKENS} tokens and {WORDS} words on average: {sizes[0]:,.0f} MiB of episodes and {sizes[1]:,.0f} MiB "
             "of credit at token level. Over HTTP on one machine, each address asked for "
             f"{TIMES} times; searches differ each time. {machine['processor']}, {machine['cores']} cores, "
-            f"which others were using too: load {os.getloadavg()[1]:.0f}. CPU: to ask and to answer.",
+            f"load {os.getloadavg()[1]:.1f} before. Its CPU: the viewer's, in the answer that took longest.",
             "(`python benchmarks/viewer.py`)",
             "",
         ]

@@ -17,9 +17,10 @@ def look(history: History, settings: GuardSettings) -> Finding | None:
     Half a deviation is what a team sees as a medium effect (Cohen 1988): learning follows it.
     """
     window = settings.window
-    if solves_more(history, window) is not False:
+    deviations = history.series("reward_std").values[:window]
+    if not len(deviations) or solves_more(history, window) is not False:
         return None
-    deviation = float(np.sqrt(np.mean(history.series("reward_std").values[:window] ** 2)))
+    deviation = float(np.sqrt(np.mean(deviations**2)))
     for term in history.terms():
         series = history.now(term, 2 * window)
         if series is None:
