@@ -2,13 +2,13 @@
 as much learned?
 
     python benchmarks/faults.py                                    # 200 kills in 300 steps: hours
-    python benchmarks/faults.py --kills 10 --steps 20 --tasks 100
+    python benchmarks/faults.py --kills 10 --steps 20 --tasks 100 --undisturbed 1
     python benchmarks/faults.py --engine "{ kind = 'vllm' }"       # an engine apart is killed too
     python benchmarks/faults.py --cluster                          # the processes are those of a Ray cluster
 
 A kill comes at a moment of chance in a step, and meets a worker process or an engine apart. Every episode that was
-asked for must be recorded once, none as failed, and no task set aside. Writes results/faults.json and .md; ends with 1
-where one is not.
+asked for must be recorded once, none as failed, and no task set aside. Beside it runs are trained of which nothing is
+killed, in one process, with seeds of their own. Writes results/faults.json and .md; ends with 1 where one is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +48,49 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="workers")
     parser.add_argument("--engine", default="", help="as a recipe has it; the in-process one")
     parser.add_argument("--cluster", action="store_true", help="have Ray start the processes")
+    parser.add_argument("--undisturbed", type=int, default=3, help="runs of which nothing is killed")
     parser.add_argument("--tasks", type=int, default=500, help="held-out, for the evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs/faults"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     arguments = parser.parse_args()
     shutil.rmtree(arguments.output, ignore_errors=True)
-    options = ["--training.steps", str(arguments.steps), "--rollout.processes", str(arguments.processes)]
+    options = ["--rollout.processes", str(arguments.processes)]
     options += ["--engine", arguments.engine] if arguments.engine else []
     options += ["--cluster", "{ engine = { gpus = 0.0 } }"] if arguments.cluster else []
-    run = load_recipe("demo", ["--output", str(arguments.output), "--device", "cpu", *options])
+    run = recipe(arguments, "killed", options)
     folder = RunFolder.create(run)
     killer = Killer(arguments.kills, run.seed)
     began = time.perf_counter()
     train(run, folder, observer=killer)
     found = {"kills": dict(killer.done), "seconds": time.perf_counter() - began, **counted(run, folder)}
-    (result,) = evaluate_checkpoints(
-        run, folder, ["last"], ("sampled",), arguments.tasks, shuffled_too=False, advance=lambda *_: None
-    )
-    save(arguments, {**found, "sampled": result.accuracy})
+    found["sampled"] = accuracy(run, folder, arguments.tasks)
+    found["undisturbed"] = [undisturbed(arguments, number) for number in range(arguments.undisturbed)]
+    save(arguments, found)
     wrong = [found[name] for name in ("lost", "twice", "failed", "unplayed", "tasks_set_aside")]
     sys.exit(any(wrong) or killer.done.total() < arguments.kills)
+
+
+def recipe(arguments: argparse.Namespace, name: str, options: Sequence[str]) -> RunSettings:
+    """The demo, as long as it is asked for."""
+    given = ["--output", str(arguments.output), "--name", name, "--training.steps", str(arguments.steps)]
+    return load_recipe("demo", [*given, "--device", "cpu", *options])
+
+
+def undisturbed(arguments: argparse.Namespace, number: int) -> float:
+    """What a run in one process learns, with a seed of its own."""
+    run = recipe(arguments, f"undisturbed_{number}", ["--seed", str(number)])
+    folder = RunFolder.create(run)
+    train(run, folder)
+    return accuracy(run, folder, arguments.tasks)
+
+
+def accuracy(run: RunSettings, folder: RunFolder, tasks: int) -> float:
+    """On held-out tasks, sampled."""
+    (result,) = evaluate_checkpoints(
+        run, folder, ["last"], ("sampled",), tasks, shuffled_too=False, advance=lambda *_: None
+    )
+    assert result.accuracy is not None
+    return result.accuracy
 
 
 def counted(run: RunSettings, folder: RunFolder) -> dict[str, Any]:
@@ -156,7 +179,8 @@ def save(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
         f" recorded twice, {found['failed']} failed, {found['unplayed']} with a reward and nothing played",
         f"- {found['workers_lost']:.0f} workers lost, {found['episodes_played_again']:.0f} attempts played again, "
         f"{found['tasks_set_aside']:.0f} tasks set aside, {found['engine_restarts']:.0f} restarts of an engine",
-        f"- accuracy, sampled: {found['sampled']:.1%} on {arguments.tasks} tasks",
+        f"- accuracy, sampled, on {arguments.tasks} tasks: {found['sampled']:.1%}; of runs in which nothing is killed: "
+        + (", ".join(f"{accuracy:.1%}" for accuracy in found["undisturbed"]) or "none was made"),
         f"- {found['seconds']:.0f} s",
     ]
     arguments.results.mkdir(parents=True, exist_ok=True)
