@@ -64,8 +64,11 @@ def main() -> None:
     train(run, folder, observer=killer)
     found = {"kills": dict(killer.done), "seconds": time.perf_counter() - began, **counted(run, folder)}
     found["sampled"] = accuracy(run, folder, arguments.tasks)
-    found["undisturbed"] = [undisturbed(arguments, number) for number in range(arguments.undisturbed)]
+    found["undisturbed"] = list[float]()
     save(arguments, found)
+    for number in range(arguments.undisturbed):
+        found["undisturbed"].append(undisturbed(arguments, number))
+        save(arguments, found)
     wrong = [found[name] for name in ("lost", "twice", "failed", "unplayed", "tasks_set_aside")]
     sys.exit(any(wrong) or killer.done.total() < arguments.kills)
 
