@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -94,12 +95,17 @@ def test_every_filter_of_an_address_is_asked_for_and_can_be_cleared(seen: Seen) 
     assert {name: value for name, (value,) in last.items() if name in filters} == {"sort": "tokens", "order": "asc"}
 
 
-def test_while_steps_are_still_read_it_says_how_far_that_has_come(seen: Seen) -> None:
+def test_while_steps_are_still_read_it_says_how_far_that_has_come_and_looks_again_soon(seen: Seen) -> None:
+    """Also where the run is over, and its pages ask less often."""
+    ends = time.monotonic() + 2
+
     def answer(route: playwright.Route) -> None:
         told = route.fetch().json()
-        route.fulfill(json={**told, "indexed": 1, "files": 3})
+        route.fulfill(json={**told, "indexed": 1 if time.monotonic() < ends else 3, "files": 3})
 
     seen.page.route("**/team/episodes?*", answer)
     seen.open("run/team/episodes", ".inside .line .tag")
     seen.told(".filters .hint", "154 episodes in 1 of 3 steps; the others are being read")
+    seen.until("document.querySelector('.filters .hint').textContent === '154 episodes'")
+    assert time.monotonic() < ends + 5
     seen.page.unroute_all(behavior="wait")
