@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marft.evaluation.comparison import Comparison
+from marft.evaluation.trajectories.table import trajectory_rows
 from tests.test_comparison import over, saved
 from tests.test_gates import MISSED, SOLVED, evaluation
 
@@ -75,3 +76,14 @@ def test_what_others_call_scenarios_and_cohorts_breaks_no_line_and_is_no_markup(
     assert "<b>x" not in page
     assert page.count("&lt;b&gt;x") == 2
     assert "\x1b" not in said + page
+
+
+def test_a_metric_of_another_version_is_a_number_and_hides_no_other() -> None:
+    evil = "<b>x</b>\x1b[2J\nsecond"
+    side = saved(evaluation(**{evil: [(1.0, 2.0)] * 2, "reward": [(1.0, 1.0)] * 2}))
+    held = over([side], [side])
+    said, page = str(held), held._repr_html_()
+    assert [line.split()[-3:] for line in said.splitlines()[2:]] == [["0.5", "0.5", "+0"], ["1", "1", "+0"]]
+    assert "&lt;b&gt;x" in page
+    assert "\x1b" not in said + page
+    assert [row.label for row in trajectory_rows([side], elsewhere=())] == ["reward"]

@@ -15,6 +15,7 @@ import pytest
 from marft import rollouts as rollouts_here
 from marft.config import RunSettings
 from marft.config.models import BUNDLED
+from marft.evaluation.scenarios import freeze
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.models.known import files_of, known
 from marft.runs import lock
@@ -170,6 +171,20 @@ def test_an_environment_whose_code_was_changed_is_played(
     found(run, folder, attempts=1)
     assert sum(plays) == 5
     del sys.modules["lengths_of_theirs"]
+
+
+def test_each_mode_with_and_without_messages_of_others_is_a_question_of_its_own(tmp_path: Path) -> None:
+    results = evaluate_checkpoints(
+        lengths(tmp_path), None, ["base"], ("sampled", "greedy"), 2, True, lambda _=None: None
+    )  # fmt: skip
+    assert len({one.key for one in results}) == 4
+
+
+def test_scenarios_are_played_under_their_own_seed(tmp_path: Path) -> None:
+    run, other = lengths(tmp_path), lengths(tmp_path, "--seed", "7")
+    smoke = freeze(other, "smoke", "test", 5, "", ("sampled",), 2)
+    (under_it,) = found(run, None, scenarios=smoke)
+    assert under_it.rewards == found(other, None)[0].rewards != found(run, None)[0].rewards
 
 
 @pytest.mark.slow
