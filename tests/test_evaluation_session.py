@@ -86,6 +86,9 @@ def test_what_a_model_is_known_by_is_not_remembered_for_files_that_came_while_it
     run = lengths(tmp_path, models={"base": {"path": str(model)}})
     found(run, None, attempts=1)
     assert known(run, files_of(run)) is None
+    os.utime(model / "config.json", (1, 1))
+    assert known(run, files_of(run)) is None, "nor for those that were there before, where they come back"
+    os.utime(model / "config.json", (2, 2))
     found(run, None, attempts=1)
     assert known(run, files_of(run)) is not None
 

@@ -65,6 +65,7 @@ def test_words_in_an_agents_colour_or_on_it_can_be_read(theme: str) -> None:
     named = colours(theme)
     words = _rgb("ffffff" if theme == "light" else "0a1216")  # of bars
     (dimmed,) = re.findall(r"^\.act\.dim rect \{ opacity: ([\d.]+)", SHEET, re.MULTILINE)
+    assert ":root .act.dim text { fill: var(--muted); }" in SHEET
     for series in (named[f"c{n}"] for n in range(8)):
         assert contrast(mixed(series, named["text"], share_in(".who {")), named["surface"]) > 4.5
         bar = mixed(series, named["text"], share_in("underWords"))
