@@ -23,6 +23,7 @@ from marft.models.backbone import Backbone
 from marft.models.formats import load_tokenizer
 from marft.models.loading import load_backbone
 from marft.runs.folder import RunFolder
+from tests.draws import DrawnFrom
 from tests.helpers import settings as recipe_settings
 from tests.runs import finished
 
@@ -57,16 +58,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase) -> Path:
     """A folder with a random two-layer Qwen2 and the tiny model's tokenizer; logits are far from uniform."""
-    torch.manual_seed(7)
     config = Qwen2Config(
         vocab_size=len(tiny_tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True,
         eos_token_id=tiny_tokenizer.eos_token_id, pad_token_id=tiny_tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.15)
+    with DrawnFrom(7):
+        model = Qwen2ForCausalLM(config)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
     folder = tmp_path_factory.mktemp("random_model")
     model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)

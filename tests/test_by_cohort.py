@@ -23,3 +23,16 @@ def test_metrics_stand_by_cohort_and_an_unknown_field_is_refused_before_anything
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row for row in rows if "=" in row] == [["level", "=", level, "2", "tasks"] for level in "01"]
     assert len([row for row in rows if row[:1] == ["accuracy"] and row[1].endswith("%")]) == 2
+    words = (
+        "eval",
+        folder.path,
+        "--checkpoint",
+        "base",
+        "--mode",
+        "greedy",
+        "--evaluation.tasks",
+        "4",
+        "--by",
+        "level",
+    )
+    assert command(*words) == 0, "as many tasks as the recipe says"

@@ -250,6 +250,8 @@ def test_printed_a_comparison_is_a_small_table_and_its_repr_a_line() -> None:
     assert [line.split(":")[0] for line in lines[-2:]] == ["failed", "passed"]
     assert repr(held).startswith("Comparison(greedy: accuracy ")
     assert repr(held).endswith("; 1 of 2 gates failed)")
+    assert repr(over([saved(BEFORE)], [saved(AFTER)], *gates, "accuracy < -50%")).endswith("; 1 of 3 gates failed)")
+    assert "failed" not in repr(over([saved(BEFORE)], [saved(AFTER)]))
     assert len(repr(held)) < 160
     page = held._repr_html_()
     assert page.count("<tr>") == 1 + sum(line.startswith(("accuracy", "cost")) for line in lines)

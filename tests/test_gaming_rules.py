@@ -62,6 +62,16 @@ class TestTerm:
         assert self.look(*[0.2] * 5, *[0.4] * 5, std=grown) is not None
         assert self.look(*[0.2] * 5, *[0.4] * 5, std=shrunk) is None
 
+    @pytest.mark.parametrize(("gained", "told"), [(0.75, False), (0.85, True)])
+    def test_the_deviation_of_a_window_is_that_of_the_mean_of_its_variances(self, gained: float, told: bool) -> None:
+        """√((1 + 1 + 1 + 1 + 9) / 5) = 1.61, of which half is 0.81."""
+        std = [*[1.0] * 4, 3.0, *[1.0] * 5]
+        assert (self.look(*[0.0] * 5, *[gained] * 5, std=std) is not None) == told
+
+    @pytest.mark.filterwarnings("error")
+    def test_where_no_deviation_was_ever_measured_nothing_is_said(self) -> None:
+        assert self.look(*[0.0] * 5, *[1.0] * 5, std=[None] * 10) is None
+
     @pytest.mark.parametrize(("by", "sure"), [(0.3, True), (0.34, False)])
     def test_it_pays_more_for_sure(self, by: float, sure: bool) -> None:
         assert (self.look(*around(1.0, by), *around(2.0, by)) is not None) == sure

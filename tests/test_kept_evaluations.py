@@ -26,6 +26,7 @@ from marft.evaluation.intervals import wilson
 from marft.evaluation.keeping import Place, key_of, played
 from marft.evaluation.session import Keeping, evaluate_checkpoints
 from marft.evaluation.shares import clustered, passes
+from marft.evaluation.showing import EXAMPLES
 from marft.evaluation.trajectories.ratio import Ratio
 from marft.game.game import Attempt
 from marft.playing import Rollouts
@@ -304,12 +305,15 @@ def test_several_attempts_are_shares_of_each_task(tmp_path: Path) -> None:
     episodes = read_episodes(tmp_path / "evaluations" / "base-sampled.parquet")
     by_task = {task: [bool(e.success) for e in episodes if e.task.id == task] for task in one.outcomes}
     assert {task: sum(of) / 3 for task, of in by_task.items()} == one.outcomes
-    assert (one.tasks, one.attempts, len(episodes)) == (5, 3, 15)
+    assert (one.tasks, one.unknown, one.attempts, len(episodes)) == (5, 0, 3, 15)
     assert one.accuracy == pytest.approx(np.mean([*one.outcomes.values()]))
     assert one.reward == pytest.approx(np.mean([e.total_reward for e in episodes]))
     assert set(one.passes) == {"pass@2", "pass@3", "avg@3"}
     assert one.passes["pass@3"][0] == pytest.approx(np.mean([any(of) for of in by_task.values()]))
     assert all(of["accuracy"].out_of == 3 for of in one.measured.values())
+    for name, share in one.passes.items():
+        assert share == clustered([of[name] for of in one.measured.values()], 3), "attempts at a task are alike"
+    assert [example["task"] for example in one.examples] == [episode.task.id for episode in episodes[:EXAMPLES]]
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=8), st.integers(1, 6))

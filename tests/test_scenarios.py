@@ -153,6 +153,8 @@ def test_a_file_that_is_none_or_was_changed_is_refused(
     ("words", "message"),
     [
         (("eval", "RECIPE", "--scenarios", "FILE", "--tasks", "3"), "--tasks: FILE says what is played"),
+        (("eval", "RECIPE", "--scenarios", "FILE", "--attempts", "3"), "--attempts: FILE says what is played"),
+        (("eval", "RECIPE", "--scenarios", "FILE", "--mode", "greedy"), "--mode: FILE says what is played"),
         (("eval", "RECIPE", "--scenarios", "missing.json"), "cannot read the scenarios of missing.json"),
         (("scenarios", "RECIPE", "--split", "tests"), "'tests' is none of train, validation, test"),
         (("scenarios", "RECIPE", "--output", "set.toml"), "call the file set.json"),

@@ -12,6 +12,7 @@ import marft
 
 STATIC = Path(marft.__file__).parent / "viewer" / "static"
 SHEET = (STATIC / "viewer.css").read_text(encoding="utf-8")
+MODULE = (STATIC / "colour.js").read_text(encoding="utf-8")
 THEMES = {
     "light": r":root \{",
     "dark": r':root\[data-theme="dark"\] \{',
@@ -51,15 +52,65 @@ def test_texts_can_be_read(theme: str) -> None:
         assert contrast(named["text"], named[ground]) > 7
         assert contrast(named["muted"], named[ground]) > 4.5
         assert contrast(named["accent"], named[ground]) > 4.5
-    assert contrast(named["faint"], named["surface"]) > 4.5
+        assert contrast(named["faint"], named[ground]) > 4.5
+        assert contrast(named["muted"], mixed(named["muted"], named[ground], share_in(".tag {"))) > 4.5
+    assert contrast(named["accent"], named["accent-soft"]) > 4.5
     for kind in ("good", "bad", "warn"):
         assert contrast(named[kind], named[f"{kind}-soft"]) > 4.5
     assert contrast(named["on-accent"], named["accent"]) > 4.5
 
 
 @pytest.mark.parametrize("theme", THEMES)
+def test_words_in_an_agents_colour_or_on_it_can_be_read(theme: str) -> None:
+    named = colours(theme)
+    words = _rgb("ffffff" if theme == "light" else "0a1216")  # of bars
+    (dimmed,) = re.findall(r"^\.act\.dim rect \{ opacity: ([\d.]+)", SHEET, re.MULTILINE)
+    assert ":root .act.dim text { fill: var(--muted); }" in SHEET
+    for series in (named[f"c{n}"] for n in range(8)):
+        assert contrast(mixed(series, named["text"], share_in(".who {")), named["surface"]) > 4.5
+        bar = mixed(series, named["text"], share_in("underWords"))
+        assert contrast(words, bar) > 4.5
+        assert contrast(named["muted"], mixed(bar, named["surface"], float(dimmed))) > 4.5
+
+
+def test_the_words_of_bars_are_light_in_the_light_theme_and_dark_in_the_dark_one() -> None:
+    fills = re.findall(r"^(.*)\.act text \{ fill: (\S+);", SHEET, re.MULTILINE)
+    assert [fill for place, fill in fills if "worth-lanes" not in place] == ["#fff", "#0a1216", "#0a1216"]
+    dark, system = (place for place, fill in fills if fill == "#0a1216")
+    assert dark.strip() == ':root[data-theme="dark"]'
+    assert system.strip() == '@media (prefers-color-scheme: dark) { :root:not([data-theme="light"])'
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_figures_above_and_below_0_can_be_read(theme: str) -> None:
+    named = colours(theme)
+    found = re.search(THEMES[theme] + r"\s*color-scheme(.*?)\}", SHEET, re.DOTALL)
+    assert found
+    for sign, name in ((".plus {", "pos"), (".minus {", "neg")):
+        ((red, green, blue),) = re.findall(rf"--{name}: (\d+) (\d+) (\d+)", found.group(1))
+        figure = mixed((int(red) / 255, int(green) / 255, int(blue) / 255), named["text"], share_in(sign))
+        assert all(contrast(figure, named[ground]) > 4.5 for ground in ("surface", "ground", "sunken"))
+
+
+Rgb = tuple[float, float, float]
+
+
+def mixed(a: Rgb, b: Rgb, share: float) -> Rgb:
+    """``share`` of one colour, and the rest of another."""
+    red, green, blue = (share * x + (1 - share) * y for x, y in zip(a, b, strict=True))
+    return red, green, blue
+
+
+def share_in(place: str) -> float:
+    """How much there is of the first colour in the first mix behind these words of the sheet, or of its module."""
+    found = re.search(re.escape(place) + r".*?color-mix\(in srgb, \S+ (\d+)%", SHEET + MODULE)
+    assert found
+    return int(found.group(1)) / 100
+
+
+@pytest.mark.parametrize("theme", THEMES)
 def test_numbers_can_be_read_on_what_contributed_most(theme: str) -> None:
-    (most,) = re.findall(r"\$\{\((\d+) \* part\)", (STATIC / "colour.js").read_text(encoding="utf-8"))
+    (most,) = re.findall(r"\$\{\((\d+) \* part\)", MODULE)
     found = re.search(THEMES[theme] + r"\s*color-scheme(.*?)\}", SHEET, re.DOTALL)
     assert found
     named, share = colours(theme), int(most) / 100

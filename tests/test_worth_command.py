@@ -19,6 +19,7 @@ from tests.gateways import ask
 from tests.helpers import recipe, settings
 from tests.runs import finished
 from tests.test_cli import run
+from tests.test_terminal import told
 
 
 def solve(task: Any, clients: Mapping[str, Client]) -> str:
@@ -64,6 +65,30 @@ def test_it_plays_every_part_shows_it_and_goes_with_its_run(
     assert processed == saved
     assert remove_run(folder.path) == []
     assert not folder.worth.exists()
+
+
+@pytest.mark.slow
+def test_quiet_it_says_what_came_of_it_and_to_programs_one_object_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mine: tuple[RunSettings, RunFolder]
+) -> None:
+    folder = mine[1]
+    asked = ("worth", str(folder.path), "--only", "leave-out", "--tasks", "2")
+    whole, quiet = run(capsys, *asked), run(capsys, *asked, "--quiet")
+    plan = "about 8 episodes of 2 held-out tasks"
+    assert plan in whole
+    assert plan not in quiet
+    assert quiet in whole, "tables, the answer, and where the page is"
+    assert quiet.split(" see ")[-1].strip() == str(folder.worth / "worth.html")
+    *notes, done = told(capsys, monkeypatch, *asked)
+    assert {note["event"] for note in notes} == {"note"}
+    assert plan in notes[0]["text"]
+    saved = json.loads((folder.worth / "worth.json").read_text())
+    assert {**done, "rows": None} == {
+        "event": "done", "run": str(folder.path), "checkpoint": "step_000002", "headline": saved["headline"],
+        "report": str(folder.worth / "worth.html"), "rows": None,
+    }  # fmt: skip
+    assert done["rows"] == saved["rows"]
+    assert "give one of them" in run(capsys, *asked, "--quiet", "--json", status=2)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from marft.cli.console import wide_console
 from marft.cli.machine import Lines, Machine, lines_on_stdout
@@ -37,7 +38,7 @@ class Output:
         """To people: what came of it."""
         if self._lines is None:
             for one in what:
-                self._console.print(one, soft_wrap=isinstance(one, str))
+                self._console.print(one, soft_wrap=isinstance(one, str | Text))
 
     def tell(self, event: str, **fields: object) -> None:
         """To programs."""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from rich.text import Text
-
 from marft.cli.commands import bar, quieten
-from marft.cli.console import in_bold, wide_console
+from marft.cli.console import in_bold
 from marft.cli.errors import beside
+from marft.cli.output import How, output
 from marft.evaluation.worth.options import Options
 from marft.runs.folder import RunFolder
 from marft.texts import one_line
 
 
-def worth(path: Path, overrides: Sequence[str], options: Options) -> None:
+def worth(path: Path, overrides: Sequence[str], options: Options, how: How = "") -> None:
     """Play what is asked for, show it and write it down. What was played before an interrupt is kept.
 
     Raises:
         ValueError: there is no such run, checkpoint or part.
     """
-    folder, console = RunFolder.open(path), wide_console()
+    folder = RunFolder.open(path)
     beside(folder.path)
     run = folder.settings_in_place(overrides)
     quieten()
@@ -29,16 +29,20 @@ def worth(path: Path, overrides: Sequence[str], options: Options) -> None:
     from marft.evaluation.worth.words import for_terminal, headline, tables
     from marft.evaluation.worth.written import write_worth
 
-    try:
-        with bar("playing") as advance:
-            found = worth_of(run, folder, options, advance, lambda text: console.print(Text(text), soft_wrap=True))
-    except KeyboardInterrupt:
-        console.print("what was played is kept: the same command goes on from there")
-        raise
-    page = write_worth(folder.worth, found)
-    for rows in tables(found):
-        console.print(for_terminal(rows), "")
-    for part, text in found.notes:
-        console.print(Text(one_line(f"{part}: {text}")), soft_wrap=True)
-    console.print(in_bold(one_line(headline(found))), soft_wrap=True)
-    console.print(f"see {page}", soft_wrap=True)
+    with output(how) as out:
+        plan: Callable[[str], None] = out.note if how != "quiet" else lambda _: None
+        try:
+            with bar("playing", shown=not how) as advance:
+                found = worth_of(run, folder, options, advance, plan)
+        except KeyboardInterrupt:
+            out.note("what was played is kept: the same command goes on from there")
+            raise
+        page = write_worth(folder.worth, found)
+        for rows in tables(found):
+            out.say(for_terminal(rows), "")
+        notes = [one_line(f"{part}: {text}") for part, text in found.notes]
+        for note in notes:
+            out.note(note)
+        out.say(in_bold(one_line(headline(found))), f"see {page}")
+        told = [asdict(row) for row in found.rows]
+        out.tell("done", run=folder.path, checkpoint=found.checkpoint, headline=headline(found), rows=told, report=page)

@@ -11,7 +11,7 @@ from typing import Any
 from marft.evaluation.bootstrap import Difference, paired
 from marft.evaluation.cohorts import cohorts_of, named_cohorts
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.metrics import find, known
+from marft.metrics import find
 
 GATE = re.compile(
     r"\s*+(?P<metric>[^\s\[<>]++)\s*+(?:\[(?P<field>[^=\]]+)=(?P<value>[^\]]*)\])?\s*+(?P<after>\bafter\b)?\s*+"
@@ -142,8 +142,10 @@ def by_metric(evaluation: Mapping[str, Any]) -> dict[str, dict[str, Ratio]]:
 
 
 def shown(name: str) -> tuple[Form, Form]:
-    """How a metric and a change of it are written: shares in percent and points, everything else as numbers."""
-    if known(name).unit or name == "reward":
+    """How a metric and a change of it are written: shares in percent and points, everything else as numbers, also what
+    another version has measured."""
+    metric = find(name)
+    if metric is None or metric.unit or name == "reward":
         return "{:.4g}".format, "{:+.4g}".format
     return "{:.1%}".format, lambda number: f"{100 * number:+.1f} points"
 

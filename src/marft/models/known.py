@@ -116,5 +116,6 @@ def _raise(error: OSError) -> None:
 
 
 def _stamp(path: Path) -> File:
+    """Of the file that a link leads to, under the link's own name, which decides what it is read as."""
     stat = path.stat()
-    return str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino
+    return str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -131,20 +131,23 @@ def worth(
         str, typer.Option(help='Who says messages in other words: base, a policy, module:function; "": nobody.')
     ] = "base",
     again: Annotated[bool, typer.Option("--again", help="Play what was played before, too.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask whether the team is worth it.
 
     Against one agent at the same tokens, against itself with seats, weights or messages changed; and what each
     contributes.
     """
-    from marft.cli import options
+    from marft.cli import options, output
     from marft.cli import worth as asked
     from marft.evaluation.worth.options import Options
 
+    how = output.how(quiet, as_json)
     names = ([name.strip() for name in text.split(",") if name.strip()] for text in (only, crossed))
     parts, checkpoints = names
     wanted = Options(checkpoint, parts, tasks, samples, attempts, resamples, checkpoints, single, paraphrase, again)
-    asked.worth(run, options.overrides_of(context, run), wanted)
+    asked.worth(run, options.overrides_of(context, run), wanted, how)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from rich.text import Text
 from marft.evaluation.compare import percent
 from marft.evaluation.trajectories.measures import MEASURES, over
 from marft.evaluation.trajectories.ratio import Ratio
-from marft.metrics import known
+from marft.metrics import find, known
 from marft.texts import one_line
 
 ELSEWHERE = ("accuracy", "reward")  # which stand in the table of evaluations
@@ -47,7 +47,8 @@ def trajectory_rows(evaluations: Sequence[Mapping[str, Any]], elsewhere: Collect
         elsewhere: metrics that are left out, for they stand in another table.
     """
     columns, rows = [values_of(evaluation) for evaluation in evaluations], []
-    for name in sorted({name for column in columns for name in column if known(name).name in MEASURES}, key=_place):
+    names = {name for column in columns for name in column}  # of another version perhaps, which this one does not know
+    for name in sorted((name for name in names if (one := find(name)) and one.name in MEASURES), key=_place):
         metric, who = known(name), name.split("/")[1] if "/" in name else ""
         values = [column.get(name) for column in columns]
         if metric.name not in elsewhere and (any(values) or not metric.unless_zero):

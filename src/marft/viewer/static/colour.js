@@ -63,6 +63,9 @@ export function tint(value, most) {
   return `color-mix(in srgb, rgb(var(${value >= 0 ? "--pos" : "--neg"})) ${(55 * part).toFixed(1)}%, var(--surface))`;
 }
 
+/** A series' colour as words can be read on it, which are light in the light theme and dark in the dark one. */
+export const underWords = (colour) => `color-mix(in srgb, ${colour} 78%, var(--text))`;
+
 /** The CSS gradient of a scale's legend. */
 export function gradient(kind) {
   if (SCALES[kind].kind === "diverging") {

@@ -65,9 +65,10 @@ export function episodesPage(root, route, run) {
   };
   show();
   replace(root, h("div", { class: "page full" }, h("h1", { class: "unseen" }, `Episodes of ${run.name}`), bar, h("div", { class: "table" }, heads, list.node), note));
-  search();
+  const begun = search();
   let known = run.recorded.length;
   const stop = poll(async () => {
+    await begun; // which says whether all is read
     const now = await runNow(run.id);
     if (reading && !list.node.scrollTop) await search();
     if (now.recorded.length !== known) {
@@ -75,7 +76,7 @@ export function episodesPage(root, route, run) {
       if (list.node.hidden) search();
       else found.textContent = `${found.textContent.split(" · ")[0]} · new steps are recorded`;
     }
-    return now.state === "training";
+    return now.state === "training" || reading !== "";
   }, 3);
   return { close: () => (stop(), list.close()) };
 }

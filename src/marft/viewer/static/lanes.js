@@ -1,5 +1,6 @@
 // An episode on its time axis: a lane an agent, a bar an action, arrows for who saw whom, the critic's values below.
 
+import { underWords } from "./colour.js";
 import { append, h, onWidth, replace, s } from "./dom.js";
 import { formatted, number, seconds } from "./format.js";
 import { linear, scale } from "./ticks.js";
@@ -14,7 +15,7 @@ export function clock(actions) {
 }
 
 /** What a bar says and how it is filled: the agent's colour, and the beginning of its words. */
-export const plain = (colours) => ({ kind: "", fill: (action) => colours(action.agent), label: null });
+export const plain = (colours) => ({ kind: "", fill: (action) => underWords(colours(action.agent)), label: null });
 
 /**
  * @param paint {kind: a class, fill(action), label(action): a short text in place of words, or null}
