@@ -229,7 +229,7 @@ def test_a_faster_card_takes_less_time() -> None:
     assert planned(math(), "h100").best.seconds < planned(math(), "a100-80").best.seconds
     with pytest.raises(ValueError, match="no card is called 'h1000'; did you mean 'h100'"):
         card_named("h1000")
-    with pytest.raises(ValueError, match="no card is called 'zzz'; known: a100-40, .*, rtx4090$"):
+    with pytest.raises(ValueError, match=r"no card is called 'zzz'; known: a100-40, .*, rtx4090$"):
         card_named("zzz")
     assert all(card.source for card in CARDS.values())
 
