@@ -310,6 +310,22 @@ def test_what_is_no_python_is_named(program: str) -> None:
         python_of("vllm", program)
 
 
+def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is a folder; give the Python in it, as bin/python of an environment"):
+        python_of("vllm", str(tmp_path))
+
+
+def test_a_python_that_hangs_is_named_without_what_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marft.engines.apart.environment.LOOK_SECONDS", 1.0)
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    with pytest.raises(ValueError, match=r"python has not answered in 1 seconds; install it:"):
+        python_of("vllm", str(hangs))
+
+
 class TestHandover:
     def test_weights_are_written_to_disk_once_there_is_no_room_for_them_in_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -186,6 +186,17 @@ def test_what_a_worker_prints_without_end_comes_out_in_pieces(
     assert [len(piece) for piece in said] == [LONGEST_LINE, LONGEST_LINE, 7]
 
 
+def test_a_process_whose_keeper_was_stopped_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.processes.python_here.START", "import time; time.sleep(600)")
+    child = Child("worker 7", worker_command)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    closing = threading.Thread(target=child.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert child._process.poll() is not None
+
+
 STARTED = """
     import sys
     from pathlib import Path

@@ -213,6 +213,8 @@ def test_lengths_come_from_the_recipe_s_limits_unless_they_are_known() -> None:
     assert (limits.prompt, limits.action, limits.longest) == (2048 - 512, 512, 512)
     known = work_of(math(), Known(prompt=100, action=50, longest=80)).policies[0].lengths
     assert (known.prompt, known.action, known.longest) == (100, 50, 80)
+    sources = [work_of(math(), one).policies[0].lengths.source for one in (Known(), Known(prompt=9), Known(9, 9))]
+    assert sources == ["the recipe's limits", "given, else the recipe's limits", "given"]
 
 
 def test_efficiencies_are_replaced_by_name() -> None:
@@ -227,6 +229,8 @@ def test_a_faster_card_takes_less_time() -> None:
     assert planned(math(), "h100").best.seconds < planned(math(), "a100-80").best.seconds
     with pytest.raises(ValueError, match="no card is called 'h1000'; did you mean 'h100'"):
         card_named("h1000")
+    with pytest.raises(ValueError, match=r"no card is called 'zzz'; known: a100-40, .*, rtx4090$"):
+        card_named("zzz")
     assert all(card.source for card in CARDS.values())
 
 

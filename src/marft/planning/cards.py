@@ -59,7 +59,7 @@ def card_named(name: str) -> Card:
     """
     found = CARDS.get(name.casefold())
     if found is None:
-        raise ValueError(f"--gpu: no card is called {name!r}{did_you_mean(name, CARDS)}; known are {', '.join(CARDS)}")
+        raise ValueError(f"--gpu: no card is called {name!r}{did_you_mean(name, CARDS)}")
     if found.is_cpu:
         return replace(found, memory=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     return found

@@ -119,6 +119,7 @@ def _lengths(run: RunSettings, model: str, limit: int, known: Known) -> Lengths:
     longest = known.longest or float(limit)
     prompt = known.prompt if known.prompt is not None else float(context - limit if context > limit else PROMPT)
     action = known.action if known.action is not None else longest
-    whole = known.prompt is not None and known.action is not None
+    told = [known.prompt is not None, known.action is not None or known.longest is not None]
     of_limits = "the recipe's limits" if context > limit else f"limits, and prompts of {PROMPT} tokens assumed"
-    return Lengths(prompt, action, max(longest, action), known.source if whole else of_limits)
+    source = known.source if all(told) else f"{known.source}, else {of_limits}" if any(told) else of_limits
+    return Lengths(prompt, action, max(longest, action), source)

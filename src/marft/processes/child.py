@@ -71,6 +71,7 @@ class Child:
     def end(self) -> None:
         """End it and all that it has started, in a second, whatever it is at."""
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)  # one that is stopped hears of nothing
 
     def close(self) -> None:
         """End it, and wait until it has."""

@@ -41,12 +41,16 @@ def python_of(engine: str, given: str) -> str:
         f"install it:  marft engine install {engine}  or give the Python of an environment that has it, or sample in "
         "process:  --engine.kind local"
     )
+    if python.is_dir():
+        raise ValueError(f"engine.python: {python} is a folder; give the Python in it, as bin/python of an environment")
     if not python.is_file():
         raise ValueError(f"engine.python: there is no {python}; {remedy}")
     look = f"import importlib.util as u; print(u.find_spec('{engine}') is not None)"
     try:
         found = subprocess.run([str(python), "-c", look], check=False, capture_output=True, timeout=LOOK_SECONDS).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"engine.python: {python} has not answered in {LOOK_SECONDS:.0f} seconds; {remedy}") from error
+    except OSError as error:
         raise ValueError(f"engine.python: {python} is no Python that can be run ({error}); {remedy}") from error
     if found.strip() != b"True":
         raise ValueError(f"engine.python: {python} has no {engine}; {remedy}")
