@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import subprocess
 import sys
+import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,7 +77,7 @@ def with_engine(
                 return await use(engine, weights)
             finally:
                 await engine.close()
-                assert not any(folder.exists() for folder in engine._handover.folders)
+                assert not any(folder.path.exists() for folder in engine._handover.folders)
 
         return asyncio.run(asyncio.wait_for(whole(), 60))
 
@@ -289,14 +292,29 @@ class TestEngine:
         assert with_engine(use, hangs=9) == {}
 
 
-def test_folders_of_processes_that_are_no_more_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "SHARED", tmp_path)
-    stale = tmp_path / f"{handover.PREFIX}{2**22 + 1}-abc"
-    stale.mkdir()
-    kept = handover.new_folder()
-    assert handover.new_folder().is_dir()
-    assert kept.is_dir()
+    code = """
+        import os, signal
+        from pathlib import Path
+        from marft.processes import handover
+        handover.SHARED = Path(os.environ["SHARED_AT"])
+        print(handover.SharedFolder().path, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "SHARED_AT": str(tmp_path)}, check=False,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stale = Path(ended.stdout.strip())
+    assert stale.is_dir()
+    kept = handover.SharedFolder()
     assert not stale.exists()
+    other = handover.SharedFolder()
+    assert kept.path.is_dir()
+    for folder in (kept, other):
+        folder.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_python_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:

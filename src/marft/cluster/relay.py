@@ -15,7 +15,7 @@ from pathlib import Path
 
 from marft import __version__
 from marft.processes.child import Child, Command
-from marft.processes.handover import new_folder
+from marft.processes.handover import SharedFolder
 
 PIECE = 2**18  # bytes that are read at a time
 LARGEST = 4 * 2**20  # bytes that wait to be drawn; what says more waits
@@ -63,7 +63,7 @@ class Relay:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._data, self._lines, self._over = bytearray(), list[str](), False
-        self._folder: Path | None = None
+        self._folder: SharedFolder | None = None
         self._child: Child | None = None
 
     def look(self, folders: Sequence[str]) -> About:
@@ -138,14 +138,14 @@ class Relay:
         how = self._child.outcome()
         self._child.socket.close()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
         with self._changed:
             return how, self._taken().lines
 
     def folder(self, name: str) -> str:
         """Make an empty folder, in memory where there is room for it."""
-        self._folder = self._folder or new_folder()
-        place = self._folder / name
+        self._folder = self._folder or SharedFolder()
+        place = self._folder.path / name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         return str(place)
@@ -153,7 +153,7 @@ class Relay:
     def write(self, name: str, file: str, piece: bytes) -> None:
         """Put another piece at the end of a file in a folder."""
         assert self._folder is not None
-        place = self._folder / name / file
+        place = self._folder.path / name / file
         place.parent.mkdir(parents=True, exist_ok=True)
         with place.open("ab") as opened:
             opened.write(piece)
@@ -161,4 +161,4 @@ class Relay:
     def drop(self, name: str) -> None:
         """Take a folder away."""
         if self._folder:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            shutil.rmtree(self._folder.path / name, ignore_errors=True)

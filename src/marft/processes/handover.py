@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -16,12 +18,59 @@ SHARED = Path("/dev/shm")  # memory, where Linux has it
 PREFIX = "marft-weights-"
 
 
+class SharedFolder:
+    """A folder of this process's, in memory where there is some. It is held by a lock, which goes with its holder
+    however that ends, in whichever container: folders that nobody holds any more are taken away. Close it.
+
+    Args:
+        parent: of the folder, where it shall not be in memory.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        parent = parent or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir()))
+        for old in parent.glob(f"{PREFIX}*"):
+            _remove_abandoned(old)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+            with suppress(FileNotFoundError):  # somebody took it for abandoned, before it was held
+                self._held = _lock(self.path)
+                if self.path.exists():
+                    return
+                os.close(self._held)
+
+    def close(self) -> None:
+        """Take it away, with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._held)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    with suppress(OSError):  # it is held, another user's, or gone
+        held = _lock(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _lock(folder: Path) -> int:
+    """
+    Raises:
+        OSError: somebody else holds it, or it is gone.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class Handover:
     """Where weights are written down for an engine: in memory, or on disk once there was no room for them (a container
     may have 64 MB of shared memory)."""
 
     def __init__(self) -> None:
-        self.folders = [new_folder()]
+        self.folders = [SharedFolder()]
 
     def write(self, name: str, save: Callable[[Path], None]) -> str:
         """Have weights written → where.
@@ -33,30 +82,20 @@ class Handover:
             RunError: there is room for them neither in memory nor on disk.
         """
         try:
-            return _written(self.folders[-1] / name, save)
+            return _written(self.folders[-1].path / name, save)
         except (OSError, SafetensorError) as error:
             if len(self.folders) > 1:
-                raise _no_room(self.folders[-1], error) from error
-        self.folders.append(new_folder(Path(tempfile.gettempdir())))
+                raise _no_room(self.folders[-1].path, error) from error
+        self.folders.append(SharedFolder(Path(tempfile.gettempdir())))
         try:
-            return _written(self.folders[-1] / name, save)
+            return _written(self.folders[-1].path / name, save)
         except (OSError, SafetensorError) as error:
-            raise _no_room(self.folders[-1], error) from error
+            raise _no_room(self.folders[-1].path, error) from error
 
     def close(self) -> None:
         """Take away all that was written."""
         for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def new_folder(parent: Path | None = None) -> Path:
-    """A folder of this process's, in memory where there is some. Those that processes left behind which are no more are
-    taken away."""
-    parent = parent or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir()))
-    for old in parent.glob(f"{PREFIX}*"):
-        if not _lives(old.name.removeprefix(PREFIX).partition("-")[0]):
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+            folder.close()
 
 
 def _written(folder: Path, save: Callable[[Path], None]) -> str:
@@ -73,13 +112,3 @@ def _no_room(folder: Path, error: Exception) -> RunError:
         f"weights for the engine could not be written to {folder.parent}: {error}; make room there, or set TMPDIR to a "
         "folder with more"
     )
-
-
-def _lives(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
