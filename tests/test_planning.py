@@ -248,3 +248,18 @@ def test_what_is_planned_can_be_told_to_programs() -> None:
     made = planned(math(*VLLM), gpus=4)
     said = as_json(made, [])
     assert json.loads(json.dumps(said)) == said
+
+
+def test_a_row_is_never_cut_however_small_micro_batches_are() -> None:
+    run = load_recipe("math_dual", ["--training.tokens_per_micro_batch", "256", "--rollout.tasks_per_step", "64"])
+    small, longer = (
+        planned(run, known=Known(prompt=100, action=100, longest=longest)).best.processes[0] for longest in (900, 1900)
+    )
+    assert taken(longer, "activations") == pytest.approx(2 * taken(small, "activations"))  # rows of 1,000 and of 2,000
+
+
+def test_an_engine_in_process_has_logits_of_all_its_rows_three_times_or_a_forward_over_prompts() -> None:
+    run = math("--rollout.tasks_per_step", "64", "--engine.max_rows", "256")
+    logits = 3 * 4 * 256 * KNOWN["qwen2.5-3b"].vocabulary
+    short = planned(run, known=Known(prompt=1, action=64, longest=64)).best.processes[0]
+    assert taken(short, "sampling on base") == logits
