@@ -260,6 +260,6 @@ def test_a_row_is_never_cut_however_small_micro_batches_are() -> None:
 
 def test_an_engine_in_process_has_logits_of_all_its_rows_three_times_or_a_forward_over_prompts() -> None:
     run = math("--rollout.tasks_per_step", "64", "--engine.max_rows", "256")
-    logits = 3 * 4 * 256 * KNOWN["qwen2.5-3b"].vocabulary
+    logits = 3 * 4 * 64 * KNOWN["qwen2.5-3b"].vocabulary  # 64 episodes, whose agents take turns
     short = planned(run, known=Known(prompt=1, action=64, longest=64)).best.processes[0]
     assert taken(short, "sampling on base") == logits
