@@ -162,7 +162,7 @@ def predict(run: RunSettings, played: list[Episode]) -> Process:
     """The plan's process for the lengths that were played."""
     shapes = {name: find_shape(name, model) for name, model in run.models.items()}
     work = work_of(run, lengths_of(played, "played").known)
-    return learner(Place(run, shapes, work, card_named("cpu")), 1, True, float("inf"))
+    return learner(Place(run, shapes, work, card_named("cpu")), True, float("inf"))
 
 
 def most_memory_mb() -> int:

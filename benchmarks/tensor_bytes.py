@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from marft.models.parts import local
+
 
 class Counted(TorchDispatchMode):
     """Counts storages that come and go while it is entered; what tensors were there before is told it.
@@ -53,6 +55,40 @@ class Counted(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+class Held(TorchDispatchMode):
+    """As :class:`Counted`, where storages are let go of by making them empty, as FSDP2 does: all are looked at after
+    every operation."""
+
+    def __init__(self, there: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for tensor in there:
+            self._see(tensor)
+
+    def now(self) -> int:
+        """Bytes that live."""
+        return sum(storage.nbytes() for one in self._alive.values() if (storage := one()) is not None)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_iter((out, args)):
+            if isinstance(leaf, Tensor):
+                self._see(leaf)
+        self.most = max(self.most, self.now())
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = local(tensor).untyped_storage()
+        self._alive[storage._cdata] = weakref.ref(storage)
 
 
 def saved_bytes(compute: Callable[[], object], without: Iterable[Tensor]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from marft.cli.errors import beside
 from marft.cli.output import How, Output, output
 from marft.config import RunSettings, load_recipe
 from marft.planning.cards import card_named
-from marft.planning.changes import Change, changes
+from marft.planning.changes import MACHINE, Change, changes
 from marft.planning.efficiencies import Efficiencies
 from marft.planning.measured import recorded
 from marft.planning.memory import Process
@@ -83,12 +85,15 @@ def _split_json(split: Split) -> dict[str, Any]:
     return {
         "sampling_gpus": split.sampling,
         "learning_gpus": split.learning,
+        "keys": dict(split.keys),
+        "host_bytes": split.on_host,
         "fits": split.fits,
         "seconds": split.seconds,
         "phases": [{"name": p.name, "side": p.side, "seconds": p.seconds} for p in split.phases],
         "processes": [
             {
-                "name": process.name, "fits": process.fits, "bytes": process.on_card, "room": process.room,
+                "name": process.name, "count": process.count, "fits": process.fits, "bytes": process.on_card,
+                "room": process.room if math.isfinite(process.room) else None,
                 "host_bytes": process.on_host,
                 "parts": [
                     {"name": part.name, "bytes": part.bytes, "when": part.when, "on_host": part.on_host}
@@ -111,10 +116,15 @@ def _say(out: Output, made: Plan, found: Sequence[Change]) -> None:
         )
     for process in best.processes:
         out.say("", _memory(process))
+    out.say("", f"Of the host's memory, all processes together: {best.on_host / 1e9:,.1f} GB.")
     out.say("", _seconds(best))
     if len(made.splits) > 1:
         out.say("", _splits(made))
     out.say("", "It fits." if made.fits else Text("It does not fit.", style="red"))
+    if made.fits and best.keys:
+        out.say(f"To run it so:  {_keys(best.keys)}")
+    if best.learning > MACHINE:
+        out.say(f"Ranks are on one machine: it needs one with {best.learning} GPUs for them.")
     for one in found:
         out.say(f"  {_words(one)}: then it fits, {one.plan.best.seconds:,.1f} s a step")
     if not made.fits and not found:
@@ -122,11 +132,16 @@ def _say(out: Output, made: Plan, found: Sequence[Change]) -> None:
 
 
 def _words(one: Change) -> str:
-    keys = [f"--{key} {_value(value)}" for key, value in one.keys.items()]
-    return "  ".join([*keys, f"--gpus {one.gpus}"])
+    return "  ".join([_keys(one.keys), f"--gpus {one.gpus}"]).strip()
+
+
+def _keys(keys: Mapping[str, Any]) -> str:
+    return " ".join(f"--{key} {_value(value)}" for key, value in keys.items())
 
 
 def _value(value: object) -> str:
+    if isinstance(value, list):
+        return f"'{json.dumps(value)}'"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -142,6 +157,8 @@ def _memory(process: Process) -> Table:
     if rest:
         table.add_row(f"{len(rest)} more", f"{sum(part.bytes for part in rest) / 1e9:,.2f}", "")
     style = "" if process.fits else "red"
+    if process.card == "host":
+        return table
     table.add_row(Text("at most", style), Text(f"{process.on_card / 1e9:,.2f}", style), f"of {process.room / 1e9:,.1f}")
     return table
 

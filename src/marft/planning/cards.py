@@ -25,6 +25,7 @@ class Card:
     memory: float  # bytes
     bandwidth: float  # bytes of its memory a second
     link: float  # bytes a second, one way
+    host: float  # bytes a second to the host's memory, one way: PCIe 5 or 4 of 16 lanes; 0 where it is the host
     source: str
 
     @property
@@ -32,22 +33,22 @@ class Card:
         return self.name == "cpu"
 
 
-_GB, _TFLOPS = 1e9, 1e12
+_GB, _T = 1e9, 1e12
 
 CARDS = {
     card.name: card
     for card in (
-        Card("h100", 989 * _TFLOPS, 67 * _TFLOPS, 80 * _GB, 3350 * _GB, 450 * _GB, "NVIDIA H100 data sheet, SXM"),
-        Card("h200", 989 * _TFLOPS, 67 * _TFLOPS, 141 * _GB, 4800 * _GB, 450 * _GB, "NVIDIA H200 data sheet, SXM"),
-        Card("h20", 148 * _TFLOPS, 44 * _TFLOPS, 96 * _GB, 4000 * _GB, 450 * _GB, "NVIDIA H20 data sheet"),
-        Card("b200", 2250 * _TFLOPS, 75 * _TFLOPS, 180 * _GB, 8000 * _GB, 900 * _GB, "NVIDIA DGX B200 sheet, / 8"),
-        Card("a100-40", 312 * _TFLOPS, 19.5 * _TFLOPS, 40 * _GB, 1555 * _GB, 300 * _GB, "NVIDIA A100 data sheet, SXM"),
-        Card("a100-80", 312 * _TFLOPS, 19.5 * _TFLOPS, 80 * _GB, 2039 * _GB, 300 * _GB, "NVIDIA A100 data sheet, SXM"),
-        Card("l40s", 362 * _TFLOPS, 91.6 * _TFLOPS, 48 * _GB, 864 * _GB, 32 * _GB, "NVIDIA L40S data sheet; PCIe 4"),
-        Card("rtx4090", 165 * _TFLOPS, 82.6 * _TFLOPS, 24 * _GB, 1008 * _GB, 32 * _GB, "NVIDIA Ada white paper"),
-        Card("mi300x", 1307 * _TFLOPS, 163 * _TFLOPS, 192 * _GB, 5300 * _GB, 448 * _GB, "AMD MI300X data sheet"),
+        Card("h100", 989 * _T, 67 * _T, 80 * _GB, 3350 * _GB, 450 * _GB, 64 * _GB, "NVIDIA H100 data sheet, SXM"),
+        Card("h200", 989 * _T, 67 * _T, 141 * _GB, 4800 * _GB, 450 * _GB, 64 * _GB, "NVIDIA H200 data sheet, SXM"),
+        Card("h20", 148 * _T, 44 * _T, 96 * _GB, 4000 * _GB, 450 * _GB, 64 * _GB, "NVIDIA H20 data sheet"),
+        Card("b200", 2250 * _T, 75 * _T, 180 * _GB, 8000 * _GB, 900 * _GB, 64 * _GB, "NVIDIA DGX B200 sheet, / 8"),
+        Card("a100-40", 312 * _T, 19.5 * _T, 40 * _GB, 1555 * _GB, 300 * _GB, 32 * _GB, "NVIDIA A100 data sheet, SXM"),
+        Card("a100-80", 312 * _T, 19.5 * _T, 80 * _GB, 2039 * _GB, 300 * _GB, 32 * _GB, "NVIDIA A100 data sheet, SXM"),
+        Card("l40s", 362 * _T, 91.6 * _T, 48 * _GB, 864 * _GB, 32 * _GB, 32 * _GB, "NVIDIA L40S data sheet; PCIe 4"),
+        Card("rtx4090", 165 * _T, 82.6 * _T, 24 * _GB, 1008 * _GB, 32 * _GB, 32 * _GB, "NVIDIA Ada white paper"),
+        Card("mi300x", 1307 * _T, 163 * _T, 192 * _GB, 5300 * _GB, 448 * _GB, 64 * _GB, "AMD MI300X data sheet"),
         # two threads of an Emerald Rapids Xeon without AMX (half_precision.md); its bandwidth is an assumption
-        Card("cpu", 0.165 * _TFLOPS, 0.327 * _TFLOPS, 0.0, 12 * _GB, 12 * _GB, "results/half_precision.md"),
+        Card("cpu", 0.165 * _T, 0.327 * _T, 0.0, 12 * _GB, 12 * _GB, 0.0, "results/half_precision.md"),
     )
 }  # fmt: skip
 

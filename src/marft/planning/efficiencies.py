@@ -20,6 +20,7 @@ class Efficiencies:
     intensity: float = 118.0  # operations for each byte that bandwidth could bring meanwhile; fitted
     bandwidth: float = 0.60  # of a card's memory, while decoding; an assumption
     link: float = 0.60  # of the link between cards; an assumption
+    host: float = 0.25  # of the link to the host's memory, which is not pinned; an assumption
     launch: float = 1.17e-3  # seconds that a layer of a forward takes at least, launched one by one; fitted
     captured: float = 0.06e-3  # the same, where the engine replays captured graphs (vLLM's default); an assumption
     iteration: float = 2e-3  # seconds that an engine's step takes beside its layers; an assumption

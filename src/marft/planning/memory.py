@@ -10,11 +10,13 @@ from typing import Literal
 from marft.config.run import RunSettings
 from marft.planning.activations import FLOAT, PREFILL, Pass, beside, kept, read
 from marft.planning.cards import Card
+from marft.planning.company import Company, named
 from marft.planning.precisions import Precision
 from marft.planning.shapes import Shape
+from marft.planning.shards import Sharded, gathered, gathering
 from marft.planning.work import PolicyWork, Work
 
-When = Literal["always", "learning", "stepping", "sampling"]
+When = Literal["always", "learning", "stepping", "sampling", "loading"]
 FIRST_COLUMNS, MOST_COLUMNS = 64, 1024  # how a running batch's cache grows (models/running_rows.py, models/cache.py)
 CONTEXT = 0.6e9  # CUDA's context and libraries' workspaces; an estimate
 PYTHON = 0.45e9  # of host memory: Python, torch and transformers before any model; an estimate
@@ -27,7 +29,8 @@ STEP = 4  # that AdamW's step holds of each number beside them
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some bytes of a process; what is not there always is there while it learns, steps or samples."""
+    """Some bytes of a process; what is not there always is there while it learns, steps or samples. What is there while
+    it loads is all that is there then."""
 
     name: str
     bytes: float
@@ -37,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, and what it takes of its card and of the host's memory.
+    """One process, or ``count`` that are alike, and what each takes of its card and of the host's memory.
 
     ``room`` is what it may take of the card.
     """
@@ -46,21 +49,31 @@ class Process:
     parts: tuple[Part, ...]
     room: float
     card: str
+    count: int = 1
 
     @property
     def on_card(self) -> float:
         """The most that it takes of its card at any time."""
-        always = sum(part.bytes for part in self.parts if part.when == "always" and not part.on_host)
-        return always + max(self._during(when) for when in ("learning", "stepping", "sampling"))
+        most = self.always + max(self._during(when) for when in ("learning", "stepping", "sampling"))
+        return max(most, self._during("loading"))
+
+    @property
+    def always(self) -> float:
+        """What it takes of its card at every time."""
+        return self._during("always")
 
     @property
     def on_host(self) -> float:
         return sum(part.bytes for part in self.parts if part.on_host)
 
     @property
+    def over(self) -> float:
+        """Bytes that there is no room for; below 0, those that are left."""
+        return self.on_card + (self.on_host if self.card == "cpu" else 0.0) - self.room
+
+    @property
     def fits(self) -> bool:
-        taken = self.on_card + (self.on_host if self.card == "cpu" else 0.0)
-        return taken <= self.room
+        return self.over <= 0
 
     def _during(self, when: str) -> float:
         return sum(part.bytes for part in self.parts if part.when == when and not part.on_host)
@@ -79,63 +92,123 @@ class Place:
         return Precision.of(self.run.models[model], self.card)
 
 
-def learner(place: Place, ranks: int, samples: bool, room: float, sharded: bool = False) -> Process:
-    """The run's own process, or one of several ranks of it.
+ALONE = Company()
+
+
+def learner(
+    place: Place, samples: bool, room: float, company: Company = ALONE, ranks: tuple[int, ...] = (0,)
+) -> Process:
+    """The run's own process, or others of the ranks that learn with it.
 
     Args:
-        samples: whether the in-process engine is in it.
-        sharded: whether bases, and what is trained whole with its gradient and moments, are in parts on all ranks.
-            Adapters are whole on each.
+        samples: whether the in-process engine is in the first one.
+        ranks: of the company, that are alike.
     """
-    parts: list[Part] = []
-    shares = ranks if sharded else 1
-    for model, shape in place.shapes.items():
-        parts += _weights(place, model, shape, shares)
+    rank, parts = ranks[0], list[Part]()
+    sharded = [one for model in place.shapes for one in _sharded(place, model, company, rank)]
+    for model in place.shapes:
+        if company.holds(rank, model):
+            parts += _weights(place, model, company.shares(rank, model))
     for policy in place.work.policies:
-        parts += _policy(place, policy, shares)
-    parts += _critic(place, ranks)
-    parts += _learning(place, ranks)
-    if samples:
+        if company.holds(rank, policy.model):
+            parts += _policy(place, policy, company, rank)
+    parts += [*_brought_back(place, company, rank), *_together(sharded, rank, place.card)]
+    parts += [*_critic(place, company.ranks), *_learning(place, company, rank)]
+    if samples and rank == 0:
         for model in place.shapes:
             parts += local_engine(place, model)
     if not place.card.is_cpu:
         parts.append(Part("CUDA", CONTEXT))
-    learning = sum(_trained_numbers(place, policy) for policy in place.work.trained) / shares
-    parts += [Part("Python", PYTHON, on_host=True), Part("copy of what learns", UNDO * learning, on_host=True)]
-    if place.run.rollout.processes:
-        parts.append(Part("worker processes", WORKER * place.run.rollout.processes, on_host=True))
-    name = "the run" if ranks == 1 else f"each of {ranks} ranks{', weights in parts' if sharded else ''}"
-    return Process(name, tuple(parts), room, place.card.name)
+    parts += [
+        Part("Python", PYTHON, on_host=True),
+        Part("copy of what learns", _undo(place, company, rank), on_host=True),
+    ]
+    return Process(named(ranks, company.ranks), tuple(parts), room, place.card.name, len(ranks))
 
 
-def _weights(place: Place, model: str, shape: Shape, ranks: int) -> list[Part]:
+def workers(place: Place) -> list[Process]:
+    """Processes that environments, tools and reward terms are the work of."""
+    count = place.run.rollout.processes
+    name = "the worker process" if count == 1 else f"each of {count} worker processes"
+    parts = (Part("Python and MARFT", WORKER, on_host=True),)
+    return [Process(name, parts, float("inf"), "host", count)] if count else []
+
+
+def _undo(place: Place, company: Company, rank: int) -> float:
+    return UNDO * sum(
+        trained_numbers(place, policy) / _share(policy, company, rank)
+        for policy in place.work.trained
+        if company.holds(rank, policy.model)
+    )
+
+
+def _share(policy: PolicyWork, company: Company, rank: int) -> int:
+    """In how many parts a policy lies: adapters are whole everywhere."""
+    return company.shares(rank, policy.model) if policy.train == "full" else 1
+
+
+def _sharded(place: Place, model: str, company: Company, rank: int) -> list[Sharded]:
+    """What a rank holds a part of."""
+    shape, shares = place.shapes[model], company.shares(rank, model)
+    if shares == 1:
+        return []
     precision = place.precision(model)
-    whole = precision.weights(shape)
-    parts = [Part(f"weights of {model}", whole / ranks)]
-    if ranks > 1:  # two layers are together at a time, or embeddings, or the head
-        layer = (precision.element if not precision.half else 2) * shape.matrix_parameters / shape.layers
-        parts.append(Part(f"gathered layers of {model}", max(2 * layer, 2.0 * shape.head_parameters)))
+    whole = [policy for policy in place.work.of_model(model) if policy.train == "full"]
+    found = [Sharded(model, shape, precision.weights(shape) / shape.parameters, shares)]
+    found += [Sharded(model, shape, FLOAT, shares)] * bool(whole and precision.half)
+    return found + [Sharded(policy.name, shape, FLOAT, shares, trained=True) for policy in whole]
+
+
+def _together(sharded: Sequence[Sharded], rank: int, card: Card) -> list[Part]:
+    """What lies in parts, where it is together: loaded, computed, and between steps on the first rank."""
+    if not sharded:
+        return []
+    loaded = sum(one.whole for one in sharded) + (0.0 if card.is_cpu else CONTEXT)
+    parts = [
+        Part("gathered layers", gathered(sharded), "learning"),
+        Part("weights, whole as they are loaded", loaded, "loading"),
+    ]
+    return (
+        [*parts, Part("weights, gathered to sample and save", gathering(sharded), "sampling")] if rank == 0 else parts
+    )
+
+
+def _weights(place: Place, model: str, shares: int) -> list[Part]:
+    shape, precision = place.shapes[model], place.precision(model)
+    of_many = f", a part of {shares}" if shares > 1 else ""
+    parts = [Part(f"weights of {model}{of_many}", precision.weights(shape) / shares)]
     full = any(policy.train == "full" for policy in place.work.of_model(model))
     if full and precision.half:
-        parts.append(Part(f"{model} in float32, for KL", FLOAT * shape.parameters / ranks))
+        parts.append(Part(f"{model} in float32, for KL", FLOAT * shape.parameters / shares))
     return parts
 
 
-def _policy(place: Place, policy: PolicyWork, ranks: int) -> list[Part]:
-    numbers = float(_numbers(place, policy))
+def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> list[Part]:
+    numbers = _numbers(place, policy) / _share(policy, company, rank)
     if not numbers:
         return []
     what = "weights" if policy.train == "full" else "adapter"
-    share = ranks if policy.train == "full" else 1
-    parts = [Part(f"{what} of {policy.name}", FLOAT * numbers / share)]
+    parts = [Part(f"{what} of {policy.name}", FLOAT * numbers)]
     if policy.train == "frozen":
         return parts
-    parts.append(Part(f"optimizer of {policy.name}", MOMENTS * numbers / share))
-    parts.append(Part(f"gradient of {policy.name}", GRADIENT * numbers / share, "learning"))
-    parts.append(Part(f"gradient and step of {policy.name}", (GRADIENT + STEP) * numbers / share, "stepping"))
+    parts.append(Part(f"optimizer of {policy.name}", MOMENTS * numbers, on_host=company.offload))
+    if not company.learns(rank, policy.model):
+        return parts
+    parts.append(Part(f"gradient of {policy.name}", GRADIENT * numbers, "learning"))
+    parts.append(Part(f"gradient and step of {policy.name}", (GRADIENT + STEP) * numbers, "stepping"))
     if place.run.algorithm.team_kl or getattr(place.run.algorithm.schedule, "kl_limit", 0.0):
-        parts.append(Part(f"snapshot of {policy.name}", (FLOAT + MOMENTS) * numbers / share, "learning"))
+        parts.append(Part(f"snapshot of {policy.name}", (FLOAT + MOMENTS) * numbers, "learning"))
     return parts
+
+
+def _brought_back(place: Place, company: Company, rank: int) -> list[Part]:
+    """Moments that are otherwise the host's, for the step of one policy after the other."""
+    here = [
+        MOMENTS * _numbers(place, policy) / _share(policy, company, rank)
+        for policy in place.work.trained
+        if company.offload and company.learns(rank, policy.model)
+    ]
+    return [Part("moments of the policy that steps", max(here), "stepping")] if here else []
 
 
 def _numbers(place: Place, policy: PolicyWork) -> int:
@@ -145,7 +218,8 @@ def _numbers(place: Place, policy: PolicyWork) -> int:
     return shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
 
 
-def _trained_numbers(place: Place, policy: PolicyWork) -> int:
+def trained_numbers(place: Place, policy: PolicyWork) -> int:
+    """Of a policy, those that training moves."""
     return _numbers(place, policy) if policy.train != "frozen" else 0
 
 
@@ -167,21 +241,23 @@ def _critic(place: Place, ranks: int) -> list[Part]:
     return [Part("critic", (FLOAT + GRADIENT + MOMENTS) * heads), Part("what the critic reads", features, "learning")]
 
 
-def _learning(place: Place, ranks: int) -> list[Part]:
-    """Of the largest micro-batch of any base: models learn one after the other."""
-    found = [(kept(one), beside(one)) for one in passes(place, ranks)]
+def _learning(place: Place, company: Company, rank: int) -> list[Part]:
+    """Of the largest micro-batch of any base that a rank learns on: it learns on one after the other."""
+    found = [(kept(one), beside(one)) for one in passes(place, company, rank)]
     saved, transient = max(found, key=sum, default=(0.0, 0.0))
     return [Part("activations", saved, "learning"), Part("logits and gradients", transient, "learning")]
 
 
-def passes(place: Place, ranks: int) -> Sequence[Pass]:
-    """The forward passes of an update: one backbone's micro-batch each, as full as they get."""
+def passes(place: Place, company: Company, rank: int) -> Sequence[Pass]:
+    """The forward passes of a rank's update: one backbone's micro-batch each, as full as they get."""
     made = []
     for model, shape in place.shapes.items():
+        if not company.learns(rank, model):
+            continue
         on_base = tuple(p for p in place.work.trained if p.model == model and p.train == "lora")
         whole = [(p,) for p in place.work.trained if p.model == model and p.train == "full"]
         for policies in ([on_base] if on_base else []) + whole:
-            tokens = micro_batch(place, policies, ranks)
+            tokens = micro_batch(place, policies, len(company.on(model)))
             written = sum(p.written for p in policies) / sum(p.tokens for p in policies)
             recomputes = place.run.models[model].gradient_checkpointing
             made.append(Pass(shape, place.precision(model), tokens, tokens * written, policies, recomputes))
@@ -257,24 +333,36 @@ def takes_a_share(place: Place) -> bool:
     return place.run.engine.name == "vllm" and not place.card.is_cpu
 
 
-def sampler(place: Place, model: str, cards: int, room: float) -> Process:
+def sleeps(place: Place) -> bool:
+    """Whether vLLM gives its card's memory back while ranks learn."""
+    return takes_a_share(place) and bool(getattr(place.run.engine, "sleep", False))
+
+
+def sampler(place: Place, model: str, cards: int, room: float, count: int = 1) -> Process:
     """An engine in a process of its own, over ``cards`` cards by tensor parallelism: what it takes of each.
 
     vLLM takes its whole share: what weights leave of it are keys and values. Others take what their rows need.
+
+    Args:
+        count: engines that are alike.
     """
     weights, token = vllm_bytes(place, model)
     longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
-    rows = rows_at_once(place)
+    rows = rows_at_once(place, count)
     logits = 2.0 * FLOAT * rows * place.shapes[model].vocabulary / cards
     cache = token * rows * longest / cards
     if takes_a_share(place):
         share = vllm_share(place.run) * place.card.memory
         room = min(room, share * (1 + 1e-9))
         cache = max(share - weights / cards - logits, token * longest / cards)
+    when: When = "sampling" if sleeps(place) else "always"
+    waiting = [Part("weights, while it sleeps", weights, on_host=True)] if sleeps(place) else []
     parts = (
-        Part(f"weights of {model}", weights / cards),
-        Part("logits", logits),
-        Part("keys and values", cache),
+        Part(f"weights of {model}", weights / cards, when),
+        Part("logits", logits, when),
+        Part("keys and values", cache, when),
         Part("Python", PYTHON, on_host=True),
+        *waiting,
     )
-    return Process(f"{place.run.engine.name} of {model}", parts, room, place.card.name)
+    name = f"{place.run.engine.name} of {model}"
+    return Process(name if count == 1 else f"each of {count} × {name}", parts, room, place.card.name, count)

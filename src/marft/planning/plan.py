@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from marft.config.run import RunSettings
 from marft.planning.cards import Card
+from marft.planning.company import Company
 from marft.planning.configurations import find_shape
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.memory import Place, Process, learner, sampler
+from marft.planning.memory import Place, Process, learner, sampler, sleeps, workers
 from marft.planning.seconds import Phase, environment, learning, publishing, sampling, tensor_parallel
 from marft.planning.work import Known, Work, work_of
 
@@ -36,13 +38,22 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Split:
     """GPUs for sampling and for learning, the processes on them, and seconds by phase. With 0 for sampling both take
-    turns on the same ones."""
+    turns on the same ones.
+
+    ``keys`` are those by which a run is shared out so, where the recipe says otherwise.
+    """
 
     sampling: int
     learning: int
     processes: tuple[Process, ...]
     phases: tuple[Phase, ...]
     lag: int
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_host(self) -> float:
+        """Of the host's memory, all processes together."""
+        return sum(process.count * process.on_host for process in self.processes)
 
     @property
     def fits(self) -> bool:
@@ -94,30 +105,90 @@ def plan(run: RunSettings, ask: Ask) -> Plan:
     shapes = {name: find_shape(name, model, ask.model_config) for name, model in local.items()}
     place = Place(run, shapes, work_of(run, ask.known), ask.card)
     lag = ask.lag if ask.lag is not None else run.rollout.max_policy_lag
-    shared = [0] if ask.gpus == 1 or not run.engine.apart else []
-    apart = list(range(1, ask.gpus)) if run.engine.apart else []
-    return Plan(run, ask, place.work, tuple(_split(place, ask, count, lag) for count in [*shared, *apart]))
+    return Plan(run, ask, place.work, tuple(_split(place, ask, count, lag) for count in _samplers(run, ask.gpus)))
+
+
+def _samplers(run: RunSettings, gpus: int) -> Sequence[int]:
+    """The numbers of GPUs that may sample while others learn; 0: the same ones, in turn. A recipe that says how many
+    ranks there are is held to it.
+
+    Raises:
+        ValueError: there are fewer GPUs than ranks.
+    """
+    ranks, apart = run.training.ranks, run.engine.apart
+    if ranks > gpus:
+        raise ValueError(
+            f"--gpus {gpus}: training.ranks = {ranks} learn on a GPU each; give --gpus {ranks}, or as many more as "
+            "are to sample, or lower training.ranks"
+        )
+    most = gpus - 1 if run.engine.name == "vllm" else min(1, gpus - 1)  # our own engine apart has one GPU
+    if ranks > 1:
+        return [min(most, gpus - ranks) if apart else 0]
+    shared = not apart or gpus == 1 or getattr(run.engine, "sleep", False)
+    return [*([0] if shared else []), *(range(1, most + 1) if apart else [])]
 
 
 def _split(place: Place, ask: Ask, samplers: int, lag: int) -> Split:
-    ranks = ask.gpus - samplers
+    said = place.run.training.ranks
+    ranks = said if said > 1 else ask.gpus - samplers
     room = ask.card.memory * (1 - HEADROOM)
-    apart = place.run.engine.apart
-    processes = []
-    if apart:
-        for model in place.shapes:
-            group = 1 if not samplers else min(tensor_parallel(place, model), samplers)
-            processes.append(sampler(place, model, group, room))
-    left = room
-    if apart and not samplers:  # on the learner's own card
-        left = room - sum(process.on_card for process in processes)
-    whole = learner(place, ranks, not apart, left)
-    sharded = apart and ranks > 1 and not whole.fits
-    processes.insert(0, learner(place, ranks, False, left, sharded=True) if sharded else whole)
+    company = Company.of(place.run, ranks, place.run.training.shard)
+    processes = _processes(place, company, samplers, room)
+    if said == 1 and ranks > 1 and not all(process.fits for process in processes):
+        parts = Company.of(place.run, ranks, shard=True)
+        in_parts = _processes(place, parts, samplers, room)
+        if all(process.fits for process in in_parts):
+            company, processes = parts, in_parts
     phases = (
-        *sampling(place, ask.efficiencies, samplers or 1),
+        *sampling(place, ask.efficiencies, samplers or (ranks if place.run.engine.apart else 1)),
         environment(place, ask.environment_seconds),
-        *learning(place, ask.efficiencies, ranks, sharded),
+        *learning(place, ask.efficiencies, company),
         publishing(place, ask.efficiencies),
     )
-    return Split(samplers, ranks, tuple(processes), phases, lag)
+    return Split(samplers, ranks, (*processes, *workers(place)), phases, lag, dict(_keys(place, company, samplers)))
+
+
+def _processes(place: Place, company: Company, samplers: int, room: float) -> list[Process]:
+    """Ranks and engines; on cards that both are on, what one always has is no room for the other."""
+    apart, left = place.run.engine.apart, room
+    engines = []
+    for model in place.shapes if apart else ():
+        group = 1 if not samplers else min(tensor_parallel(place, model), samplers)
+        engines.append(sampler(place, model, group, room, max(1, (samplers or company.ranks) // group)))
+    if apart and not samplers and not sleeps(place):
+        left = room - sum(engine.on_card for engine in engines)
+    total = sum(engine.on_card for engine in engines)  # of all bases: they are on the same cards
+    engines = [replace(one, room=min(one.room, room - total + one.on_card)) for one in engines]
+    learners = [learner(place, not apart, left, company, alike) for alike in company.alike()]
+    if len(learners) == 2 and learners[0].parts == learners[1].parts:  # the first one holds no more than others
+        learners = [learner(place, not apart, left, company, tuple(range(company.ranks)))]
+    if apart and not samplers and sleeps(place):
+        beside = max(one.always for one in learners)
+        engines = [replace(engine, room=min(engine.room, room - beside)) for engine in engines]
+    return [*learners, *engines]
+
+
+def _keys(place: Place, company: Company, samplers: int) -> Iterator[tuple[str, Any]]:
+    """What a recipe has to say for this split, where it says something else."""
+    run, first = place.run, company.ranks
+    if run.training.ranks != company.ranks:
+        yield "training.ranks", company.ranks
+    if run.training.shard != company.shard:
+        yield "training.shard", company.shard
+    if place.card.is_cpu or not run.engine.apart:
+        return
+    if run.engine.name != "vllm":
+        if samplers and getattr(run.engine, "device", "") != f"cuda:{first}":
+            yield "engine.device", f"cuda:{first}"
+        return
+    group = max(min(tensor_parallel(place, model), samplers or 1) for model in place.shapes)
+    devices = [str(number) for number in range(first, first + samplers)] if samplers else []
+    wanted = {"engine.replicas": max(1, (samplers or company.ranks) // group), "engine.devices": devices}
+    said = {key: getattr(run.engine, key.rpartition(".")[2], None) for key in wanted}
+    yield from ((key, value) for key, value in wanted.items() if value != _listed(said[key]))
+    if group > 1:
+        yield "engine.options.tensor_parallel_size", group
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

@@ -11,8 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from marft.planning.activations import FLOAT
+from marft.planning.company import Company
 from marft.planning.efficiencies import Efficiencies
-from marft.planning.memory import Place, micro_batch, rows_at_once, takes_a_share, vllm_bytes, vllm_share
+from marft.planning.memory import (
+    MOMENTS,
+    Place,
+    micro_batch,
+    rows_at_once,
+    takes_a_share,
+    trained_numbers,
+    vllm_bytes,
+    vllm_share,
+)
 from marft.planning.precisions import Precision
 from marft.planning.shapes import Shape
 from marft.planning.work import PolicyWork
@@ -112,42 +123,93 @@ def environment(place: Place, seconds: float) -> Phase:
     return Phase("environment", waves * place.work.environment_steps * seconds, "sampling")
 
 
-def learning(place: Place, reached: Efficiencies, ranks: int, sharded: bool = False) -> list[Phase]:
-    """Of ``ranks`` cards that share a step's actions."""
-    algorithm = place.run.algorithm
+def learning(place: Place, reached: Efficiencies, company: Company) -> list[Phase]:
+    """Of the rank that takes longest; of one rank after the other where policies step one after another."""
+    of_model = {model: _of_model(place, reached, company, model) for model in place.shapes}
+    if place.run.algorithm.schedule.name == "simultaneous":
+        of_ranks = [
+            [of_model[model] for model in of_model if company.learns(rank, model)] for rank in range(company.ranks)
+        ]
+        slowest = max(of_ranks, key=lambda mine: sum(sum(seconds.values()) for seconds in mine))
+    else:
+        slowest = list(of_model.values())
+    found = {name: sum(seconds[name] for seconds in slowest) for name in next(iter(of_model.values()), {})}
+    found |= exchanged(place, reached, company)
+    return [Phase(name, seconds, "learning") for name, seconds in found.items() if seconds]
+
+
+def _of_model(place: Place, reached: Efficiencies, company: Company, model: str) -> dict[str, float]:
+    """What is computed on one model, by the ranks that learn on it, which share a step's actions."""
+    algorithm, shape, precision = place.run.algorithm, place.shapes[model], place.precision(model)
+    ranks = len(company.on(model))
+    recomputes = place.run.models[model].gradient_checkpointing
     update = old = base = critic = 0.0
+    for policy in place.work.of_model(model):
+        read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
+        rate = ranks * reached.rate(_rate(place, policy, precision), place.card.bandwidth)
+        batches = policy.tokens / ranks / micro_batch(place, [policy], ranks)
+        gathered = batches * _gathered(place, reached, company, policy)
+        scoring = max(read / rate, gathered)
+        if algorithm.critic.kind != "none":
+            share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row
+            critic += share * scoring
+            if algorithm.critic.body == "lora":
+                critic += 2 * share * algorithm.critic.epochs * scoring
+        if policy.train == "frozen":
+            continue
+        if algorithm.kl.coefficient:
+            base += scoring
+            old += scoring * (algorithm.kl.place == "reward")
+        old += (
+            scoring * (1 - 1 / algorithm.minibatches) * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
+        )
+        operations = policy.tokens * learned(shape, policy, recomputes, precision.half and not precision.on_cpu)
+        launches = 3 * batches * shape.layers * (reached.cpu_launch if place.card.is_cpu else reached.launch)
+        # weights are gathered for a forward and for a backward; gradients of whole ones are taken apart after that
+        exchange = gathered * (3 if policy.train == "full" else 2)
+        update += algorithm.epochs * max(operations / rate, launches, exchange)
+    return {"critic": critic, "scores of the base": base, "scores before the update": old, "update": update}
+
+
+def _gathered(place: Place, reached: Efficiencies, company: Company, policy: PolicyWork) -> float:
+    """Seconds in which a rank is sent what it does not hold of a policy's weights, once."""
+    shares = len(company.on(policy.model)) if company.shard else 1
+    shape = place.shapes[policy.model]
+    weights = FLOAT * shape.parameters if policy.train == "full" else place.precision(policy.model).weights(shape)
+    return weights * (shares - 1) / shares / (place.card.link * reached.link)
+
+
+def exchanged(place: Place, reached: Efficiencies, company: Company) -> dict[str, float]:
+    """What ranks send each other beside passes, and what goes to the host's memory and back.
+
+    A sum over n ranks sends 2·(n − 1)/n of what is summed (a ring: Patarasuk and Yuan 2009). What steps is copied to
+    the host first, so that a bad step can be undone; moments that are the host's come and go with every optimizer step.
+    """
+    card, algorithm = place.card, place.run.algorithm
+    steps = algorithm.epochs * algorithm.minibatches
+    summed = gathered = moved = brought = 0.0
     for model, shape in place.shapes.items():
-        precision = place.precision(model)
-        recomputes = place.run.models[model].gradient_checkpointing
+        ranks = len(company.on(model))
+        shares = ranks if company.shard else 1
+        numbers = 0.0
         for policy in place.work.of_model(model):
-            read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
-            rate = ranks * reached.rate(_rate(place, policy, precision), place.card.bandwidth)
-            scoring = read / rate
-            if algorithm.critic.kind != "none":
-                share = 1.0 if algorithm.level == "token" else policy.lengths.prompt / policy.lengths.row
-                critic += share * scoring
-                if algorithm.critic.body == "lora":
-                    critic += 2 * share * algorithm.critic.epochs * scoring
             if policy.train == "frozen":
                 continue
-            if algorithm.kl.coefficient:
-                base += scoring
-                old += scoring * (algorithm.kl.place == "reward")
-            old += (
-                scoring
-                * (1 - 1 / algorithm.minibatches)
-                * (algorithm.kl.place != "reward" or not algorithm.kl.coefficient)
-            )
-            operations = policy.tokens * learned(shape, policy, recomputes, precision.half and not precision.on_cpu)
-            products = operations / rate
-            batches = policy.tokens / ranks / micro_batch(place, [policy], ranks)
-            launches = 3 * batches * shape.layers * (reached.cpu_launch if place.card.is_cpu else reached.launch)
-            gathered = 0.0
-            if sharded:  # weights of sharded layers, for each forward and each backward
-                gathered = 2 * batches * precision.weights(shape) / (place.card.link * reached.link)
-            update += algorithm.epochs * max(products, launches, gathered)
-    phases = [("critic", critic), ("scores of the base", base), ("scores before the update", old), ("update", update)]
-    return [Phase(name, seconds, "learning") for name, seconds in phases if seconds]
+            in_parts = policy.train == "full" and shares > 1
+            held = trained_numbers(place, policy) / (shares if in_parts else 1)
+            moved += held * (FLOAT if company.offload else FLOAT + MOMENTS)
+            brought += 2 * MOMENTS * held * steps * company.offload
+            numbers += 0.0 if in_parts else held
+            gathered += FLOAT * shape.parameters * (shares - 1) / shares * (policy.train == "full")
+        summed += FLOAT * numbers * 2 * (ranks - 1) / ranks * steps
+        gathered += place.precision(model).weights(shape) * (shares - 1) / shares
+    link, host = card.link * reached.link, card.host * reached.host
+    return {
+        "sums of gradients": summed / link,
+        "moments from the host and back": brought / host if host else 0.0,
+        "copies for undoing": moved / host if host else 0.0,
+        "gathering for the first rank": gathered / link,
+    }
 
 
 def publishing(place: Place, reached: Efficiencies) -> Phase:

@@ -1,0 +1,84 @@
+"""Seconds of plans, held to arithmetic by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from marft.config import RunSettings, load_recipe
+from marft.planning.cards import card_named
+from marft.planning.known import KNOWN
+from marft.planning.memory import Place, micro_batch
+from marft.planning.plan import Ask, Split, plan
+from marft.planning.seconds import learned
+from marft.planning.work import Known, work_of
+
+SHAPE = KNOWN["qwen2.5-3b"]
+VLLM = ("--engine.kind", "vllm")
+LINK = 0.6 * 450e9  # bytes a second that an H100's link is taken to reach
+
+
+def math(*overrides: str) -> RunSettings:
+    return load_recipe("math_dual", ["--models.base.path", "Qwen/Qwen2.5-3B-Instruct", *overrides])
+
+
+def split(run: RunSettings, gpus: int = 1, **asked: Any) -> Split:
+    return plan(run, Ask(gpus, card_named("h100"), **asked)).best
+
+
+def seconds(one: Split, name: str) -> float:
+    return sum(phase.seconds for phase in one.phases if phase.name == name)
+
+
+def test_episodes_that_are_not_live_wait_for_those_that_are() -> None:
+    words = ("--rollout.tasks_per_step", "64", "--rollout.samples_per_task", "1", "--rollout.max_live_episodes", "24")
+    run = math(*words)
+    assert seconds(split(run, environment_seconds=2.0), "environment") == 3 * 2.0 * work_of(run).environment_steps
+
+
+def test_adapters_are_published_as_float32_over_the_link() -> None:
+    numbers = 2 * SHAPE.adapter_parameters(8, ("q_proj", "v_proj"))
+    assert seconds(split(math(*VLLM), gpus=2), "publishing") == pytest.approx(4 * numbers / LINK)
+    assert seconds(split(math()), "publishing") == 0
+
+
+def test_all_but_the_first_minibatch_are_scored_before_the_update() -> None:
+    one, two, four = (
+        seconds(split(math("--algorithm.minibatches", count)), "scores before the update") for count in "124"
+    )
+    assert one == 0
+    assert two / four == pytest.approx((1 / 2) / (3 / 4))
+
+
+def test_gradient_checkpointing_takes_a_forward_more() -> None:
+    policy = work_of(math(), Known(prompt=100, action=100, longest=100)).policies[0]
+    more = learned(SHAPE, policy, True, True) - learned(SHAPE, policy, False, True)
+    assert more == pytest.approx(2 * SHAPE.matrix_parameters + 2 * 200 * SHAPE.queries * SHAPE.layers)
+
+
+def test_the_longest_action_is_waited_for() -> None:
+    short, longer = (
+        seconds(split(math(), known=Known(prompt=100, action=100, longest=longest)), "writing")
+        for longest in (100, 500)
+    )
+    assert longer > 1.5 * short
+
+
+def test_agents_of_a_chain_take_turns_and_those_of_a_parallel_team_do_not() -> None:
+    chain = work_of(math("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2"))
+    assert (chain.episodes, chain.asked_at_once) == (16, 16)
+    words = ("--rollout.tasks_per_step", "8", "--rollout.samples_per_task", "2", "--team.organization", "parallel")
+    assert work_of(math(*words)).asked_at_once == 32
+
+
+def test_micro_batches_are_cut_evenly() -> None:
+    run = math("--training.tokens_per_micro_batch", "8192", "--algorithm.minibatches", "1")
+    run = run.model_copy(
+        update={"rollout": run.rollout.model_copy(update={"tasks_per_step": 12, "samples_per_task": 1})}
+    )
+    work = work_of(run, Known(prompt=500, action=500, longest=500))
+    place = Place(run, {"base": SHAPE}, work, card_named("h100"))
+    # 12 rows of each agent: 12,000 tokens in two of 6,000, give or take half a row
+    assert micro_batch(place, work.policies[:1], 1) == 6000 + 500
+    assert micro_batch(place, work.policies[:1], 2) == 6000
