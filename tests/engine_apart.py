@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,8 @@ async def _serve(end: socket.socket) -> None:
         await asyncio.sleep(60)
     lives = _count(Path(does["folder"]) / "lives")
     log = (Path(does["folder"]) / "log").open("a", encoding="utf-8")
+    if lives <= does.get("killed", 0):
+        os.kill(os.getpid(), signal.SIGKILL)
     if lives <= does.get("stillborn", 0):
         print("there is no room for it", flush=True)
         os._exit(3)

@@ -207,6 +207,21 @@ class TestEngine:
         with pytest.raises(RunError, match=r"exit status 3\); the last that it said:\nthere is no room for it"):
             with_engine(use, stillborn=9)
 
+    def test_one_that_is_killed_while_it_starts_has_more_lives(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine), engine.usage()["engine_restarts"]
+
+        assert with_engine(use, killed=7)[1] == 7
+        with pytest.raises(RunError, match=r"its process was killed \(SIGKILL\)"):
+            with_engine(use, killed=9)
+
+    def test_kills_give_one_that_ends_itself_no_more_lives(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine)
+
+        with pytest.raises(RunError, match=r"exit status 3"):
+            with_engine(use, killed=2, stillborn=9)
+
     def test_one_that_talks_nonsense_ends_the_run(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
             return await said(engine)

@@ -20,6 +20,7 @@ from marft.texts import visible
 END_SECONDS = 5.0  # for a process that is asked to end
 LONGEST_LINE = 2000  # bytes; what is longer comes in pieces
 LAST_LINES = 20  # that are remembered
+KILLED = "was killed (SIGKILL)"  # the outcome of one that somebody has ended, or that there was no memory for
 Command = Callable[[int], Sequence[str]]  # from the number of its end of the connection
 
 

@@ -38,12 +38,13 @@ from marft.errors import RunError
 from marft.game.engine import Weights
 from marft.game.game import EpisodeFailedError
 from marft.playing import RESTARTS
-from marft.processes.child import Command
+from marft.processes.child import KILLED, Command
 from marft.processes.handover import Handover
 from marft.processes.starting import LocalStarter, Started, Starter
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 
 MOST_DEATHS = 3  # one after the other, without an answer in between
+MOST_LIVES = 8  # where it was killed, which may happen again while it starts
 LARGEST_SEED = 2**63 - 1
 TICK_SECONDS = 1.0  # how often it is looked whether anything was heard
 LAST_WORDS = 12  # lines of a dead engine's that an error shows
@@ -82,7 +83,8 @@ class EngineApart:
         starter: starts the process, and is closed with the engine; None: it is on this machine.
 
     Raises:
-        RunError: (of all that is asked) it ended three times without an answer in between, or refuses what it is asked.
+        RunError: (of all that is asked) it ended three times, or was killed eight times, without an answer in between;
+            or it refuses what it is asked.
     """
 
     def __init__(
@@ -108,7 +110,8 @@ class EngineApart:
         self._waiting: dict[int, Asked] = {}
         self._number = 0
         self._ready: asyncio.Future[None] | None = None
-        self._deaths = self._in_a_row = 0
+        self._deaths = 0
+        self._ends: list[str] = []  # how it ended, since there was an answer
         self._sampled = self._read = 0
         self._gone: BaseException | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -264,20 +267,20 @@ class EngineApart:
 
     async def _keep(self) -> None:
         """Have a process there, until this is cancelled or the processes end one after the other."""
-        outcome = ""
+        last_words = ""
         try:
-            while self._in_a_row < MOST_DEATHS:
+            while len(self._ends) < MOST_LIVES and sum(how != KILLED for how in self._ends) < MOST_DEATHS:
                 self._child = child = await asyncio.to_thread(self.starter.start, self.name, self.command, quiet=True)
                 try:
-                    outcome = await self._listen(child)
+                    given_up = await self._listen(child)
                 finally:
                     self._ready = None
                     await asyncio.to_thread(child.close)
                 self._deaths += 1
-                self._in_a_row += 1
+                self._ends.append(given_up or child.outcome())
                 said = "\n".join(list(child.said)[-LAST_WORDS:])
-                outcome = f"{outcome or child.outcome()}{'; the last that it said:' if said else ''}\n{said}".rstrip()
-            self._fail(RunError(f"{self.name}: its process {outcome}"))
+                last_words = f"{'; the last that it said:' if said else ''}\n{said}".rstrip()
+            self._fail(RunError(f"{self.name}: its process {self._ends[-1]}{last_words}"))
         except RunError as error:
             self._fail(error)
 
@@ -322,7 +325,7 @@ class EngineApart:
             case Refused(number, reason):
                 self._refuse(number, reason)
             case Said() | Weighed():
-                self._in_a_row = 0
+                self._ends.clear()
                 waiting = self._waiting.get(message.number)
                 if waiting is None or waiting.result.done():
                     return
