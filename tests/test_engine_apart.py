@@ -209,11 +209,17 @@ class TestEngine:
 
     def test_one_that_is_killed_while_it_starts_has_more_lives(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
-            return await said(engine), engine.usage()["engine_restarts"]
+            await said(engine)
+            return engine.usage()["engine_restarts"]
 
-        assert with_engine(use, killed=7)[1] == 7
+        assert with_engine(use, killed=7) == 7
+
+    def test_one_that_is_killed_again_and_again_ends_the_run(self, with_engine: Callable[..., Any]) -> None:
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine)
+
         with pytest.raises(RunError, match=r"its process was killed \(SIGKILL\)"):
-            with_engine(use, killed=9)
+            with_engine(use, killed=8)
 
     def test_kills_give_one_that_ends_itself_no_more_lives(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
