@@ -43,6 +43,8 @@ class _Pass(nn.Module):
 class Shards:
     """The parts of a backbone's weights: this rank's are kept and the rest let go of. All ranks make it together.
 
+    Weights that lie in the host's memory come to the device layer by layer, and of each this rank's part stays there.
+
     Args:
         mesh: the ranks, in one dimension.
     """
@@ -65,6 +67,8 @@ class Shards:
                 setattr(layer, FUSED, MethodType(fused_layer, layer))
                 register_fsdp_forward_method(layer, FUSED)
         fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False)
+        for adapter in adapters:
+            adapter.data = adapter.data.to(backbone.device)  # where the parts are
         self._modules: list[Any] = [self._pass, *layers]
         self._layers: list[Any] = layers
         for module in self._modules:

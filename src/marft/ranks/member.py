@@ -52,7 +52,7 @@ class Member:
     def __init__(self, run: RunSettings, models: Models, group: Group) -> None:
         self.run, self.models, self.group = run, models, group
         if run.training.shard:
-            models.shard(group.mesh_of)
+            put_in_parts(models, group)
         self.learner = Learner(run, models, group)
         self.careful = Careful(self.learner, nobody, group)
         self.gather()
@@ -162,6 +162,18 @@ class Member:
             for name, tensors in held.items()
         }
         return {name: torch.stack(of_tensors).tolist() for name, of_tensors in sums.items() if of_tensors}
+
+
+def put_in_parts(models: Models, group: Group) -> None:
+    """Have the ranks hold a part of all weights each. Forwards are those that the first has found.
+
+    Raises:
+        ValueError: a model cannot lie in parts.
+    """
+    forwards = group.gather(models.forwards())[0]
+    if group.rank:
+        models.take_forwards(forwards)
+    models.shard(group.mesh_of)
 
 
 @contextmanager
