@@ -127,3 +127,14 @@ def test_moments_in_the_hosts_memory_and_in_parts_are_those_of_ranks_that_keep_t
     trained(run(tmp_path / "put away", 2, *FULL, *OFFLOAD), stop=1)  # type: ignore[arg-type]
     folder, _ = trained(run(tmp_path / "put away", 2, *FULL, *OFFLOAD), resume=True)  # type: ignore[arg-type]
     assert_same(folder, kept, 2)
+
+
+@pytest.mark.slow
+@night
+def test_where_an_engine_apart_samples_no_rank_gathers_and_the_same_is_saved(tmp_path: Path) -> None:
+    """Whole models are published and saved from the host's memory, and go on from there."""
+    apart = ("--engine.kind", "process", *FULL)
+    right, _ = trained(run_of(tmp_path / "right", 2, *FULL))
+    trained(run_of(tmp_path / "apart", 2, *apart), stop=1)
+    folder, _ = trained(run_of(tmp_path / "apart", 2, *apart), resume=True)
+    assert_close(folder, right)

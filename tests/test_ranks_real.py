@@ -96,6 +96,26 @@ def held(ranks: Ranks, run: RunSettings) -> tuple[int, int, int]:
     return in_parts, sum(local(tensor).numel() for tensor in gathered.values()), there_are
 
 
+def copied(ranks: Ranks, run: RunSettings) -> tuple[bool, bool]:
+    """Whether weights in the host's memory are those that a rank would gather, after they have moved, too; and whether
+    it holds its part alone meanwhile."""
+    assert isinstance(ranks, Group)
+    models = Models(run, for_parts=True, settled=ranks.rank > 0)
+    put_in_parts(models, ranks)
+    policy, first, same = models.policies["actor"], ranks.rank == 0, True
+    for _ in range(2):
+        models.gather(keep=first)
+        right = {name: tensor.clone() for name, tensor in policy.backbone.weights().items()} if first else {}
+        models.gather(keep=first, on_host=True)
+        found = policy.backbone.weights() if first else {}
+        same &= found.keys() == right.keys() and all(torch.equal(found[name], right[name]) for name in right)
+        with torch.no_grad():
+            for parameter in policy.parameters().values():
+                local(parameter).add_(1.0)
+    held = sum(local(tensor).numel() for tensor in policy.backbone.model.parameters())
+    return same, held == sum(local(part).numel() for part in policy.parameters().values())
+
+
 def batches() -> list[list[Episode]]:
     """Ragged ones, one in which the second agent acts once, so that not every rank has a row of it, and none of it."""
     ragged = episodes(7, noise=0.02)
@@ -120,9 +140,11 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
         for batch in ([ragged, rare] if number < 2 else [ragged])
     ]
     works = [("tests.test_ranks_real:held", (recipe(folder, "marft", *FULL),))]
+    works += [("tests.test_ranks_real:copied", (recipe(folder, "marft", *FULL),))]
     works += [("tests.test_ranks_real:learned", arguments) for arguments in asked]
-    of_held, *said = together(count, works, folder)
+    of_held, of_copied, *said = together(count, works, folder)
     check_held(of_held)
+    assert of_copied == [(True, True)] * count
     for (run, _, batch), of_ranks in zip(asked, said, strict=True):
         gradients, metrics, weights = learned(ALONE, run, False, batch)
         first = len(run.trained_policies)  # steps on weights that are the same to the bit

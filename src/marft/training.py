@@ -83,7 +83,8 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         lost: how often that has happened before.
     """
     run, folder = start.run, start.folder
-    with open_learners(run, lost) as learners, open_rollouts(run) as rollouts:
+    nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
+    with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
         for text in rollouts.models.notes():
             observer.note(text)

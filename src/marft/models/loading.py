@@ -49,9 +49,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def load_backbone(
-    settings: ModelSettings, device: torch.device, dtype: torch.dtype, settled: bool = False
-) -> Backbone:
+def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype, settled: bool = False) -> Backbone:
     """Load and check a base model; its weights are frozen until a policy asks for them.
 
     Args:

@@ -74,7 +74,8 @@ class Models:
         formats: of the run's local models, by name, where they have been loaded already.
         elsewhere: models whose weights other ranks hold, and this one does not.
         for_parts: weights stay in the host's memory until :meth:`shard` brings this rank's part to the device, layer by
-            layer. Which forward each model has is for another rank to find out and to tell: :meth:`take_forwards`.
+            layer.
+        settled: which forward each model has is for another rank to find out and to tell: :meth:`take_forwards`.
 
     Raises:
         ValueError: a model, tokenizer or adapter cannot be loaded.
@@ -86,13 +87,14 @@ class Models:
         formats: Mapping[str, Format] | None = None,
         elsewhere: Collection[str] = (),
         for_parts: bool = False,
+        settled: bool = False,
     ) -> None:
         if run.threads:
             torch.set_num_threads(run.threads)
         self.device = pick_device(run.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._elsewhere, self._for_parts = elsewhere, for_parts
+        self._elsewhere, self._for_parts, self._settled = elsewhere, for_parts, settled
         self.bases: dict[str, Backbone] = {}
         self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
         self.formats = load_formats(run) if formats is None else formats
@@ -101,7 +103,7 @@ class Models:
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = self._load(name, model, dtype)
             if self.bases[name].here:
-                if self.device.type == "cpu" and not for_parts:
+                if self.device.type == "cpu" and not settled:
                     hold_in_half(self.bases[name])
                 check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
@@ -131,7 +133,7 @@ class Models:
     def _load(self, name: str, model: ModelSettings, dtype: torch.dtype) -> Backbone:
         if name in self._elsewhere:
             return outline(model, self.device, dtype)
-        return load_backbone(model, HOST if self._for_parts else self.device, dtype, settled=self._for_parts)
+        return load_backbone(model, HOST if self._for_parts else self.device, dtype, self._settled)
 
     def _in_float32(self, run: RunSettings, name: str) -> Backbone:
         """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
@@ -185,16 +187,21 @@ class Models:
             mesh = mesh_of(name)
             if mesh is not None:
                 shard(backbone, mesh)
+            elif backbone.here:
+                torch.nn.Module.to(backbone.model, self.device)
 
-    def gather(self, keep: bool) -> None:
+    def gather(self, keep: bool, on_host: bool = False) -> None:
         """Bring all weights together where ranks hold parts of them; all ranks make this call.
 
         Args:
             keep: this rank holds them all, until :meth:`let_go`.
+            on_host: it holds them in the host's memory, where they can be read and nothing can be computed.
         """
-        for _, backbone in self.backbones():
-            if backbone.shards is not None:
-                backbone.shards.gather(keep)
+        for shards in [backbone.shards for _, backbone in self.backbones() if backbone.shards is not None]:
+            if on_host:
+                shards.copy(keep)
+            else:
+                shards.gather(keep)
 
     def let_go(self) -> None:
         """Hold this rank's parts alone, where ranks hold parts."""

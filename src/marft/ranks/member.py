@@ -45,8 +45,8 @@ def nobody(_: str) -> None:
 class Member:
     """A rank: its models, its learner, and the group that it learns in.
 
-    Between steps the first rank holds everything gathered, to sample from and to save; the others hold parts, where
-    weights are kept in parts. What it does all ranks do together.
+    Between steps the first rank holds everything gathered, to sample from and to save, or in the host's memory where an
+    engine apart samples; the others hold parts, where weights are kept in parts. What it does all ranks do together.
     """
 
     def __init__(self, run: RunSettings, models: Models, group: Group) -> None:
@@ -120,7 +120,7 @@ class Member:
 
     def gather(self) -> None:
         """Bring everything together on the first rank, where ranks hold parts."""
-        self.models.gather(keep=self.group.rank == 0)
+        self.models.gather(keep=self.group.rank == 0, on_host=self.run.engine.apart)
 
     def state(self) -> Adopt:
         """Everything that moves, as it is; nothing of it lies in parts."""

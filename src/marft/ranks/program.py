@@ -57,7 +57,7 @@ def _joined(begin: Begin) -> Member:
     run: RunSettings = pickle.loads(begin.run)
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
     elsewhere = {name for name, ranks in placed(run).items() if begin.rank not in ranks}
-    models = Models(run, elsewhere=elsewhere, for_parts=run.training.shard)
+    models = Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
     return Member(run, models, group_of(run, Path(begin.meeting), begin.rank, models.device))
 
 
