@@ -103,7 +103,7 @@ def test_a_rank_that_hangs_is_given_up_after_the_patience_and_ended(
     assert gone(*hung)
     assert_same(folder, right, 2)
     assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
-    assert any("rank 1 did not answer" in note for note in notes), notes
+    assert any("rank 1 hung, and was ended" in note for note in notes), notes
 
 
 @pytest.mark.slow
