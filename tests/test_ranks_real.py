@@ -41,7 +41,7 @@ CASES: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {  # whether in parts, 
     "a critic with a body of its own, in parts": (True, "mappo", (*SMOOTH, "--algorithm.critic.body", "lora")),
     "the KL stop, in parts": (True, "ppo", (*SMOOTH, *FULL, *STOPS)),
 }
-FEW = ("LoRA on a half-precision base in parts", "a whole model in parts", "LoRA", "the KL stop, in parts")
+FEW = ("LoRA on a half-precision base in parts", "a whole model in parts", "the KL stop, in parts")
 NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
