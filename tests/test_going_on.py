@@ -283,8 +283,8 @@ class TestSetAside:
         poison = training.training_tasks(run)[0].id
         opened = training.open_rollouts
 
-        def losing(run: RunSettings) -> object:
-            rollouts = opened(run)
+        def losing(run: RunSettings, **more: bool) -> object:
+            rollouts = opened(run, **more)
             rollouts.set_aside[poison] = "it ended its workers"
             return rollouts
 

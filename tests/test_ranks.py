@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -127,9 +128,12 @@ CASES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+COUNTS = [(name, count) for n, name in enumerate(CASES) for count in (2, 3) if NIGHT or count == 2 + n % 2]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "count"), COUNTS)
 def test_ranks_learn_what_one_process_learns(name: str, count: int, tmp_path: Path) -> None:
     run = recipe(tmp_path, name, *CASES[name], "--algorithm.optimizer.epsilon", "1e-4")
     batches = [episodes(6, seed, noise=0.02) for seed in range(2)]

@@ -21,6 +21,7 @@ from marft.learning.ranks import ALONE, Ranks
 from marft.models.parts import local, whole
 from marft.models.pool import Models
 from marft.ranks.group import Group
+from marft.ranks.member import put_in_parts
 from marft.types import Episode
 from tests.learners import ROLES, episodes, recipe
 from tests.ranked import together
@@ -40,20 +41,20 @@ CASES: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {  # whether in parts, 
     "a critic with a body of its own, in parts": (True, "mappo", (*SMOOTH, "--algorithm.critic.body", "lora")),
     "the KL stop, in parts": (True, "ppo", (*SMOOTH, *FULL, *STOPS)),
 }
-FEW = ("LoRA on a base in parts", "a whole model in parts", "LoRA", "the KL stop, in parts")
+FEW = ("LoRA on a half-precision base in parts", "a whole model in parts", "the KL stop, in parts")
 NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def begun(run: RunSettings, ranks: Ranks, parts: bool) -> Learner:
     """A learner whose adapters say something of their own."""
     torch.manual_seed(0)
-    models = Models(run)
+    models = Models(run, for_parts=parts and ranks.rank > 0)
     for role in ROLES:
         for adapter in models.bases["base"].adapters(role).values():
             torch.nn.init.normal_(adapter.b, std=0.05)
     if parts:
         assert isinstance(ranks, Group)
-        models.shard(ranks.mesh_of)
+        put_in_parts(models, ranks)
     return Learner(run, models, ranks)
 
 
@@ -85,14 +86,34 @@ def learned(ranks: Ranks, run: RunSettings, parts: bool, batch: list[Episode]) -
 def held(ranks: Ranks, run: RunSettings) -> tuple[int, int, int]:
     """How many numbers a rank holds of all weights in parts, how many it holds gathered, and how many there are."""
     assert isinstance(ranks, Group)
-    models = Models(run)
+    models = Models(run, for_parts=ranks.rank > 0)
     there_are = sum(p.numel() for p in models.policies["actor"].parameters().values())
-    models.shard(ranks.mesh_of)
+    put_in_parts(models, ranks)
     parts = models.policies["actor"].parameters().values()
     in_parts = sum(local(part).numel() for part in parts)
     models.gather(keep=ranks.rank == 0)
     gathered = dict(models.policies["actor"].backbone.model.named_parameters())
     return in_parts, sum(local(tensor).numel() for tensor in gathered.values()), there_are
+
+
+def copied(ranks: Ranks, run: RunSettings) -> tuple[bool, bool]:
+    """Whether weights in the host's memory are those that a rank would gather, after they have moved, too; and whether
+    it holds its part alone meanwhile."""
+    assert isinstance(ranks, Group)
+    models = Models(run, for_parts=True, settled=ranks.rank > 0)
+    put_in_parts(models, ranks)
+    policy, first, same = models.policies["actor"], ranks.rank == 0, True
+    for _ in range(2):
+        models.gather(keep=first)
+        right = {name: tensor.clone() for name, tensor in policy.backbone.weights().items()} if first else {}
+        models.gather(keep=first, on_host=True)
+        found = policy.backbone.weights() if first else {}
+        same &= found.keys() == right.keys() and all(torch.equal(found[name], right[name]) for name in right)
+        with torch.no_grad():
+            for parameter in policy.parameters().values():
+                local(parameter).add_(1.0)
+    held = sum(local(tensor).numel() for tensor in policy.backbone.model.parameters())
+    return same, held == sum(local(part).numel() for part in policy.parameters().values())
 
 
 def batches() -> list[list[Episode]]:
@@ -119,9 +140,11 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
         for batch in ([ragged, rare] if number < 2 else [ragged])
     ]
     works = [("tests.test_ranks_real:held", (recipe(folder, "marft", *FULL),))]
+    works += [("tests.test_ranks_real:copied", (recipe(folder, "marft", *FULL),))]
     works += [("tests.test_ranks_real:learned", arguments) for arguments in asked]
-    of_held, *said = together(count, works, folder)
+    of_held, of_copied, *said = together(count, works, folder)
     check_held(of_held)
+    assert of_copied == [(True, True)] * count
     for (run, _, batch), of_ranks in zip(asked, said, strict=True):
         gradients, metrics, weights = learned(ALONE, run, False, batch)
         first = len(run.trained_policies)  # steps on weights that are the same to the bit
@@ -150,3 +173,12 @@ def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
 @pytest.mark.skipif(not NIGHT, reason="half a minute: make nightly")
 def test_four_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
     check(4, tuple(CASES), tmp_path)
+
+
+def test_what_is_to_lie_in_parts_is_loaded_into_the_hosts_memory_and_no_further(tmp_path: Path) -> None:
+    """A device that holds no numbers would have none to take parts of."""
+    run = recipe(tmp_path, "marft", *FULL).model_copy(update={"device": "meta"})
+    models = Models(run, for_parts=True)
+    assert models.device.type == "meta"
+    weights = [tensor for _, backbone in models.backbones() for tensor in backbone.model.state_dict().values()]
+    assert {tensor.device.type for tensor in weights} == {"cpu"}

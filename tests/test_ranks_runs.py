@@ -69,13 +69,14 @@ def assert_same(mine: RunFolder, right: RunFolder, step: int) -> None:
         assert {name: row[name] for name in timeless} == {name: expected[name] for name in timeless}
 
 
-@pytest.fixture(scope="module", params=WAYS if NIGHT else ["whole"])
+@pytest.fixture(scope="module", params=WAYS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunFolder]:
     """Two steps of two ranks that nothing befell."""
     return request.param, trained(run_of(tmp_path_factory.mktemp("pair"), 2, *WAYS[request.param], steps=3))[0]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="half a minute each: make nightly")
 def test_a_rank_that_is_killed_is_started_again_and_the_step_is_learned_once(
     pair: tuple[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,28 +169,40 @@ def on_two_models(output: Path, ranks: int, *overrides: str) -> RunSettings:
 
 
 @pytest.mark.slow
-def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike(
+def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike_though_a_rank_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Killed while it learns the second step."""
     alone, _ = trained(on_two_models(tmp_path / "alone", 1))
     passed: list[bool] = []
     learning: list[Learner] = []
-    learn, hidden = Learner.learn, Backbone.hidden_states
+    learn, hidden, company = Learner.learn, Backbone.hidden_states, Company.learn
+    others: list[int] = []
+
+    def led(self: Company, *arguments: object) -> object:
+        others[:] = [other.pid for other in self._others]
+        return company(self, *arguments)  # type: ignore[arg-type]
 
     def noting(self: Learner, *arguments: object) -> object:
         learning[:] = [self]
-        found = learn(self, *arguments)  # type: ignore[arg-type]
-        learning.clear()
-        return found
+        if arguments[1].step == 1 and others:  # type: ignore[attr-defined]
+            os.kill(others.pop(), signal.SIGKILL)
+        try:
+            return learn(self, *arguments)  # type: ignore[arg-type]
+        finally:
+            learning.clear()
 
     def watched(self: Backbone, *arguments: object) -> object:
         if learning:
             passed.append(self is learning[0].packing.backbones["reasoner"])
         return hidden(self, *arguments)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(Company, "learn", led)
     monkeypatch.setattr(Learner, "learn", noting)
     monkeypatch.setattr(Backbone, "hidden_states", watched)
-    folder, _ = trained(on_two_models(tmp_path / "two", 2))
+    folder, notes = trained(on_two_models(tmp_path / "two", 2))
+    assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
+    assert any("rank 1 was killed (SIGKILL)" in note for note in notes)
     assert passed
     assert all(passed), "the first rank learns on the first model alone"
     assert_close(folder, alone)

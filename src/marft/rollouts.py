@@ -24,13 +24,16 @@ from marft.workers.rollouts import WorkerRollouts
 T = TypeVar("T")
 
 
-def open_rollouts(run: RunSettings) -> LocalRollouts | WorkerRollouts:
+def open_rollouts(run: RunSettings, for_parts: bool = False) -> LocalRollouts | WorkerRollouts:
     """What plays a run as ``rollout.processes`` says. Close it, or use it as a context manager.
+
+    Args:
+        for_parts: models stay in the host's memory: a part of them alone will come to the device.
 
     Raises:
         ValueError: something that the recipe names cannot be had.
     """
-    return WorkerRollouts(run) if run.rollout.processes else LocalRollouts(run)
+    return (WorkerRollouts if run.rollout.processes else LocalRollouts)(run, for_parts)
 
 
 class LocalRollouts:
@@ -41,12 +44,12 @@ class LocalRollouts:
             ``max_new_tokens`` fills its model's context.
     """
 
-    def __init__(self, run: RunSettings) -> None:
+    def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
             self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
             self.set_aside: dict[str, str] = {}  # what ends a process ends this one
             terms = open_terms(run, started.callback)
-            self._samplers = Samplers(run, end_all)
+            self._samplers = Samplers(run, end_all, for_parts)
             started.callback(self._samplers.close)
             self.models, self.engine = self._samplers.models, self._samplers.engine
             self._parts = GameParts(run, terms, self.engine, self._samplers.renderer, LoopThreadPool())

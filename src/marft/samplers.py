@@ -36,25 +36,26 @@ class Samplers:
 
     Args:
         cancel: ends what coroutines may wait for on other threads, when an interrupt cancels them.
+        for_parts: weights stay in the host's memory: a part of them alone will come to the device.
 
     Raises:
         ValueError: a model cannot be loaded, an endpoint's key is not there, or an agent's ``max_new_tokens`` fills its
             model's context.
     """
 
-    def __init__(self, run: RunSettings, cancel: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, run: RunSettings, cancel: Callable[[], None] = lambda: None, for_parts: bool = False) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
-            self._begin(run, cancel, started)
+            self._begin(run, cancel, for_parts, started)
             self._started = started.pop_all()
 
-    def _begin(self, run: RunSettings, cancel: Callable[[], None], started: ExitStack) -> None:
+    def _begin(self, run: RunSettings, cancel: Callable[[], None], for_parts: bool, started: ExitStack) -> None:
         self.run = run
         endpoints: dict[str, Endpoint] = {}
         for name, model in run.models.items():
             if model.endpoint:
                 endpoints[name] = Endpoint(name, model.endpoint, model.path)
                 started.callback(endpoints[name].close)
-        self.models = Models(run)
+        self.models = Models(run, for_parts=for_parts)
         _check_room(run, self.models)
         self._thread = CallerThreadExecutor(cancel)
         started.callback(self._thread.shutdown)

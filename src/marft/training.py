@@ -67,7 +67,7 @@ def train(
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
         lost, reached = 0, -1
         while isinstance(found := _train(start, observer, lost), RanksLostError):
-            lost, before, reached = lost + 1, reached, len(folder.read_metrics())
+            lost, before, reached = 1, reached, len(folder.read_metrics())  # what was counted before is in a step's row
             if reached <= before:
                 raise found
             observer.note(f"{found}; they are started again, and the run goes on from its last checkpoint")
@@ -83,7 +83,8 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
         lost: how often that has happened before.
     """
     run, folder = start.run, start.folder
-    with open_learners(run, lost) as learners, open_rollouts(run) as rollouts:
+    nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
+    with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
         for text in rollouts.models.notes():
             observer.note(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 SAVED = 1 / 3  # of a forward's tokens, from which on rows share what they begin with
 OVERHEAD = 5e6  # weights of a layer that one more token is multiplied with in the time that a run of shared rows takes
+
+
+class Forward(NamedTuple):
+    """How a backbone computes; see its attributes of these names."""
+
+    fused: bool
+    plain: bool
+    wide: bool
 
 
 class Backbone:
@@ -75,6 +83,15 @@ class Backbone:
     def half(self) -> bool:
         """Whether its weights are in half precision."""
         return self.head.weight.dtype not in (torch.float32, torch.float64)
+
+    @property
+    def forward(self) -> Forward:
+        """Which forward it has."""
+        return Forward(self.fused, self.plain, self.wide)
+
+    @forward.setter
+    def forward(self, forward: Forward) -> None:
+        self.fused, self.plain, self.wide = forward
 
     @property
     def wants_full_batches(self) -> bool:

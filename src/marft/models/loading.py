@@ -49,8 +49,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype) -> Backbone:
+def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype, settled: bool = False) -> Backbone:
     """Load and check a base model; its weights are frozen until a policy asks for them.
+
+    Args:
+        settled: another process looks which forward computes what the model does, and says so.
 
     Raises:
         ValueError: the model cannot be found or read, or computes something that MARFT's forward does not.
@@ -85,7 +88,8 @@ def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dt
     refuse_not_finite(model.state_dict(), what)
     backbone = Backbone(model, context_of(config, settings))
     backbone.fused = backbone.fused and not settings.gradient_checkpointing  # which recomputes modules
-    settle_forward(backbone, what)
+    if not settled:
+        settle_forward(backbone, what)
     if settings.gradient_checkpointing:
         backbone.recompute_activations()
     return backbone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from marft.config.models import LoraSettings, ModelSettings, PolicySettings, local_model
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
-from marft.models.backbone import Backbone
+from marft.models.backbone import Backbone, Forward
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
 from marft.models.held_in_half import hold_in_half
@@ -24,6 +24,9 @@ from marft.models.paths import resolve_path
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,20 +73,28 @@ class Models:
     Args:
         formats: of the run's local models, by name, where they have been loaded already.
         elsewhere: models whose weights other ranks hold, and this one does not.
+        for_parts: weights stay in the host's memory until :meth:`shard` brings this rank's part to the device, layer by
+            layer.
+        settled: which forward each model has is for another rank to find out and to tell: :meth:`take_forwards`.
 
     Raises:
         ValueError: a model, tokenizer or adapter cannot be loaded.
     """
 
     def __init__(
-        self, run: RunSettings, formats: Mapping[str, Format] | None = None, elsewhere: Collection[str] = ()
+        self,
+        run: RunSettings,
+        formats: Mapping[str, Format] | None = None,
+        elsewhere: Collection[str] = (),
+        for_parts: bool = False,
+        settled: bool = False,
     ) -> None:
         if run.threads:
             torch.set_num_threads(run.threads)
         self.device = pick_device(run.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self._elsewhere = elsewhere
+        self._elsewhere, self._for_parts, self._settled = elsewhere, for_parts, settled
         self.bases: dict[str, Backbone] = {}
         self.whole: dict[str, Backbone] = {}  # float32 bases, where fully tuned policies began as more than the base
         self.formats = load_formats(run) if formats is None else formats
@@ -92,7 +103,8 @@ class Models:
             dtype = pick_dtype(model.dtype, self.device)
             self.bases[name] = self._load(name, model, dtype)
             if self.bases[name].here:
-                hold_in_half(self.bases[name])
+                if self.device.type == "cpu" and not settled:
+                    hold_in_half(self.bases[name])
                 check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
         self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
@@ -119,7 +131,9 @@ class Models:
         )  # fmt: skip
 
     def _load(self, name: str, model: ModelSettings, dtype: torch.dtype) -> Backbone:
-        return (outline if name in self._elsewhere else load_backbone)(model, self.device, dtype)
+        if name in self._elsewhere:
+            return outline(model, self.device, dtype)
+        return load_backbone(model, HOST if self._for_parts else self.device, dtype, self._settled)
 
     def _in_float32(self, run: RunSettings, name: str) -> Backbone:
         """A base without rounding: KL of a float32 policy to rounded weights would not begin at 0."""
@@ -137,6 +151,20 @@ class Models:
             *self.whole.items(),
         ]
         return list({id(backbone): (name, backbone) for name, backbone in found}.values())
+
+    def forwards(self) -> list[Forward]:
+        """Which forward each of :meth:`backbones` has, in their order."""
+        return [backbone.forward for _, backbone in self.backbones()]
+
+    def take_forwards(self, found: Sequence[Forward]) -> None:
+        """Give each of :meth:`backbones` the forward that another process has found for it."""
+        for (_, backbone), forward in zip(self.backbones(), found, strict=True):
+            if backbone.here:
+                backbone.forward = forward
+        if self.device.type == "cpu":
+            for base in self.bases.values():
+                if base.here:
+                    hold_in_half(base)
 
     def shard(self, mesh_of: Callable[[str], DeviceMesh | None]) -> None:
         """Have the ranks of a mesh hold a part of every backbone each, until they are gathered.
@@ -159,16 +187,21 @@ class Models:
             mesh = mesh_of(name)
             if mesh is not None:
                 shard(backbone, mesh)
+            elif backbone.here:
+                torch.nn.Module.to(backbone.model, self.device)
 
-    def gather(self, keep: bool) -> None:
+    def gather(self, keep: bool, on_host: bool = False) -> None:
         """Bring all weights together where ranks hold parts of them; all ranks make this call.
 
         Args:
             keep: this rank holds them all, until :meth:`let_go`.
+            on_host: it holds them in the host's memory, where they can be read and nothing can be computed.
         """
-        for _, backbone in self.backbones():
-            if backbone.shards is not None:
-                backbone.shards.gather(keep)
+        for shards in [backbone.shards for _, backbone in self.backbones() if backbone.shards is not None]:
+            if on_host:
+                shards.copy(keep)
+            else:
+                shards.gather(keep)
 
     def let_go(self) -> None:
         """Hold this rank's parts alone, where ranks hold parts."""

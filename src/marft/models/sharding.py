@@ -3,7 +3,7 @@
 While ranks learn, each holds a part of every weight; a layer is gathered as it is computed, in the forward pass and
 again in the backward pass, and gradients of trained weights are summed as they are taken apart. Embeddings, the last
 norm and the head are gathered for a whole pass: the head is read after it. Adapters are whole everywhere. Between
-updates one rank may hold all of it gathered, to sample from and to save.
+updates one rank may hold all of it gathered, to sample from and to save; or, to save alone, in the host's memory.
 
 All ranks pass through a backbone equally often, in the same order: each pass is made of collectives.
 """
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from marft.models.fused_decoder import fused_layer
-from marft.models.parts import local, part_of
+from marft.models.parts import local, part_of, whole
 
 if TYPE_CHECKING:
     from marft.models.backbone import Backbone
@@ -43,12 +43,16 @@ class _Pass(nn.Module):
 class Shards:
     """The parts of a backbone's weights: this rank's are kept and the rest let go of. All ranks make it together.
 
+    Weights that lie in the host's memory come to the device layer by layer, and of each this rank's part stays there.
+
     Args:
         mesh: the ranks, in one dimension.
     """
 
     def __init__(self, backbone: Backbone, mesh: DeviceMesh) -> None:
         self.gathered = False  # whether this rank holds all of it
+        self.resting = False  # whether no rank does, and nothing passes through until an update
+        self._copies: dict[str, Tensor] | None = None  # all of it in the host's memory, or {} where another rank has it
         self._model = backbone.model
         self._volatile = {name for name, _ in self._model.named_buffers()} - set(self._model.state_dict())
         adapters = {
@@ -65,6 +69,8 @@ class Shards:
                 setattr(layer, FUSED, MethodType(fused_layer, layer))
                 register_fsdp_forward_method(layer, FUSED)
         fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False)
+        for adapter in adapters:
+            adapter.data = adapter.data.to(backbone.device)  # where the parts are
         self._modules: list[Any] = [self._pass, *layers]
         self._layers: list[Any] = layers
         for module in self._modules:
@@ -81,6 +87,7 @@ class Shards:
         """Make a pass: ``work`` computes the last hidden states [N, D]."""
         if self.gathered:
             return work()
+        assert not self.resting, "one rank passes through what lies in parts"
         self.let_go()  # of what the last pass has gathered: weights may have moved since
         found: Tensor = self._pass(work)
         return found
@@ -107,8 +114,22 @@ class Shards:
         for layer in self._layers:
             layer.set_reshard_after_forward(not keep)
 
+    def copy(self, keep: bool) -> None:
+        """Bring all weights together in the host's memory, one after the other; the ranks make this call together. What
+        does not learn is brought once.
+
+        Args:
+            keep: this rank keeps them.
+        """
+        self.let_go()
+        self.resting = True
+        if self._copies is None or any(parameter.requires_grad for parameter in self.parameters.values()):
+            all_of_them = ((name, whole(parameter.detach())) for name, parameter in self.parameters.items())
+            self._copies = {name: tensor.cpu() for name, tensor in all_of_them if keep}
+
     def let_go(self) -> None:
         """Hold this rank's part alone."""
+        self.resting = False
         self._root().reset_iter_state()
         if self.gathered:
             self.gathered = False
@@ -117,9 +138,14 @@ class Shards:
 
     def weights(self) -> dict[str, Tensor]:
         """All weights by their names, where this rank holds them."""
-        assert self.gathered, "weights that lie elsewhere are read"
+        assert self.gathered or (self.resting and self._copies), "weights that lie elsewhere are read"
+        copies = {} if self.gathered else {id(self.parameters[name]): it for name, it in (self._copies or {}).items()}
         found = {**dict(self._model.named_parameters(remove_duplicate=False)), **dict(self._model.named_buffers())}
-        return {name: tensor.detach() for name, tensor in found.items() if name not in self._volatile}
+        return {
+            name: copies.get(id(tensor), tensor).detach()
+            for name, tensor in found.items()
+            if name not in self._volatile
+        }
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:

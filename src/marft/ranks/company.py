@@ -6,7 +6,6 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -265,12 +264,17 @@ class _Other:
 
     def last_words(self) -> tuple[Failed | None, str]:
         """What it failed of, if it says so; and how it ended, if it has or does not answer."""
-        with suppress(EOFError, TimeoutError):
+        try:
             while True:
                 answer = self.line.receive(LAST_WORDS_SECONDS)
                 if isinstance(answer, Failed):
                     return answer, ""
-        return None, self.child.outcome()
+        except EOFError:
+            return None, self.child.outcome()
+        except TimeoutError:
+            self.child.end()
+            self.child.outcome()  # once it has ended
+            return None, "hung, and was ended"
 
     def close(self) -> None:
         self.line.close()

@@ -45,14 +45,14 @@ def nobody(_: str) -> None:
 class Member:
     """A rank: its models, its learner, and the group that it learns in.
 
-    Between steps the first rank holds everything gathered, to sample from and to save; the others hold parts, where
-    weights are kept in parts. What it does all ranks do together.
+    Between steps the first rank holds everything gathered, to sample from and to save, or in the host's memory where an
+    engine apart samples; the others hold parts, where weights are kept in parts. What it does all ranks do together.
     """
 
     def __init__(self, run: RunSettings, models: Models, group: Group) -> None:
         self.run, self.models, self.group = run, models, group
         if run.training.shard:
-            models.shard(group.mesh_of)
+            put_in_parts(models, group)
         self.learner = Learner(run, models, group)
         self.careful = Careful(self.learner, nobody, group)
         self.gather()
@@ -120,7 +120,7 @@ class Member:
 
     def gather(self) -> None:
         """Bring everything together on the first rank, where ranks hold parts."""
-        self.models.gather(keep=self.group.rank == 0)
+        self.models.gather(keep=self.group.rank == 0, on_host=self.run.engine.apart)
 
     def state(self) -> Adopt:
         """Everything that moves, as it is; nothing of it lies in parts."""
@@ -162,6 +162,18 @@ class Member:
             for name, tensors in held.items()
         }
         return {name: torch.stack(of_tensors).tolist() for name, of_tensors in sums.items() if of_tensors}
+
+
+def put_in_parts(models: Models, group: Group) -> None:
+    """Have the ranks hold a part of all weights each. Forwards are those that the first has found.
+
+    Raises:
+        ValueError: a model cannot lie in parts.
+    """
+    forwards = group.gather(models.forwards())[0]
+    if group.rank:
+        models.take_forwards(forwards)
+    models.shard(group.mesh_of)
 
 
 @contextmanager

@@ -56,7 +56,8 @@ def _joined(begin: Begin) -> Member:
     logging.disable_progress_bar()
     run: RunSettings = pickle.loads(begin.run)
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
-    models = Models(run, elsewhere={name for name, ranks in placed(run).items() if begin.rank not in ranks})
+    elsewhere = {name for name, ranks in placed(run).items() if begin.rank not in ranks}
+    models = Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
     return Member(run, models, group_of(run, Path(begin.meeting), begin.rank, models.device))
 
 

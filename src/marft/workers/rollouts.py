@@ -37,7 +37,7 @@ class WorkerRollouts:
         RunError: a worker ended before it had begun.
     """
 
-    def __init__(self, run: RunSettings) -> None:
+    def __init__(self, run: RunSettings, for_parts: bool = False) -> None:
         with ExitStack() as started:  # what has been started ends, should the rest fail
             self.run, self._gate = run, asyncio.Semaphore(run.rollout.max_live_episodes)
             self.set_aside: dict[str, str] = {}
@@ -48,7 +48,7 @@ class WorkerRollouts:
             children = start_all(self._starter, names, worker_command)
             for child in children:  # which import what they need while models are loaded here
                 started.callback(child.close)
-            self._samplers = Samplers(run)
+            self._samplers = Samplers(run, for_parts=for_parts)
             started.callback(self._samplers.close)
             self.models, self._engine = self._samplers.models, self._samplers.engine
             self._crew = self._samplers.wait_for(self._begin(settings, children))
