@@ -25,6 +25,7 @@ from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.opening import open_gathering
 from marft.ahead.producer import Producer
 from marft.ahead.reuse import Reusing
+from marft.ahead.taken import taken
 from marft.collection import attempts_at
 from marft.config import RunSettings
 from marft.errors import RunError
@@ -33,6 +34,7 @@ from marft.playing import Rollouts
 from marft.runs.changes import changes
 from marft.runs.checkpoints import State
 from marft.types import Episode, Fork, Observation, Task, Transition, Versions
+from marft.usage import Usage
 from tests.crews import told
 from tests.episodes import episodes, make_action
 from tests.helpers import settings
@@ -62,7 +64,7 @@ class FakeRollouts:
     def __init__(self, run: RunSettings, pay: Callable[[Attempt], float] = lambda attempt: attempt.sample) -> None:
         self.run, self.pay, self.now = run, pay, 0
         self.begun: list[tuple[Sequence[Attempt], FakeBegun, int]] = []
-        self.at_once = True
+        self.at_once, self.set_aside = True, dict[str, str]()
 
     def begin(self, attempts: Sequence[Attempt]) -> FakeBegun:
         begun = FakeBegun()
@@ -210,6 +212,25 @@ class TestOrder:
             dropped.append(collection.metrics["ahead/dropped"])
         assert sum(dropped) == 6  # of the ten that were ahead, those of versions 0 and 1
 
+    def test_a_task_that_is_set_aside_is_passed_over_and_another_comes_in_its_place(self) -> None:
+        rollouts = fake(ahead_of(2))
+        gathering, state = ahead(rollouts), State()
+        state, _ = next_step(gathering, rollouts, state)
+        rollouts.set_aside["t2"], before = "it ended its workers", len(rollouts.begun)
+        for _ in range(5):
+            state, collection = next_step(gathering, rollouts, state)
+            assert len(collection.credit_inputs) == 4
+            assert collection.metrics["policy_lag_max"] == min(state.step - 1, 2)
+            assert collection.metrics["ahead/dropped"] == 0
+        assert "t2" not in rollouts.numbers[before:]
+        assert len(rollouts.begun) == before + 2 * 5
+
+    def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
+        rollouts = fake(ahead_of(1))
+        rollouts.set_aside = {task.id: "it ended its workers" for task in TASKS}
+        with pytest.raises(RunError, match="all 5 training tasks are set aside: it ended its workers"):
+            ahead(rollouts).collect(State(), lambda _: None)
+
     def test_groups_are_forked_as_their_credit_asks_and_belong_together(self) -> None:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'coma'}"))
         producer = Producer(cast("Rollouts", rollouts), TASKS)
@@ -236,6 +257,42 @@ def _synchronous(run: RunSettings, step: int) -> list[Episode]:
     per_step = run.rollout.tasks_per_step
     rollouts = fake(run)
     return [rollouts.episode(attempt, 0) for attempt in attempts_at(run, TASKS, step, step * per_step, per_step)]
+
+
+class TestUsage:
+    def test_what_a_validation_takes_is_not_the_steps(self) -> None:
+        """Five groups' worth of tokens are sampled beside three of its own."""
+        rollouts = fake(ahead_of(1))
+        counted = {"sampled_tokens": 0.0, "remote_cost": 0.0}
+        rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
+        gathering = ahead(rollouts)
+        gathering.collect(State(), lambda _: None)
+        gathering.used()
+        sampled = make_action("actor")
+        remote = replace(make_action("judge"), usage=Usage(cost=0.25))
+        validation = Episode(TASKS[0], "validation/sampled", 0, (sampled, remote), "terminated")
+        counted |= {"sampled_tokens": 40.0 + len(sampled.tokens), "remote_cost": 1.25}
+        gathering.validated([validation])
+        used = gathering.used()
+        assert (used["sampled_tokens"], used["remote_cost"]) == (40.0, 1.0)
+        assert gathering.used()["sampled_tokens"] == 0.0
+
+    def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
+        rollouts = fake(ahead_of(1))
+        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
+        before = gathering.used()["sampled_tokens"]
+        gathering.validated([Episode(TASKS[0], "validation/sampled", 0, (make_action("a"),), "terminated")])
+        assert gathering.used()["sampled_tokens"] < before
+
+
+def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
+    own = make_action("actor")
+    remote = replace(make_action("judge"), usage=Usage(prompt_tokens=7, completion_tokens=3, cost=0.5, retries=1))
+    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote), "terminated")])
+    assert found == {
+        "sampled_tokens": float(len(own.tokens)), "prefill/asked": float(len(own.prompt)), "remote_prompt_tokens": 7.0,
+        "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,
+    }  # fmt: skip
 
 
 class TestFailures:
