@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -259,6 +260,48 @@ def _synchronous(run: RunSettings, step: int) -> list[Episode]:
     return [rollouts.episode(attempt, 0) for attempt in attempts_at(run, TASKS, step, step * per_step, per_step)]
 
 
+class TestMetrics:
+    def test_what_waits_and_what_is_in_play_is_shown_and_everybody_hears_of_every_episode(self) -> None:
+        rollouts = fake(ahead_of(1))
+        rollouts.at_once = False
+        gathering, heard = ahead(rollouts), list[str]()
+        threading.Timer(0.05, lambda: [rollouts.finish(number) for number in (2, 0, 1)]).start()
+        collection = gathering.collect(State(), lambda episode: heard.append(episode.name))
+        assert (collection.metrics["ahead/waiting"], collection.metrics["ahead/in_play"]) == (1.0, 1.0)
+        assert heard == [episode.name for episode in collection.played]
+        assert len(heard) == 4
+        gathering.close()
+
+    def test_everybody_hears_of_what_makes_way_too(self) -> None:
+        rollouts = fake(
+            ahead_of(1, "--algorithm", "{name = 'dapo'}"), pay=lambda a: float(a.sample and a.task.id > "t1")
+        )
+        gathering, state, heard = ahead(rollouts), State(), list[str]()
+        for _ in range(3):
+            collection = gathering.collect(state, lambda episode: heard.append(episode.name))
+            state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
+            gathering.published(state)
+        assert len(heard) == len(set(heard)) > 12
+
+    def test_who_waits_for_whom_is_counted_since_the_last_groups_were_there(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, idle = [0.0], [0.0]
+        monkeypatch.setattr("marft.ahead.gathering.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        rollouts = fake(ahead_of(1))
+        gathering, state = ahead(rollouts), State()
+        monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])
+        for waited, idled, overlap in ((10.0, 4.0, 0.6), (5.0, 0.0, 1.0), (8.0, 8.0, 0.0)):
+            now[0], idle[0] = now[0] + waited, idle[0] + idled
+            collection = gathering.collect(state, lambda _: None)
+            assert collection.metrics["ahead/sampler_idle"] == idled
+            assert collection.metrics["ahead/overlap"] == pytest.approx(overlap)
+            assert collection.metrics["ahead/learner_idle"] == 0.0
+            assert gathering.seconds(0.0) == waited
+            state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
+            gathering.published(state)
+
+
 class TestUsage:
     def test_what_a_validation_takes_is_not_the_steps(self) -> None:
         """Five groups' worth of tokens are sampled beside three of its own."""
@@ -396,6 +439,24 @@ class TestReuse:
         again = Reusing(ahead(rollouts, state), cast("Rollouts", rollouts), TASKS, tmp_path)
         _, collection = next_step(again, rollouts, state)
         assert [e.name for e in collection.credit_inputs][4:] == learned[2][:8]
+
+    def test_how_many_are_learned_from_again_and_how_old_they_are_is_shown(self) -> None:
+        _, gathering, state = self.steps(self.run(), 4)
+        metrics = gathering.collect(state, lambda _: None).metrics
+        assert (metrics["reused_episodes"], metrics["policy_lag_max"]) == (8.0, 2.0)
+
+    def test_what_is_ahead_is_kept_dropped_and_let_go_beside_what_is_learned_from_again(self, tmp_path: Path) -> None:
+        rollouts = fake(ahead_of(2, "--rollout.reuse", "2"))
+        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
+        state, _ = next_step(gathering, rollouts, State())
+        gathering.write(tmp_path)
+        assert [group.number for group in read_groups(tmp_path, TASKS, "ahead")] == [2, 3, 4, 5, 6, 7]
+        assert [group.number for group in read_groups(tmp_path, TASKS, "again")] == [0]
+        rollouts.at_once = False
+        gathering.abandon(state)
+        gathering.close()
+        assert len(rollouts.begun) == 8 + 6
+        assert all(begun.outcome.done() for _, begun, _ in rollouts.begun)
 
     def test_what_an_abandoned_policy_played_is_not_learned_from_again(self) -> None:
         _, gathering, state = self.steps(self.run(), 3)
