@@ -6,14 +6,10 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,99 +22,17 @@ from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.opening import open_gathering
 from marft.ahead.producer import Producer
 from marft.ahead.reuse import Reusing
-from marft.ahead.taken import taken
 from marft.collection import attempts_at
 from marft.config import RunSettings
 from marft.errors import RunError
-from marft.game.game import Attempt
 from marft.playing import Rollouts
 from marft.runs.changes import changes
 from marft.runs.checkpoints import State
-from marft.types import Episode, Fork, Observation, Task, Transition, Versions
-from marft.usage import Usage
+from marft.types import Episode, Versions
 from tests.crews import told
 from tests.episodes import episodes, make_action
 from tests.helpers import settings
-
-TASKS = [Task(f"t{n}", "o", {"answer": n}) for n in range(5)]
-PROCESS = ("--engine.kind", "process")
-
-
-def ahead_of(lag: int, *overrides: str, steps: int = 50) -> RunSettings:
-    return settings(
-        "tiny", "runs", *PROCESS, "--rollout.max_policy_lag", str(lag), "--training.steps", str(steps), *overrides
-    )
-
-
-class FakeBegun:
-    def __init__(self) -> None:
-        self.outcome: Future[list[Episode]] = Future()
-
-    def cancel(self) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(CancelledError())
-
-
-class FakeRollouts:
-    """Plays what is begun when it is told to; every action is of the version at which its group was begun."""
-
-    def __init__(self, run: RunSettings, pay: Callable[[Attempt], float] = lambda attempt: attempt.sample) -> None:
-        self.run, self.pay, self.now = run, pay, 0
-        self.begun: list[tuple[Sequence[Attempt], FakeBegun, int]] = []
-        self.at_once, self.set_aside = True, dict[str, str]()
-
-    def begin(self, attempts: Sequence[Attempt]) -> FakeBegun:
-        begun = FakeBegun()
-        self.begun.append((attempts, begun, self.now))
-        if self.at_once:
-            self.finish(len(self.begun) - 1)
-        return begun
-
-    def finish(self, number: int) -> None:
-        attempts, begun, version = self.begun[number]
-        if not begun.outcome.done():
-            begun.outcome.set_result([self.episode(attempt, version) for attempt in attempts])
-
-    def episode(self, attempt: Attempt, version: int) -> Episode:
-        action = make_action("actor", task=attempt.task.id, sample=attempt.sample)
-        action = replace(
-            action, key=action.key._replace(stream=attempt.stream), versions=Versions(version, version),
-            state=np.array([3], np.int32),
-        )  # fmt: skip
-        earned = (Transition(Observation("o"), float(self.pay(attempt))),)
-        fork = Fork("root", action.id) if attempt.replay else None
-        return Episode(attempt.task, attempt.stream, attempt.sample, (action,), "terminated", earned, fork=fork)
-
-    def end(self, begun: Sequence[FakeBegun]) -> None:
-        for one in begun:
-            one.cancel()
-
-    def version(self, _: str) -> int:
-        return self.now
-
-    def usage(self) -> dict[str, float]:
-        return {"sampled_tokens": float(len(self.begun))}
-
-    @property
-    def numbers(self) -> list[str]:
-        return [attempts[0].task.id for attempts, _, _ in self.begun]
-
-
-def fake(run: RunSettings, **options: Any) -> FakeRollouts:
-    return FakeRollouts(run, **options)
-
-
-def ahead(rollouts: FakeRollouts, state: State | None = None, folder: Path | None = None) -> Ahead:
-    return Ahead(cast("Rollouts", rollouts), TASKS, state or State(), folder)
-
-
-def next_step(gathering: Any, rollouts: FakeRollouts, state: State) -> tuple[State, Any]:
-    """What a training step does with it."""
-    collection = gathering.collect(state, lambda _: None)
-    state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
-    rollouts.now = state.step
-    gathering.published(state)
-    return state, collection
+from tests.playing_ahead import TASKS, FakeRollouts, ahead, ahead_of, fake, next_step
 
 
 class TestCapacity:
@@ -213,6 +127,18 @@ class TestOrder:
             dropped.append(collection.metrics["ahead/dropped"])
         assert sum(dropped) == 6  # of the ten that were ahead, those of versions 0 and 1
 
+    def test_where_all_that_was_ahead_is_too_old_as_much_is_begun_in_its_place(self, tmp_path: Path) -> None:
+        rollouts = fake(ahead_of(2))
+        gathering = ahead(rollouts)
+        state, _ = next_step(gathering, rollouts, State())
+        gathering.write(tmp_path)
+        stricter = fake(ahead_of(1))
+        state, stricter.now = replace(state, step=9), 9
+        _, collection = next_step(ahead(stricter, state, tmp_path), stricter, state)
+        assert collection.metrics["ahead/dropped"] == 6
+        assert len(collection.credit_inputs) == 4
+        assert collection.metrics["policy_lag_max"] == 0
+
     def test_a_task_that_is_set_aside_is_passed_over_and_another_comes_in_its_place(self) -> None:
         rollouts = fake(ahead_of(2))
         gathering, state = ahead(rollouts), State()
@@ -258,84 +184,6 @@ def _synchronous(run: RunSettings, step: int) -> list[Episode]:
     per_step = run.rollout.tasks_per_step
     rollouts = fake(run)
     return [rollouts.episode(attempt, 0) for attempt in attempts_at(run, TASKS, step, step * per_step, per_step)]
-
-
-class TestMetrics:
-    def test_what_waits_and_what_is_in_play_is_shown_and_everybody_hears_of_every_episode(self) -> None:
-        rollouts = fake(ahead_of(1))
-        rollouts.at_once = False
-        gathering, heard = ahead(rollouts), list[str]()
-        threading.Timer(0.05, lambda: [rollouts.finish(number) for number in (2, 0, 1)]).start()
-        collection = gathering.collect(State(), lambda episode: heard.append(episode.name))
-        assert (collection.metrics["ahead/waiting"], collection.metrics["ahead/in_play"]) == (1.0, 1.0)
-        assert heard == [episode.name for episode in collection.played]
-        assert len(heard) == 4
-        gathering.close()
-
-    def test_everybody_hears_of_what_makes_way_too(self) -> None:
-        rollouts = fake(
-            ahead_of(1, "--algorithm", "{name = 'dapo'}"), pay=lambda a: float(a.sample and a.task.id > "t1")
-        )
-        gathering, state, heard = ahead(rollouts), State(), list[str]()
-        for _ in range(3):
-            collection = gathering.collect(state, lambda episode: heard.append(episode.name))
-            state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
-            gathering.published(state)
-        assert len(heard) == len(set(heard)) > 12
-
-    def test_who_waits_for_whom_is_counted_since_the_last_groups_were_there(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        now, idle = [0.0], [0.0]
-        monkeypatch.setattr("marft.ahead.gathering.time", SimpleNamespace(perf_counter=lambda: now[0]))
-        rollouts = fake(ahead_of(1))
-        gathering, state = ahead(rollouts), State()
-        monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])
-        for waited, idled, overlap in ((10.0, 4.0, 0.6), (5.0, 0.0, 1.0), (8.0, 8.0, 0.0)):
-            now[0], idle[0] = now[0] + waited, idle[0] + idled
-            collection = gathering.collect(state, lambda _: None)
-            assert collection.metrics["ahead/sampler_idle"] == idled
-            assert collection.metrics["ahead/overlap"] == pytest.approx(overlap)
-            assert collection.metrics["ahead/learner_idle"] == 0.0
-            assert gathering.seconds(0.0) == waited
-            state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
-            gathering.published(state)
-
-
-class TestUsage:
-    def test_what_a_validation_takes_is_not_the_steps(self) -> None:
-        """Five groups' worth of tokens are sampled beside three of its own."""
-        rollouts = fake(ahead_of(1))
-        counted = {"sampled_tokens": 0.0, "remote_cost": 0.0}
-        rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
-        gathering = ahead(rollouts)
-        gathering.collect(State(), lambda _: None)
-        gathering.used()
-        sampled = make_action("actor")
-        remote = replace(make_action("judge"), usage=Usage(cost=0.25))
-        validation = Episode(TASKS[0], "validation/sampled", 0, (sampled, remote), "terminated")
-        counted |= {"sampled_tokens": 40.0 + len(sampled.tokens), "remote_cost": 1.25}
-        gathering.validated([validation])
-        used = gathering.used()
-        assert (used["sampled_tokens"], used["remote_cost"]) == (40.0, 1.0)
-        assert gathering.used()["sampled_tokens"] == 0.0
-
-    def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
-        rollouts = fake(ahead_of(1))
-        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
-        before = gathering.used()["sampled_tokens"]
-        gathering.validated([Episode(TASKS[0], "validation/sampled", 0, (make_action("a"),), "terminated")])
-        assert gathering.used()["sampled_tokens"] < before
-
-
-def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
-    own = make_action("actor")
-    remote = replace(make_action("judge"), usage=Usage(prompt_tokens=7, completion_tokens=3, cost=0.5, retries=1))
-    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote), "terminated")])
-    assert found == {
-        "sampled_tokens": float(len(own.tokens)), "prefill/asked": float(len(own.prompt)), "remote_prompt_tokens": 7.0,
-        "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,
-    }  # fmt: skip
 
 
 class TestFailures:
