@@ -109,6 +109,16 @@ class TestOrder:
         assert collection.metrics["groups_discarded"] == 6
         assert len(collection.credit_inputs) == 2
 
+    def test_where_the_last_equal_group_has_failed_the_one_before_it_is_counted(self) -> None:
+        rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 1}"), pay=lambda _: 1.0)
+        made, (last, _) = rollouts.episode, attempts_at(rollouts.run, TASKS, 1, 3, 1)
+        rollouts.episode = lambda attempt, version: replace(  # type: ignore[method-assign]
+            made(attempt, version), status="failed" if attempt.task.id == last.task.id else "terminated"
+        )
+        _, collection = next_step(ahead(rollouts), rollouts, State())
+        assert len(collection.credit_inputs) == 2
+        assert all(episode.scored for episode in collection.credit_inputs)
+
     def test_what_is_too_old_is_dropped_counted_and_replaced(self, tmp_path: Path) -> None:
         """A run that goes on with a smaller lag than it has begun with."""
         rollouts = fake(ahead_of(4))
