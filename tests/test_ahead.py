@@ -215,6 +215,8 @@ class TestFailures:
         gathering.abandon(state)
         assert len(rollouts.begun) == before + 6
         assert rollouts.numbers[-6:] == rollouts.numbers[2:8]
+        streams = [attempts[0].stream for attempts, _, _ in rollouts.begun]
+        assert streams[-6:] == streams[2:8]  # under the same keys
         _, collection = next_step(gathering, rollouts, state)
         assert collection.metrics["ahead/dropped"] == 6
         assert collection.metrics["policy_lag_max"] == 0
