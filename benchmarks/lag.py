@@ -1,12 +1,13 @@
 """Asynchronous training with an environment that takes its time: the demo team at lag 0, 1, 2 and 4.
 
     python benchmarks/lag.py
-    python benchmarks/lag.py --seeds 0 1 2 --lags 0 2
+    python benchmarks/lag.py --seeds 3
+    python benchmarks/lag.py --seeds 3 --lags 2 4 --settings plain lower-rate decaying-rate banded whole-actions
 
 Every environment step of a training episode takes a time of its own (log-normal, its median a second); held-out tasks
 take none. Each run saves checkpoints, which are evaluated afterwards by the in-process engine: accuracy over the
 actions that were sampled up to there, and over the seconds that it took. Runs go on where they stopped. Writes
-results/lag.json, .md and .svg.
+results/lag.json, .md and .svg: of several seeds the mean, and the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ SETTINGS = (
     "--checkpoints.keep_last", str(STEPS), "--device", "cpu", "--sinks", "[]",
 )  # fmt: skip
 LAG = ("--engine", "{ kind = 'process', threads = 1 }", "--threads", "1", "--environment.name", "lag:Slow")
+OTHER_SETTINGS = {  # of the algorithm, by what a table calls them
+    "plain": (),
+    "lower-rate": ("--algorithm.optimizer.learning_rate", "2e-4"),
+    "decaying-rate": ("--algorithm.optimizer.schedule", "linear"),
+    "banded": ("--algorithm.sampler_correction", "{ level = 'geometric', low = 0.8, high = 1.25 }"),
+    "whole-actions": ("--algorithm.sampler_correction", "{ level = 'action' }"),
+}
+MEASURED = {"seconds": ".0f", "idle": ".0%", "overlap": ".0%", "oldest": ".0f", "ess": ".3f"}
 MEDIAN, SPREAD = 1.0, 0.6  # seconds, and deviation of their logarithm
 
 
@@ -63,8 +72,9 @@ class SlowSession(SingleTurn):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, default=1, help="of each, from 0 on")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--settings", nargs="+", choices=OTHER_SETTINGS, default=["plain"])
     parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
@@ -72,27 +82,54 @@ def main() -> None:
     arguments = parser.parse_args()
     changes = (*LAG, "--rollout.max_policy_lag")
     folders = {
-        (lag, seed): trained(arguments.output / "lag", f"lag_{lag}-{seed}", seed, (*changes, str(lag)))
-        for seed in arguments.seeds
+        (lag, other, seed): trained(
+            arguments.output / "lag",
+            f"lag_{lag}-{seed}" if other == "plain" else f"lag_{lag}_{other}-{seed}",
+            seed,
+            (*changes, str(lag), *OTHER_SETTINGS[other]),
+        )
+        for seed in range(arguments.seeds)
         for lag in arguments.lags
+        for other in arguments.settings
     }
     if arguments.only_train:
         return
     rows = [
-        {"lag": lag, "seed": seed, **measured(folder), "curve": curve(folder, arguments.tasks)}
-        for (lag, seed), folder in folders.items()
+        {"lag": lag, "settings": other, "seed": seed, **measured(folder), "curve": curve(folder, arguments.tasks)}
+        for (lag, other, seed), folder in folders.items()
     ]
-    table = [
-        "| lag | seed | greedy | sampled | seconds | learner idle | overlap | oldest action | ess |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {row['lag']} | {row['seed']} | {row['curve'][-1]['greedy']:.1%} | {row['curve'][-1]['sampled']:.1%} "
-            f"| {row['seconds']:.0f} | {row['idle']:.0%} | {row['overlap']:.0%} | {row['oldest']:.0f} "
-            f"| {row['ess']:.3f} |"
-            for row in rows
-        ),
-    ]
-    save(arguments.results, "lag", rows, table, plot(rows, "lag", ("actions", "seconds")))
+    save(arguments.results, "lag", rows, table_of(rows), plot(rows, "lag", ("actions", "seconds")))
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each lag and its settings, over the seeds."""
+    groups: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["lag"], row["settings"]), []).append(row)
+    steps = [point["step"] for point in rows[0]["curve"][1:]]
+    headings = [
+        "lag", "settings", "seeds", *(f"step {step}" for step in steps), "greedy", "seconds", "learner idle", "overlap",
+        "oldest action", "ess",
+    ]  # fmt: skip
+    table = [f"| {' | '.join(headings)} |", f"| ---: | --- |{' ---: |' * (len(headings) - 2)}"]
+    for (lag, other), runs in sorted(groups.items()):
+        sampled = [spread([run["curve"][place + 1]["sampled"] for run in runs], ".1%") for place in range(len(steps))]
+        cells = [
+            str(lag), other, str(len(runs)), *sampled, spread([run["curve"][-1]["greedy"] for run in runs], ".1%"),
+            *(spread([run[name] for run in runs], form) for name, form in MEASURED.items()),
+        ]  # fmt: skip
+        table.append(f"| {' | '.join(cells)} |")
+    return table
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """The mean, and of several the lowest and the highest.
+
+    >>> spread([0.5], ".1%"), spread([0.25, 0.75], ".0%")
+    ('50.0%', '50% (25%–75%)')
+    """
+    mean = format(sum(values) / len(values), form)
+    return mean if len(values) == 1 else f"{mean} ({min(values):{form}}–{max(values):{form}})"
 
 
 def trained(output: Path, name: str, seed: int, changes: Sequence[str]) -> RunFolder:
@@ -150,12 +187,14 @@ def plot(rows: Sequence[Mapping[str, Any]], of: str, over: Sequence[str]) -> Fig
     """Held-out accuracy over what it took, a panel each."""
     labels = {"actions": "actions sampled", "seconds": "seconds of training", "learning": "seconds of learning"}
     figure = Figure(figsize=(4.6 * len(over), 3.6), layout="constrained")
-    values = sorted({row[of] for row in rows})
+    values = sorted({(row[of], row.get("settings", "plain")) for row in rows})
     for axes, name in zip(figure.subplots(1, len(over), sharey=True, squeeze=False).flat, over, strict=True):
         for row in rows:
             points = row["curve"]
-            number = values.index(row[of])
-            label = f"{of} {row[of]}" if row["seed"] == rows[0]["seed"] else None
+            other = row.get("settings", "plain")
+            number = values.index((row[of], other))
+            said = f"{of} {row[of]}" if other == "plain" else f"{of} {row[of]}, {other}"
+            label = said if row["seed"] == rows[0]["seed"] else None
             accuracies = [100 * point["sampled"] for point in points]
             axes.plot([point[name] for point in points], accuracies, color=f"C{number}", marker="o", ms=3, label=label)
         axes.set_xlabel(labels[name])

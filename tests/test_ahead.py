@@ -6,13 +6,10 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,94 +25,14 @@ from marft.ahead.reuse import Reusing
 from marft.collection import attempts_at
 from marft.config import RunSettings
 from marft.errors import RunError
-from marft.game.game import Attempt
 from marft.playing import Rollouts
 from marft.runs.changes import changes
 from marft.runs.checkpoints import State
-from marft.types import Episode, Fork, Observation, Task, Transition, Versions
+from marft.types import Episode, Versions
 from tests.crews import told
 from tests.episodes import episodes, make_action
 from tests.helpers import settings
-
-TASKS = [Task(f"t{n}", "o", {"answer": n}) for n in range(5)]
-PROCESS = ("--engine.kind", "process")
-
-
-def ahead_of(lag: int, *overrides: str, steps: int = 50) -> RunSettings:
-    return settings(
-        "tiny", "runs", *PROCESS, "--rollout.max_policy_lag", str(lag), "--training.steps", str(steps), *overrides
-    )
-
-
-class FakeBegun:
-    def __init__(self) -> None:
-        self.outcome: Future[list[Episode]] = Future()
-
-    def cancel(self) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(CancelledError())
-
-
-class FakeRollouts:
-    """Plays what is begun when it is told to; every action is of the version at which its group was begun."""
-
-    def __init__(self, run: RunSettings, pay: Callable[[Attempt], float] = lambda attempt: attempt.sample) -> None:
-        self.run, self.pay, self.now = run, pay, 0
-        self.begun: list[tuple[Sequence[Attempt], FakeBegun, int]] = []
-        self.at_once = True
-
-    def begin(self, attempts: Sequence[Attempt]) -> FakeBegun:
-        begun = FakeBegun()
-        self.begun.append((attempts, begun, self.now))
-        if self.at_once:
-            self.finish(len(self.begun) - 1)
-        return begun
-
-    def finish(self, number: int) -> None:
-        attempts, begun, version = self.begun[number]
-        if not begun.outcome.done():
-            begun.outcome.set_result([self.episode(attempt, version) for attempt in attempts])
-
-    def episode(self, attempt: Attempt, version: int) -> Episode:
-        action = make_action("actor", task=attempt.task.id, sample=attempt.sample)
-        action = replace(
-            action, key=action.key._replace(stream=attempt.stream), versions=Versions(version, version),
-            state=np.array([3], np.int32),
-        )  # fmt: skip
-        earned = (Transition(Observation("o"), float(self.pay(attempt))),)
-        fork = Fork("root", action.id) if attempt.replay else None
-        return Episode(attempt.task, attempt.stream, attempt.sample, (action,), "terminated", earned, fork=fork)
-
-    def end(self, begun: Sequence[FakeBegun]) -> None:
-        for one in begun:
-            one.cancel()
-
-    def version(self, _: str) -> int:
-        return self.now
-
-    def usage(self) -> dict[str, float]:
-        return {"sampled_tokens": float(len(self.begun))}
-
-    @property
-    def numbers(self) -> list[str]:
-        return [attempts[0].task.id for attempts, _, _ in self.begun]
-
-
-def fake(run: RunSettings, **options: Any) -> FakeRollouts:
-    return FakeRollouts(run, **options)
-
-
-def ahead(rollouts: FakeRollouts, state: State | None = None, folder: Path | None = None) -> Ahead:
-    return Ahead(cast("Rollouts", rollouts), TASKS, state or State(), folder)
-
-
-def next_step(gathering: Any, rollouts: FakeRollouts, state: State) -> tuple[State, Any]:
-    """What a training step does with it."""
-    collection = gathering.collect(state, lambda _: None)
-    state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
-    rollouts.now = state.step
-    gathering.published(state)
-    return state, collection
+from tests.playing_ahead import TASKS, FakeRollouts, ahead, ahead_of, fake, next_step
 
 
 class TestCapacity:
@@ -192,6 +109,16 @@ class TestOrder:
         assert collection.metrics["groups_discarded"] == 6
         assert len(collection.credit_inputs) == 2
 
+    def test_where_the_last_equal_group_has_failed_the_one_before_it_is_counted(self) -> None:
+        rollouts = fake(ahead_of(1, "--algorithm", "{name = 'dapo', dynamic_sampling = 1}"), pay=lambda _: 1.0)
+        made, (last, _) = rollouts.episode, attempts_at(rollouts.run, TASKS, 1, 3, 1)
+        rollouts.episode = lambda attempt, version: replace(  # type: ignore[method-assign]
+            made(attempt, version), status="failed" if attempt.task.id == last.task.id else "terminated"
+        )
+        _, collection = next_step(ahead(rollouts), rollouts, State())
+        assert len(collection.credit_inputs) == 2
+        assert all(episode.scored for episode in collection.credit_inputs)
+
     def test_what_is_too_old_is_dropped_counted_and_replaced(self, tmp_path: Path) -> None:
         """A run that goes on with a smaller lag than it has begun with."""
         rollouts = fake(ahead_of(4))
@@ -209,6 +136,37 @@ class TestOrder:
             assert len(collection.credit_inputs) == 4
             dropped.append(collection.metrics["ahead/dropped"])
         assert sum(dropped) == 6  # of the ten that were ahead, those of versions 0 and 1
+
+    def test_where_all_that_was_ahead_is_too_old_as_much_is_begun_in_its_place(self, tmp_path: Path) -> None:
+        rollouts = fake(ahead_of(2))
+        gathering = ahead(rollouts)
+        state, _ = next_step(gathering, rollouts, State())
+        gathering.write(tmp_path)
+        stricter = fake(ahead_of(1))
+        state, stricter.now = replace(state, step=9), 9
+        _, collection = next_step(ahead(stricter, state, tmp_path), stricter, state)
+        assert collection.metrics["ahead/dropped"] == 6
+        assert len(collection.credit_inputs) == 4
+        assert collection.metrics["policy_lag_max"] == 0
+
+    def test_a_task_that_is_set_aside_is_passed_over_and_another_comes_in_its_place(self) -> None:
+        rollouts = fake(ahead_of(2))
+        gathering, state = ahead(rollouts), State()
+        state, _ = next_step(gathering, rollouts, state)
+        rollouts.set_aside["t2"], before = "it ended its workers", len(rollouts.begun)
+        for _ in range(5):
+            state, collection = next_step(gathering, rollouts, state)
+            assert len(collection.credit_inputs) == 4
+            assert collection.metrics["policy_lag_max"] == min(state.step - 1, 2)
+            assert collection.metrics["ahead/dropped"] == 0
+        assert "t2" not in rollouts.numbers[before:]
+        assert len(rollouts.begun) == before + 2 * 5
+
+    def test_a_run_whose_tasks_are_all_set_aside_says_so(self) -> None:
+        rollouts = fake(ahead_of(1))
+        rollouts.set_aside = {task.id: "it ended its workers" for task in TASKS}
+        with pytest.raises(RunError, match="all 5 training tasks are set aside: it ended its workers"):
+            ahead(rollouts).collect(State(), lambda _: None)
 
     def test_groups_are_forked_as_their_credit_asks_and_belong_together(self) -> None:
         rollouts = fake(ahead_of(1, "--algorithm", "{name = 'coma'}"))
@@ -257,6 +215,8 @@ class TestFailures:
         gathering.abandon(state)
         assert len(rollouts.begun) == before + 6
         assert rollouts.numbers[-6:] == rollouts.numbers[2:8]
+        streams = [attempts[0].stream for attempts, _, _ in rollouts.begun]
+        assert streams[-6:] == streams[2:8]  # under the same keys
         _, collection = next_step(gathering, rollouts, state)
         assert collection.metrics["ahead/dropped"] == 6
         assert collection.metrics["policy_lag_max"] == 0
@@ -339,6 +299,24 @@ class TestReuse:
         again = Reusing(ahead(rollouts, state), cast("Rollouts", rollouts), TASKS, tmp_path)
         _, collection = next_step(again, rollouts, state)
         assert [e.name for e in collection.credit_inputs][4:] == learned[2][:8]
+
+    def test_how_many_are_learned_from_again_and_how_old_they_are_is_shown(self) -> None:
+        _, gathering, state = self.steps(self.run(), 4)
+        metrics = gathering.collect(state, lambda _: None).metrics
+        assert (metrics["reused_episodes"], metrics["policy_lag_max"]) == (8.0, 2.0)
+
+    def test_what_is_ahead_is_kept_dropped_and_let_go_beside_what_is_learned_from_again(self, tmp_path: Path) -> None:
+        rollouts = fake(ahead_of(2, "--rollout.reuse", "2"))
+        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
+        state, _ = next_step(gathering, rollouts, State())
+        gathering.write(tmp_path)
+        assert [group.number for group in read_groups(tmp_path, TASKS, "ahead")] == [2, 3, 4, 5, 6, 7]
+        assert [group.number for group in read_groups(tmp_path, TASKS, "again")] == [0]
+        rollouts.at_once = False
+        gathering.abandon(state)
+        gathering.close()
+        assert len(rollouts.begun) == 8 + 6
+        assert all(begun.outcome.done() for _, begun, _ in rollouts.begun)
 
     def test_what_an_abandoned_policy_played_is_not_learned_from_again(self) -> None:
         _, gathering, state = self.steps(self.run(), 3)

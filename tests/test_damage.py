@@ -275,3 +275,11 @@ class TestDamage:
         assert record.state.step == 1
         assert f"state.json holds what no run writes: {key}" in problem
         assert "\n" not in problem
+
+    def test_a_state_that_says_nothing_of_tasks_set_aside_has_none(self, mine: tuple[RunSettings, RunFolder]) -> None:
+        newest = mine[1].checkpoints / "step_000002"
+        table = json.loads((newest / "state.json").read_text())
+        del table["set_aside"]
+        (newest / "state.json").write_text(json.dumps(table))
+        rewritten(newest, {})
+        assert read_record(newest).state.set_aside == {}

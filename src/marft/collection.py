@@ -94,19 +94,29 @@ def _drawn(
 ) -> tuple[list[Attempt], int]:
     """:func:`attempts_at` → how far the pass is then, too."""
     attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
-    if all(task.id in set_aside for task in tasks):
-        raise RunError(f"all {len(tasks)} training tasks are set aside: {next(iter(set_aside.values()))}")
     while wanted:
-        epoch, index = divmod(drawn, len(tasks))
-        order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
-        task, drawn = tasks[int(order[index])], drawn + 1
-        if task.id in set_aside:
+        epoch, task, drawn = drawn // len(tasks), task_at(run, tasks, drawn, set_aside), drawn + 1
+        if task is None:
             continue
         wanted -= 1
         stream = f"train/{step}/{epoch}" if epoch else f"train/{step}"
         for sample in range(run.rollout.samples_per_task):
             attempts.append(Attempt(task, stream, sample, critic_states=critic))
     return attempts, drawn
+
+
+def task_at(run: RunSettings, tasks: Sequence[Task], number: int, set_aside: Mapping[str, str] = NONE) -> Task | None:
+    """The task at a place of the endless pass; None where it is set aside.
+
+    Raises:
+        RunError: all tasks are set aside.
+    """
+    if all(task.id in set_aside for task in tasks):
+        raise RunError(f"all {len(tasks)} training tasks are set aside: {next(iter(set_aside.values()))}")
+    epoch, index = divmod(number, len(tasks))
+    order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
+    task = tasks[int(order[index])]
+    return None if task.id in set_aside else task
 
 
 def training_tasks(run: RunSettings) -> Sequence[Task]:

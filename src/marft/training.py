@@ -134,7 +134,7 @@ def _go_on(
             for task in state.set_aside.keys() - known:
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
-                metrics |= _validate(rollouts)
+                metrics |= _validate(rollouts, gathering)
             before, lost = lost, _lost(rollouts)
             metrics |= {name: lost[name] - before[name] for name in lost}  # while others learn or are validated, too
             cautions.look(metrics)
@@ -237,10 +237,11 @@ def _record_credit(path: Path, credits: Sequence[ActionCredit]) -> dict[str, flo
     return {"credit_bytes": float(write_credit(path, credits))}
 
 
-def _validate(rollouts: Rollouts) -> dict[str, float]:
+def _validate(rollouts: Rollouts, gathering: Gathering) -> dict[str, float]:
     """Accuracy and reward on the validation split, each where it is known."""
     tasks = tasks_of(rollouts.run.environment, "validation")[: rollouts.run.evaluation.validation_tasks]
-    evaluation, _ = evaluate(rollouts, "now", "sampled", tasks, split="validation")
+    evaluation, episodes = evaluate(rollouts, "now", "sampled", tasks, split="validation")
+    gathering.validated(episodes)
     measured = {"validation_accuracy": evaluation.accuracy, "validation_reward": evaluation.reward}
     return {name: value for name, value in measured.items() if value is not None}
 

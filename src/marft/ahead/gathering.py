@@ -11,8 +11,9 @@ from marft.ahead.capacity import end_of_room
 from marft.ahead.groups import Group, oldest
 from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.producer import Producer
-from marft.collection import Collection, collect, fork_metrics, told_apart
-from marft.playing import Rollouts
+from marft.ahead.taken import taken
+from marft.collection import Collection, collect, fork_metrics, task_at, told_apart
+from marft.playing import Rollouts, added
 from marft.runs.checkpoints import State
 from marft.types import Episode, Task
 
@@ -33,6 +34,10 @@ class Gathering(Protocol):
 
     def used(self) -> dict[str, float]:
         """What sampling has taken for them, by the name of a metric."""
+        ...
+
+    def validated(self, episodes: Sequence[Episode]) -> None:
+        """These were played beside what steps learn from."""
         ...
 
     def seconds(self, waited: float) -> float:
@@ -73,6 +78,9 @@ class Synchronous:
     def used(self) -> dict[str, float]:
         return _since(self._before, self._rollouts)
 
+    def validated(self, episodes: Sequence[Episode]) -> None:
+        """Between the steps, where nothing is counted."""
+
     def seconds(self, waited: float) -> float:
         return waited
 
@@ -101,10 +109,11 @@ class Ahead:
     """
 
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None = None) -> None:
-        self._rollouts, self._run = rollouts, rollouts.run
+        self._rollouts, self._run, self._tasks = rollouts, rollouts.run, tasks
         self._producer = Producer(rollouts, tasks)
         self._next = self._first = state.tasks_drawn  # the first group that nobody has learned from
         self._given_up = 0  # of those from ``_first`` on
+        self._passed_over: set[int] = set()  # groups from ``_next`` on that are never begun: their tasks are set aside
         self._step, self._dropped = state.step, 0
         self._before, self._since = dict(rollouts.usage()), time.perf_counter()
         self._idle = 0.0
@@ -149,10 +158,13 @@ class Ahead:
         )
 
     def used(self) -> dict[str, float]:
-        """Since the last step's groups were there, whatever has sampled: a validation, too."""
+        """Since the last step's groups were there, without what the episodes of validations took."""
         used = _since(self._before, self._rollouts)
         self._before = dict(self._rollouts.usage())
         return used
+
+    def validated(self, episodes: Sequence[Episode]) -> None:
+        self._before = added(self._before, taken(episodes))
 
     def seconds(self, waited: float) -> float:  # noqa: ARG002
         """Since the last step's groups were there."""
@@ -180,18 +192,29 @@ class Ahead:
 
     def _fill(self) -> None:
         """Begin all that there is room for."""
-        end = end_of_room(
-            self._first, self._given_up, lag=self._run.rollout.max_policy_lag,
+        number = self._next
+        while number < self._end():
+            if not self._producer.has(number):
+                if task_at(self._run, self._tasks, number, self._rollouts.set_aside):
+                    self._producer.begin(number)
+                else:
+                    self._passed_over.add(number)
+            number += 1
+
+    def _end(self) -> int:
+        return end_of_room(
+            self._first, self._given_up + len(self._passed_over), lag=self._run.rollout.max_policy_lag,
             per_step=self._run.rollout.tasks_per_step, steps_left=self._run.training.steps - self._step,
         )  # fmt: skip
-        for number in range(self._next, end):
-            if not self._producer.has(number):
-                self._producer.begin(number)
 
     def _take(self) -> Group | None:
-        """The next group; None where it is too old."""
-        group = self._producer.take(self._next)
-        self._next += 1
+        """The next group; None where it is passed over, or too old."""
+        number, self._next = self._next, self._next + 1
+        if number in self._passed_over:
+            self._passed_over.remove(number)
+            self._given_up += 1
+            return None
+        group = self._producer.take(number)
         if (
             oldest(group.recorded, self._run.trained_policies, self._rollouts.version)
             <= self._run.rollout.max_policy_lag

@@ -16,7 +16,7 @@ from marft.ahead.keeping import read_groups, write_groups
 from marft.collection import Collection
 from marft.playing import Rollouts
 from marft.runs.checkpoints import State
-from marft.types import Task
+from marft.types import Episode, Task
 
 NAME = "again"  # of what is written
 
@@ -61,6 +61,9 @@ class Reusing:
 
     def used(self) -> dict[str, float]:
         return self._gathering.used()
+
+    def validated(self, episodes: Sequence[Episode]) -> None:
+        self._gathering.validated(episodes)
 
     def seconds(self, waited: float) -> float:
         return self._gathering.seconds(waited)

@@ -73,7 +73,7 @@ class _Written(BaseModel):
     returns: NonNegativeInt
     cooled: float
     parts: dict[str, float]
-    set_aside: dict[str, str]
+    set_aside: dict[str, str] = {}  # absent where none is
     files: dict[str, str]
     log: _WrittenMark
     models: dict[str, str]

@@ -1,0 +1,97 @@
+"""What a run shows of what is played ahead of it: who waits, what waits, and what sampling has taken."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from marft.ahead.reuse import Reusing
+from marft.ahead.taken import taken
+from marft.playing import Rollouts
+from marft.runs.checkpoints import State
+from marft.types import Episode
+from marft.usage import Usage
+from tests.episodes import make_action
+from tests.playing_ahead import TASKS, ahead, ahead_of, fake
+
+
+class TestMetrics:
+    def test_what_waits_and_what_is_in_play_is_shown_and_everybody_hears_of_every_episode(self) -> None:
+        rollouts = fake(ahead_of(1))
+        rollouts.at_once = False
+        gathering, heard = ahead(rollouts), list[str]()
+        threading.Timer(0.05, lambda: [rollouts.finish(number) for number in (2, 0, 1)]).start()
+        collection = gathering.collect(State(), lambda episode: heard.append(episode.name))
+        assert (collection.metrics["ahead/waiting"], collection.metrics["ahead/in_play"]) == (1.0, 1.0)
+        assert heard == [episode.name for episode in collection.played]
+        assert len(heard) == 4
+        gathering.close()
+
+    def test_everybody_hears_of_what_makes_way_too(self) -> None:
+        rollouts = fake(
+            ahead_of(1, "--algorithm", "{name = 'dapo'}"), pay=lambda a: float(a.sample and a.task.id > "t1")
+        )
+        gathering, state, heard = ahead(rollouts), State(), list[str]()
+        for _ in range(3):
+            collection = gathering.collect(state, lambda episode: heard.append(episode.name))
+            state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
+            gathering.published(state)
+        assert len(heard) == len(set(heard)) > 12
+
+    def test_who_waits_for_whom_is_counted_since_the_last_groups_were_there(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, idle = [0.0], [0.0]
+        monkeypatch.setattr("marft.ahead.gathering.time", SimpleNamespace(perf_counter=lambda: now[0]))
+        rollouts = fake(ahead_of(1))
+        gathering, state = ahead(rollouts), State()
+        monkeypatch.setattr(gathering._producer.clock, "idle", lambda: idle[0])
+        for waited, idled, overlap in ((10.0, 4.0, 0.6), (5.0, 0.0, 1.0), (8.0, 8.0, 0.0)):
+            now[0], idle[0] = now[0] + waited, idle[0] + idled
+            collection = gathering.collect(state, lambda _: None)
+            assert collection.metrics["ahead/sampler_idle"] == idled
+            assert collection.metrics["ahead/overlap"] == pytest.approx(overlap)
+            assert collection.metrics["ahead/learner_idle"] == 0.0
+            assert gathering.seconds(0.0) == waited
+            state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
+            gathering.published(state)
+
+
+class TestUsage:
+    def test_what_a_validation_takes_is_not_the_steps(self) -> None:
+        """Five groups' worth of tokens are sampled beside three of its own."""
+        rollouts = fake(ahead_of(1))
+        counted = {"sampled_tokens": 0.0, "remote_cost": 0.0}
+        rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
+        gathering = ahead(rollouts)
+        gathering.collect(State(), lambda _: None)
+        gathering.used()
+        sampled = make_action("actor")
+        remote = replace(make_action("judge"), usage=Usage(cost=0.25))
+        validation = Episode(TASKS[0], "validation/sampled", 0, (sampled, remote), "terminated")
+        counted |= {"sampled_tokens": 40.0 + len(sampled.tokens), "remote_cost": 1.25}
+        gathering.validated([validation])
+        used = gathering.used()
+        assert (used["sampled_tokens"], used["remote_cost"]) == (40.0, 1.0)
+        assert gathering.used()["sampled_tokens"] == 0.0
+
+    def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
+        rollouts = fake(ahead_of(1))
+        gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
+        before = gathering.used()["sampled_tokens"]
+        gathering.validated([Episode(TASKS[0], "validation/sampled", 0, (make_action("a"),), "terminated")])
+        assert gathering.used()["sampled_tokens"] < before
+
+
+def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
+    own = make_action("actor")
+    remote = replace(make_action("judge"), usage=Usage(prompt_tokens=7, completion_tokens=3, cost=0.5, retries=1))
+    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote), "terminated")])
+    assert found == {
+        "sampled_tokens": float(len(own.tokens)), "prefill/asked": float(len(own.prompt)), "remote_prompt_tokens": 7.0,
+        "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,
+    }  # fmt: skip
