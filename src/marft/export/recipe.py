@@ -133,8 +133,8 @@ def _engine(kind: str) -> list[str]:
     if their_module_in(kind):
         return ["engine: one of the author's own; the in-process engine samples in its place"]
     return [
-        f"engine: {kind}, which may not be where this is read; the in-process engine samples in its place, unless it is "
-        f"asked for with --engine \"{{ kind = '{kind}' }}\""
+        f"engine: {kind}, which may not be where this is read; the in-process engine samples in its place, unless it "
+        f"is asked for with --engine \"{{ kind = '{kind}' }}\""
     ]
 
 
