@@ -24,12 +24,14 @@ class Engine:
     errored = False
 
     def __init__(self) -> None:
-        self.let = asyncio.Event()
+        self.let, self.room = asyncio.Event(), asyncio.Event()  # to answer, and to load adapters
+        self.room.set()
         self.asked: list[SimpleNamespace] = []
         self.adapters: list[int] = []
         self.calls: list[tuple[str, str]] = []
 
     async def add_lora(self, adapter: Any) -> None:
+        await self.room.wait()
         self.adapters.append(adapter.lora_int_id)
 
     async def remove_lora(self, number: int) -> None:
@@ -125,6 +127,48 @@ def test_a_slot_is_given_back_with_a_request_that_is_forgotten() -> None:
         await turns()
         assert engine.adapters == [2]
         assert not any(isinstance(one, Said) for one in sent)
+
+    served(use)
+
+
+def test_what_is_asked_while_weights_are_loaded_waits_for_those_and_no_others() -> None:
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        engine.let.set()
+        engine.room.clear()
+        server.heed(Load(1, "actor", 3, "/weights/1"))
+        server.heed(ASK)
+        server.heed(Load(2, "actor", 4, "/weights/2"))
+        await turns()
+        assert (engine.asked, sent) == ([], [])
+        engine.room.set()
+        await turns()
+        assert [asked.adapter for asked in engine.asked] == [1]
+        assert [(one.lowest, one.highest) for one in sent if isinstance(one, Said)] == [(3, 3)]
+        assert engine.adapters == [2]
+
+    served(use)
+
+
+def test_a_slot_that_nobody_uses_is_given_back_with_the_next_version() -> None:
+    async def use(server: Server, engine: Engine, _: list[Any]) -> None:
+        for number in (1, 2):
+            server.heed(Load(number, "actor", number, f"/weights/{number}"))
+            await turns()
+        assert engine.adapters == [2]
+
+    served(use)
+
+
+def test_an_action_under_way_when_whole_weights_are_replaced_has_both_versions() -> None:
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        server.heed(Load(1, "actor", 3, "/weights/1", whole=True))
+        server.heed(ASK)
+        await turns()
+        server.heed(Load(2, "actor", 4, "/weights/2", whole=True))
+        await turns()
+        engine.let.set()
+        await turns()
+        assert (sent[-1].lowest, sent[-1].highest) == (3, 4)
 
     served(use)
 
