@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from transformers import PreTrainedTokenizerBase
 
+from marft.engines.apart.asked import Asked
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import python_of
 from marft.engines.apart.frames import LENGTHS, packed, unpacked
 from marft.engines.apart.options import nodes
-from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Load, Open, Said
+from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
 from marft.processes import handover
@@ -127,6 +128,14 @@ def test_every_beginning_of_an_option_is_asked_for_once() -> None:
     assert nodes([(1, 2), (1, 2, 3), (1, 4)]) == {(): [1], (1,): [2, 4], (1, 2): [3]}
 
 
+def test_what_was_sampled_with_several_weights_has_all_their_versions(tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+    nobody: Any = None
+    asked = Asked(nobody, nobody)
+    for lowest, highest, finish in ((3, 4, ""), (3, 5, ""), (4, 4, "length")):
+        asked.take(Said(1, np.array([5], np.int32), np.zeros(1, np.float32), finish, lowest, highest))
+    assert asked.completion(tiny_tokenizer, (2,), Sampling()).versions == Versions(3, 5)
+
+
 @pytest.mark.slow
 class TestEngine:
     def test_tokens_come_as_they_were_sampled(self, with_engine: Callable[..., Any]) -> None:
@@ -191,6 +200,38 @@ class TestEngine:
         assert {answer.versions for answer in answers} == {Versions(3, 3)}
         assert usage["engine_restarts"] == 2
         assert usage["sampled_tokens"] == 12
+
+    def test_a_text_that_stops_is_looked_for_in_what_is_said_again_alone(
+        self, with_engine: Callable[..., Any], tiny_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """The one that ended had said token 5, with which the next one begins anew."""
+
+        async def use(engine: EngineApart, _: Weights) -> Any:
+            return await said(engine, stop=(str(tiny_tokenizer.decode([5, 5])),))
+
+        answer = with_engine(use, dies=1)
+        assert (answer.tokens.tolist(), answer.finish) == ([5, 6, 7, 8, 5, 6], "length")
+
+    def test_it_is_asked_as_its_policy_is_sampled_under_its_key(
+        self, with_engine: Callable[..., Any], tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        how = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "max_new_tokens": 4}
+
+        async def use(engine: EngineApart, _: Weights) -> list[Any]:
+            sent: list[Any] = []
+            send = engine._connection.send
+            engine._connection.send = lambda message: (sent.append(message), send(message))  # type: ignore[method-assign]
+            for call in (0, 0, 1):
+                await said(engine, call, **how)
+            await said(engine, stop=(str(tiny_tokenizer.decode([7])),))
+            return sent
+
+        first, again, other, stopped, forgotten = with_engine(use)
+        asked = (first.temperature, first.top_p, first.top_k, first.most, first.stop_ids)
+        assert asked == (0.7, 0.9, 5, 4, [2])
+        assert first.seed == again.seed != other.seed
+        assert isinstance(forgotten, Forget)
+        assert forgotten.number == stopped.number
 
     def test_one_that_says_nothing_is_ended_and_started_again(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from marft.engines.apart.engine import EngineApart, PolicyApart
@@ -18,7 +19,9 @@ from marft.engines.apart.replicas import Once, Replicas, on_devices, spread
 from marft.engines.apart.resting import RestingEngine
 from marft.engines.apart.vllm import _opened
 from marft.engines.apart.words import Open
+from marft.models.pool import Models
 from marft.types import ActionKey, Prompt, Sampling, Versions
+from tests.helpers import settings
 from tests.test_engine_apart import Weights, command
 
 PROMPT = Prompt(np.array([5, 6, 7, 8], np.int32))
@@ -146,6 +149,21 @@ def test_adapters_that_vllm_has_no_room_for_are_refused() -> None:
     nothing: Any = None
     with pytest.raises(ValueError, match=r"room for adapters of rank 512, and one of \['a', 'b'\] has 600"):
         _opened(nothing, nothing, models, ["a", "b"])
+
+
+@pytest.mark.parametrize(("has", "computes"), [("avx2", "float32"), ("amx_bf16", "bfloat16")])
+def test_vllm_computes_in_the_precision_that_the_learner_does(
+    has: str, computes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base that is held in half and multiplied in float32 would else be sampled from with other log-probs."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", has: True})
+    run = settings("tiny", tmp_path, "--models.base.dtype", "bfloat16", "--engine", "{ kind = 'vllm' }")
+    models = Models(run)
+    head = models.policies["actor"].backbone.head
+    engine: Any = run.engine
+    assert _opened(engine, run, models, ["actor"]).dtype == computes
+    head.weight = torch.nn.Parameter(head.weight.detach().half(), requires_grad=False)  # the embeddings are as before
+    assert _opened(engine, run, models, ["actor"]).dtype == "float16"
 
 
 def test_links_are_files_of_their_own_names_and_outlive_the_first(tmp_path: Path) -> None:

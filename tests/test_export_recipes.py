@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from marft.config.load import parse_recipe, to_toml
+from marft.engines.kinds import Vllm
 from marft.export.loading import recipe_of
 from marft.export.manifest import Export, Manifest
 from marft.export.places import known_places, named_in
 from marft.export.recipe import STAND_IN, Shipped, runs_code, shipped, trust_flag
 from marft.runs.folder import RunFolder
+from marft.serving.settings import served_table
 from tests.helpers import recipe
 
 ORGANIZATION = """
@@ -117,6 +119,29 @@ class TestCode:
             "rewards.0 (judge): it asks a server of the author's",
         ]
         assert "engine" not in out.table
+
+    @pytest.mark.parametrize(
+        ("kind", "said"),
+        [
+            ("local", []),
+            ("process", []),
+            (
+                "vllm",
+                [
+                    "engine: vllm, which may not be where this is read; the in-process engine samples in its place, "
+                    "unless it is asked for with --engine \"{ kind = 'vllm' }\""
+                ],
+            ),
+        ],
+    )
+    def test_an_export_samples_in_process_and_says_so_where_another_engine_did(
+        self, theirs: Path, kind: str, said: list[str]
+    ) -> None:
+        out = ship(theirs, engine={"kind": kind})
+        assert ("engine" in out.table, out.left_out) == (False, said)
+        for table in (recipe(), served_table(out.table)):
+            asked = parse_recipe(table, ("--engine", "{ kind = 'vllm' }"))
+            assert isinstance(asked.engine, Vllm)  # as an export's reader is told
 
     def test_a_function_that_is_called_names_no_folder_of_the_machine(self, theirs: Path) -> None:
         (theirs / "their_package" / "team.py").write_text("from . import words\n\n\ndef solve(task, clients): ...\n")

@@ -103,8 +103,7 @@ def shipped(recipe: Mapping[str, Any], folder: Path) -> Shipped:
     _skills(out)
     for key in [("team",), ("channel",), *(("tools", name) for name in table.get("tools", {}))]:
         _needed(out, key, folder)
-    if recipe.get("engine", {}).get("kind", "local") != "local":
-        out.left_out.append("engine: one of the author's own; the in-process engine samples in its place")
+    out.left_out += _engine(recipe.get("engine", {}).get("kind", "local"))
     _judged(out, folder)
     return out
 
@@ -124,6 +123,19 @@ def runs_code(table: Mapping[str, Any]) -> list[str]:
 def trust_flag(table: Mapping[str, Any]) -> str:
     """What ``marft eval`` and ``marft serve`` are told beside an export, after a space; "" where it runs nothing."""
     return f" {TRUST}" if runs_code(table) else ""
+
+
+def _engine(kind: str) -> list[str]:
+    """What is said of the engine, which stays behind: a copy of the in-process one is no loss, whoever has vLLM can ask
+    for it, and code of the author's own is needed by none."""
+    if kind in ("local", "process"):
+        return []
+    if their_module_in(kind):
+        return ["engine: one of the author's own; the in-process engine samples in its place"]
+    return [
+        f"engine: {kind}, which may not be where this is read; the in-process engine samples in its place, unless it "
+        f"is asked for with --engine \"{{ kind = '{kind}' }}\""
+    ]
 
 
 def _without_secrets(out: Shipped) -> None:

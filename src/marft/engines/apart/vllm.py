@@ -106,7 +106,7 @@ def _opened(settings: VllmSettings, run: RunSettings, models: Models, names: Seq
         raise ValueError(f"engine: vllm has room for adapters of rank {RANKS[-1]}, and one of {names} has {max(ranks)}")
     return Open(
         resolve_path(models.base_paths[some[0].base]),
-        str(next(some[0].backbone.model.parameters()).dtype).removeprefix("torch."),
+        str(some[0].backbone.head.weight.dtype).removeprefix("torch."),  # that is computed in, whatever is held
         max(policy.context for policy in some),
         settings.max_rows,
         len(ranks),
