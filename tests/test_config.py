@@ -307,6 +307,21 @@ class TestBareWords:
         changed = parse_recipe(recipe(team=team), ["--team", "parallel", "--team.answer", "vote"]).team
         assert changed.model_dump() == {"organization": "parallel", "answer": "vote"}
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["--engine", "vllm", "--engine.replicas", "2"], ["--engine.kind", "vllm", "--engine.replicas", "2"],
+            ["--engine.replicas", "2", "--engine.kind", "vllm"],
+        ],
+    )  # fmt: skip
+    def test_another_engine_over_a_complete_recipe_has_none_of_the_keys_of_the_one_before(
+        self, words: list[str]
+    ) -> None:
+        whole = tomllib.loads(to_toml(parse_recipe(recipe(), ["--engine.max_rows", "7"])))
+        engine = parse_recipe(whole, words).engine.model_dump()
+        assert (engine["replicas"], engine["max_rows"], "admission" in engine) == (2, 256, False)
+        assert parse_recipe(whole, ["--engine.kind", "local"]).engine.model_dump()["max_rows"] == 7
+
     def test_what_begins_like_a_table_is_none(self) -> None:
         assert "'{nam' is no TOML" in complaint("--environment", "{nam")
         assert "'{nam' is no TOML" in complaint("--algorithm", "{nam")

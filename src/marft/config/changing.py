@@ -7,7 +7,7 @@ from typing import Any
 
 NAMED = {  # tables that are a plugin or a preset, and the key that says which: what a bare word in their place means
     "algorithm": "name", "algorithm.credit": "name", "algorithm.objective": "name", "algorithm.schedule": "name",
-    "channel": "name", "environment": "name", "team": "organization",
+    "channel": "name", "engine": "kind", "environment": "name", "team": "organization",
 }  # fmt: skip
 
 

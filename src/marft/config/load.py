@@ -20,6 +20,7 @@ from marft.config.run import RunSettings
 from marft.config.settings import DEEPEST, closest, too_deep
 
 PRESET = ["algorithm", "name"]
+ENGINE = ["engine", "kind"]
 TEXTS = (["name"], ["output"])  # overrides that are no TOML: a run may be called 2026-11-22
 MOST_SHOWN = 200  # characters of a wrong value
 
@@ -95,7 +96,8 @@ def parse_recipe(
     try:
         if isinstance(table.get("algorithm"), dict):
             table["algorithm"] = under_the_preset_named(table["algorithm"])
-        for key, value in [pair for pair in pairs if pair[0] != PRESET]:
+        others = [pair for pair in pairs if pair[0] != PRESET]
+        for key, value in sorted(others, key=lambda pair: pair[0] != ENGINE):  # which engine, before what is its own
             _change(table, key, value)
         _check_depth(table, source)
         refuse_missing(table, source)
@@ -237,6 +239,7 @@ def _is_word(value: object) -> bool:
 
 def _change(table: dict[str, object], key: Sequence[str], value: object) -> None:
     """Set a key; a bare word in the place of a plugin names it, and the keys of one of another name go."""
+    key = key[:1] if key == ENGINE else key  # of engines none has what another has
     tag = NAMED.get(".".join(key))
     if tag and _is_word(value):
         place: object = table
