@@ -163,8 +163,8 @@ def _sharded(place: Place, model: str, company: Company, rank: int) -> list[Shar
 
 
 def _together(sharded: Sequence[Sharded], rank: int, card: Card, samples: bool) -> list[Part]:
-    """What lies in parts, where it is together: loaded, computed, and between steps on the first rank: on its card where
-    it samples, which it is loaded to, too; else in the host's memory."""
+    """What lies in parts, where it is together: loaded, computed, and between steps on the first rank: on its card
+    where it samples, which it is loaded to, too; else in the host's memory."""
     if not sharded:
         return []
     whole, here = sum(one.whole for one in sharded), rank == 0 and samples
