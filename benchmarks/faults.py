@@ -1,7 +1,7 @@
 """The demo, whose processes are killed (-9) again and again: is anything lost, counted twice or a reward of 0, and is
 as much learned?
 
-    python benchmarks/faults.py                                    # 200 kills in 300 steps: hours
+    python benchmarks/faults.py                                    # 200 kills in 300 steps: half an hour
     python benchmarks/faults.py --kills 10 --steps 20 --tasks 100 --undisturbed 1
     python benchmarks/faults.py --engine "{ kind = 'vllm' }"       # an engine apart is killed too
     python benchmarks/faults.py --cluster                          # the processes are those of a Ray cluster

@@ -39,9 +39,11 @@ class SharedFolder:
                 os.close(self._held)
 
     def close(self) -> None:
-        """Take it away, with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._held)
+        """Take it away, with all that is in it. Once is enough."""
+        held, self._held = self._held, -1
+        if held >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(held)
 
 
 def _remove_abandoned(folder: Path) -> None:
