@@ -57,7 +57,7 @@ def _joined(begin: Begin) -> Member:
     run: RunSettings = pickle.loads(begin.run)
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
     models = Models(run, elsewhere={name for name, ranks in placed(run).items() if begin.rank not in ranks})
-    return Member(run, models, group_of(run, Path(begin.meeting), begin.rank, models.device))
+    return Member(run, models, group_of(run, begin.meeting, begin.rank, models.device))
 
 
 def _heed(member: Member, message: object) -> None:
