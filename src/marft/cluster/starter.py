@@ -41,7 +41,7 @@ class RayStarter:
         self.place: PlaceSettings = getattr(settings, kind)
         self._changed = threading.Condition()
         self._starting, self._closed = 0, False
-        self._folders = [run.recipe_folder] if run.recipe_folder and kind == "worker" else []
+        self._folders = [run.recipe_folder] if run.recipe_folder and kind != "engine" else []
         join(run, settings)
         try:
             self._group = placement_group([self.place.bundle()] * count, strategy=settings.strategy)
@@ -97,6 +97,11 @@ class RayStarter:
             raise
         return RelayedChild(name, actor, about.node, quiet=quiet)
 
+    @property
+    def host(self) -> str:
+        """This machine's address, as the others know it."""
+        return str(ray.util.get_node_ip_address())
+
     def close(self) -> None:
         """Give the bundles back, with all that is in them, and leave the cluster once nothing is being started: whoever
         waits for Ray by then waits for ever."""
@@ -115,7 +120,7 @@ class RayStarter:
             for name in self.place.bundle()
         )
         processes = "one process" if count == 1 else f"{count} processes"
-        less = {"worker": "rollout.processes, ", "engine": ""}[self.kind]
+        less = {"worker": "rollout.processes, ", "engine": "", "learner": "training.ranks, "}[self.kind]
         return (
             f"the cluster has had no room for {processes} (cluster.{self.kind}: {wanted}; {self.settings.strategy}) in "
             f"{self.settings.patience_seconds:g} s: free are {has}, on {_nodes()}. Add nodes, or lower {less}"

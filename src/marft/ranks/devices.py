@@ -10,10 +10,14 @@ from marft.models.loading import pick_device
 
 def device_of(run: RunSettings, rank: int) -> str:
     """A rank's device, as a recipe names one: a GPU of its own each, the run's and those after it; or the processor.
+    On a cluster it is what Ray shows the rank.
 
     Raises:
         ValueError: there are fewer GPUs than ranks.
     """
+    if run.cluster is not None and rank:
+        kind = run.device.partition(":")[0]
+        return "cuda:0" if pick_device(kind).type == "cuda" else kind
     device = pick_device(run.device)
     if device.type != "cuda":
         return run.device

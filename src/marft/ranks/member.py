@@ -28,8 +28,8 @@ def placed(run: RunSettings) -> dict[str, tuple[int, ...]]:
     return {name: model.ranks for name, model in run.models.items() if model.ranks}
 
 
-def group_of(run: RunSettings, meeting: Path, rank: int, device: torch.device) -> Group:
-    """All ranks of a run, met by a file.
+def group_of(run: RunSettings, meeting: str, rank: int, device: torch.device) -> Group:
+    """All ranks of a run, met at a place.
 
     Raises:
         RuntimeError: one did not come.
