@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from marft.processes.starting import NoRoomError
 from marft.texts import one_line
 
 UNITS = {"memory": 2**30}  # GiB of bytes
+AGAIN_SECONDS = 1.0  # after which a process is started again whose node was lost
 
 
 class RayStarter:
@@ -59,20 +61,31 @@ class RayStarter:
         Raises:
             ValueError: MARFT, the recipe's folder, or what the command needs is not there.
             NoRoomError: there is no room for it.
-            RunError: its node is lost at once.
+            RunError: its node is lost at once, again and again.
         """
         with self._changed:
             if self._closed:
                 raise RunError(f"{name}: the run has ended")
             self._starting += 1
+        until = time.monotonic() + self.settings.patience_seconds
         try:
-            return self._start(name, command, quiet, place)
+            while True:
+                try:
+                    return self._start(name, command, quiet, place)
+                except RayError as error:  # Ray may put it on a node that it does not know yet to be lost
+                    if self._closed or time.monotonic() > until:
+                        raise RunError(f"{name}: its actor cannot be had: {one_line(str(error))}") from error
+                    time.sleep(AGAIN_SECONDS)
         finally:
             with self._changed:
                 self._starting -= 1
                 self._changed.notify_all()
 
     def _start(self, name: str, command: Command, quiet: bool, place: int) -> RelayedChild:
+        """
+        Raises:
+            RayError: it was lost before it had begun.
+        """
         bundle = self.place.bundle()
         actor = ray.remote(concurrency_groups=GROUPS)(Relay).options(
             num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), memory=bundle.get("memory"),
@@ -90,8 +103,6 @@ class RayStarter:
         except RayTaskError as error:
             ray.kill(actor)
             raise ValueError(f"{name}: {one_line(str(error.cause))}") from error
-        except RayError as error:
-            raise RunError(f"{name}: its actor cannot be had: {one_line(str(error))}") from error
         except ValueError:
             ray.kill(actor)
             raise
