@@ -93,8 +93,8 @@ def _in_words(address: str, error: Exception) -> str:
         return f"[cluster]: Ray cannot be started on this machine: {said}"
     return (
         f"cluster.address: no Ray cluster can be joined at {address!r}: {said}; it is joined from one of its machines, "
-        "with the same versions of Python and Ray (ray status), and with RAY_AUTH_MODE=token in the environment where it "
-        "has one. Without an address, and without $RAY_ADDRESS, one is started here"
+        "with the same versions of Python and Ray (ray status), and with RAY_AUTH_MODE=token where it was started "
+        "so. Without an address, and without $RAY_ADDRESS, one is started here"
     )
 
 

@@ -22,7 +22,7 @@ from marft.learning.ledger import Told
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models.pool import Models
 from marft.processes.starting import Started, start_all
-from marft.ranks.devices import device_of
+from marft.ranks.devices import device_of, for_others
 from marft.ranks.group import Group, open_store
 from marft.ranks.learners import RanksLostError
 from marft.ranks.member import Member, group_of
@@ -55,7 +55,8 @@ class Company:
         self.run, self._lost = run, lost
         device_of(run, run.training.ranks - 1)  # refused before anything starts
         self._others: list[_Other] = []
-        self._starter = open_starter(run, "learner", run.training.ranks - 1)
+        self._theirs = for_others(run)
+        self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
         self._folder = Path(tempfile.mkdtemp(prefix="marft-ranks-"))
         self._started = 0
         self._member: Member | None = None
@@ -176,7 +177,7 @@ class Company:
         self._meeting = str(self._folder / f"meeting {self._started}")
         if self._starter.host:
             self._store, self._meeting = open_store(self._starter.host)
-        settings = pickle.dumps(self.run)
+        settings = pickle.dumps(self._theirs)
         names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
         for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
             other = _Other(child)

@@ -28,3 +28,18 @@ def device_of(run: RunSettings, rank: int) -> str:
             f"{torch.cuda.device_count()}; lower it"
         )
     return f"cuda:{number}"
+
+
+def for_others(run: RunSettings) -> RunSettings:
+    """The recipe as ranks beside the run have it: on a cluster they compute on the kind of device that it does, and
+    ask for GPUs only where that is one.
+
+    Raises:
+        ValueError: the run's device does not exist here.
+    """
+    if run.cluster is None:
+        return run
+    kind = pick_device(run.device).type
+    place = run.cluster.learner if kind == "cuda" else run.cluster.learner.model_copy(update={"gpus": 0.0})
+    cluster = run.cluster.model_copy(update={"learner": place})
+    return run.model_copy(update={"device": kind, "cluster": cluster})
