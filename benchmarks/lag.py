@@ -2,12 +2,12 @@
 
     python benchmarks/lag.py
     python benchmarks/lag.py --seeds 3
-    python benchmarks/lag.py --seeds 3 --lags 2 4 --settings plain lower-rate decaying-rate banded whole-actions
+    python benchmarks/lag.py --name lag_rates --seeds 3 --lags 2 4 --settings plain lower-rate decaying-rate
 
 Every environment step of a training episode takes a time of its own (log-normal, its median a second); held-out tasks
 take none. Each run saves checkpoints, which are evaluated afterwards by the in-process engine: accuracy over the
 actions that were sampled up to there, and over the seconds that it took. Runs go on where they stopped. Writes
-results/lag.json, .md and .svg: of several seeds the mean, and the lowest and the highest.
+results/NAME.json, .md and .svg: of several seeds the mean, and the lowest and the highest.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--settings", nargs="+", choices=OTHER_SETTINGS, default=["plain"])
     parser.add_argument("--tasks", type=int, default=500, help="held-out, for each evaluation")
+    parser.add_argument("--name", default="lag", help="of the results")
     parser.add_argument("--output", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=machine.RESULTS)
     parser.add_argument("--only-train", action="store_true", help="measure, and evaluate another time")
@@ -98,7 +99,7 @@ def main() -> None:
         {"lag": lag, "settings": other, "seed": seed, **measured(folder), "curve": curve(folder, arguments.tasks)}
         for (lag, other, seed), folder in folders.items()
     ]
-    save(arguments.results, "lag", rows, table_of(rows), plot(rows, "lag", ("actions", "seconds")))
+    save(arguments.results, arguments.name, rows, table_of(rows), plot(rows, "lag", ("actions", "seconds")))
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import subprocess
 import sys
-import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +23,6 @@ from marft.engines.apart.options import nodes
 from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
-from marft.processes import handover
 from marft.types import ActionKey, Option, Prompt, Sampling, Versions
 
 T = TypeVar("T")
@@ -354,31 +349,6 @@ class TestEngine:
         assert with_engine(use, hangs=9) == {}
 
 
-def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "SHARED", tmp_path)
-    code = """
-        import os, signal
-        from pathlib import Path
-        from marft.processes import handover
-        handover.SHARED = Path(os.environ["SHARED_AT"])
-        print(handover.SharedFolder().path, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "SHARED_AT": str(tmp_path)}, check=False,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    stale = Path(ended.stdout.strip())
-    assert stale.is_dir()
-    kept = handover.SharedFolder()
-    assert not stale.exists()
-    other = handover.SharedFolder()
-    assert kept.path.is_dir()
-    for folder in (kept, other):
-        folder.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_python_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no /no/python; install it:  marft engine install vllm"):
         python_of("vllm", "/no/python")
@@ -404,37 +374,6 @@ def test_a_python_that_hangs_is_named_without_what_it_was_asked(
     hangs.chmod(0o755)
     with pytest.raises(ValueError, match=r"python has not answered in 1 seconds; install it:"):
         python_of("vllm", str(hangs))
-
-
-class TestHandover:
-    def test_weights_are_written_to_disk_once_there_is_no_room_for_them_in_memory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(handover, "SHARED", tmp_path / "memory")
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
-        for folder in ("memory", "disk"):
-            (tmp_path / folder).mkdir()
-        there = handover.Handover()
-
-        def save(folder: Path) -> None:
-            folder.mkdir()
-            (folder / "adapter").write_text("weights", encoding="utf-8")
-            if folder.is_relative_to(tmp_path / "memory"):
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-        paths = [Path(there.write(name, save)) for name in ("1", "2")]
-        assert all(path.is_relative_to(tmp_path / "disk") and (path / "adapter").is_file() for path in paths)
-        there.close()
-        assert not list((tmp_path / "memory").iterdir()) + list((tmp_path / "disk").iterdir())
-
-    def test_where_there_is_none_on_disk_either_the_run_ends_with_the_remedy(self) -> None:
-        def save(_: Path) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        there = handover.Handover()
-        with pytest.raises(RunError, match="No space left on device; make room there, or set TMPDIR"):
-            there.write("1", save)
-        there.close()
 
 
 def test_a_python_without_the_engine_is_named() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import marft
 from marft import training
 from marft.config import RunSettings, parse_recipe
 from marft.runs.changes import changes
@@ -256,6 +257,15 @@ class TestResumeOrStart:
         assert len(RunFolder(tmp_path / "demo").read_metrics()) == 3
         text = command(capsys, *words, *small, "4", "--overwrite", status=2)
         assert "--resume-or-start goes on where there is a run, and --overwrite says otherwise" in text
+
+    @pytest.mark.slow
+    def test_so_does_python(self, tmp_path: Path) -> None:
+        changes = {"output": str(tmp_path), "device": "cpu", "rollout.tasks_per_step": 2}
+        for steps in (2, 3):
+            made = marft.train("demo", {**changes, "training.steps": steps}, resume_or_start=True)
+            assert [row["step"] for row in RunFolder(made.path).read_metrics()] == [*range(1, steps + 1)]
+        with pytest.raises(ValueError, match="leave out resume and overwrite"):
+            marft.train("demo", changes, resume_or_start=True, overwrite=True)
 
     def test_other_weights_are_heeded_until_there_is_a_checkpoint(self, tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / "run")

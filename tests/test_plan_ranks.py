@@ -23,7 +23,7 @@ from marft.models.sharding import shard
 from marft.planning.cards import card_named
 from marft.planning.changes import changes
 from marft.planning.known import KNOWN
-from marft.planning.memory import CONTEXT, Process
+from marft.planning.memory import CONTEXT, PYTHON, Process
 from marft.planning.plan import Ask, Plan, Split, plan
 from marft.planning.shapes import Shape
 from marft.planning.shards import Sharded, gathered, gathering
@@ -88,18 +88,31 @@ def test_the_first_rank_samples_and_the_others_hold_no_keys_and_values() -> None
     assert not taken(first, "gathered") + taken(others, "loaded")
 
 
-def test_weights_in_parts_are_whole_where_they_are_loaded_and_on_the_first_rank_between_steps() -> None:
+def test_weights_in_parts_are_whole_on_the_card_of_the_first_rank_where_it_samples() -> None:
     whole, layer = 2 * LARGE.parameters, 2 * (LARGE.matrix_parameters + LARGE.small_parameters - LARGE.hidden) / 36
     root = 2 * (LARGE.head_parameters + LARGE.hidden)  # its head is its embeddings
     first, others = planned(ranked("--training.shard", "true")).best.processes
     for process in (first, others):
         assert taken(process, "weights of base, a part of 4") == whole / 4
         assert taken(process, "gathered layers", when="learning") == pytest.approx(2 * root + 2 * layer)
-        assert taken(process, "as they are loaded", when="loading") == whole + CONTEXT
         assert taken(process, "adapter of reasoner") == 4 * LARGE.adapter_parameters(8, ("q_proj", "v_proj"))
     assert taken(first, "gathered to sample", when="sampling") == pytest.approx(whole + layer)
     assert not taken(others, "gathered to sample")
-    assert others.on_card == max(others.on_card, whole + CONTEXT)
+    assert taken(first, "as they are loaded", when="loading") == whole + CONTEXT
+    assert first.on_card >= whole + CONTEXT
+    assert taken(others, "as they are loaded", when="loading") == whole  # in the host's memory
+    assert others.on_host == PYTHON + whole
+
+
+def test_weights_in_parts_are_whole_in_the_host_s_memory_where_an_engine_apart_samples() -> None:
+    whole = 2 * LARGE.parameters
+    first, others = planned(ranked("--training.shard", "true", *VLLM), gpus=5).best.processes[:2]
+    assert first.on_card == others.on_card
+    assert all(part.on_host for part in first.parts if part.when in ("loading", "sampling"))
+    assert not taken(first, "gathered to sample")
+    assert taken(first, "whole to publish and save") == whole
+    assert not taken(others, "whole to publish and save")
+    assert first.on_host == pytest.approx(PYTHON + whole + taken(first, "copy of what learns"))
 
 
 def test_a_whole_policy_in_parts_has_a_part_of_all_that_it_steps_with() -> None:
@@ -157,6 +170,8 @@ def test_links_carry_sums_of_gradients_layers_and_what_the_first_rank_gathers() 
     assert seconds(split, "sums of gradients") == pytest.approx(4 * numbers * 2 * 3 / 4 * steps / LINK)
     assert seconds(split, "gathering for the first rank") == pytest.approx(2 * LARGE.parameters * 3 / 4 / LINK)
     assert seconds(split, "copies for undoing") == pytest.approx(12 * numbers / HOST)
+    apart = planned(ranked("--training.shard", "true", *VLLM), gpus=5).best
+    assert seconds(apart, "gathering for the first rank") == 0  # what is frozen is brought to the host once
     whole = planned(ranked()).best
     assert seconds(whole, "gathering for the first rank") == 0
     assert seconds(planned(math(), gpus=1).best, "sums of gradients") == 0
@@ -240,8 +255,8 @@ def test_parts_are_advised_where_they_make_it_fit() -> None:
 
 def test_weights_are_advised_whole_where_the_first_rank_has_no_room_for_its_part_beside_all() -> None:
     words = ("--training.shard", "true", "--models.base.gradient_checkpointing", "true")
-    made = planned(ranked(*VLLM, *words, size="32B"), gpus=5)
-    assert [process.fits for process in made.best.processes] == [False, True, True]
+    made = planned(ranked(*words, size="32B"))
+    assert [process.fits for process in made.best.processes] == [False, True]
     assert {"training.shard": False} in [one.keys for one in changes(made)]
 
 

@@ -23,6 +23,7 @@ from marft.evaluation.compare import comparison_tables, not_evaluated
 from marft.evaluation.evaluate import Advance
 from marft.game.environment import Split
 from marft.runs.folder import RunFolder
+from marft.runs.going_on import resumed_or_started
 from marft.texts import one_line, visible
 
 PROMPT_SHOWN = 80  # characters of a task
@@ -52,7 +53,12 @@ def train(
     if folder is None:
         folder = RunFolder(Path(run.output) / run.name)
     if resume_or_start:
-        resume, start_from, overwrite = _resumed_or_started(folder, resume, start_from, overwrite)
+        if resume or overwrite:
+            raise ValueError(
+                f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
+                "otherwise; give one of them"
+            )
+        resume, start_from, overwrite = resumed_or_started(folder, start_from)
     if resume:
         RunFolder.open(folder.path)
     else:
@@ -76,24 +82,6 @@ def train(
             out.say(f"all {state.step} steps were trained before; for more:  --training.steps {2 * state.step}")
             return
         out.say(f"trained {state.step} steps. See {folder.report}, or:  marft eval {folder.path}")
-
-
-def _resumed_or_started(
-    folder: RunFolder, resume: bool, start_from: Path | None, overwrite: bool
-) -> tuple[bool, Path | None, bool]:
-    """Whether to resume, what to start from, and whether to take the place of a start that came to nothing.
-
-    Raises:
-        ValueError: another option says otherwise.
-    """
-    if resume or overwrite:
-        raise ValueError(
-            f"--resume-or-start goes on where there is a run, and {'--resume' if resume else '--overwrite'} says "
-            "otherwise; give one of them"
-        )
-    if folder.goes_on(begins_with=start_from is not None):
-        return True, None, False
-    return False, folder.start_cut_short() or start_from, folder.is_run()
 
 
 def _looked_at(run: RunSettings) -> list[str]:

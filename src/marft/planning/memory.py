@@ -64,7 +64,10 @@ class Process:
 
     @property
     def on_host(self) -> float:
-        return sum(part.bytes for part in self.parts if part.on_host)
+        """The most that it takes of the host's memory."""
+        host = [part for part in self.parts if part.on_host]
+        loading = sum(part.bytes for part in host if part.when == "loading")
+        return max(sum(part.bytes for part in host) - loading, PYTHON + loading if loading else 0.0)
 
     @property
     def over(self) -> float:
@@ -112,7 +115,7 @@ def learner(
     for policy in place.work.policies:
         if company.holds(rank, policy.model):
             parts += _policy(place, policy, company, rank)
-    parts += [*_brought_back(place, company, rank), *_together(sharded, rank, place.card)]
+    parts += [*_brought_back(place, company, rank), *_together(sharded, rank, place.card, samples)]
     parts += [*_critic(place, company.ranks), *_learning(place, company, rank)]
     if samples and rank == 0:
         for model in place.shapes:
@@ -159,18 +162,23 @@ def _sharded(place: Place, model: str, company: Company, rank: int) -> list[Shar
     return found + [Sharded(policy.name, shape, FLOAT, shares, trained=True) for policy in whole]
 
 
-def _together(sharded: Sequence[Sharded], rank: int, card: Card) -> list[Part]:
-    """What lies in parts, where it is together: loaded, computed, and between steps on the first rank."""
+def _together(sharded: Sequence[Sharded], rank: int, card: Card, samples: bool) -> list[Part]:
+    """What lies in parts, where it is together: loaded, computed, and between steps on the first rank: on its card
+    where it samples, which it is loaded to, too; else in the host's memory."""
     if not sharded:
         return []
-    loaded = sum(one.whole for one in sharded) + (0.0 if card.is_cpu else CONTEXT)
+    whole, here = sum(one.whole for one in sharded), rank == 0 and samples
+    on_card = here or card.is_cpu
+    loaded = whole + (CONTEXT if here and not card.is_cpu else 0.0)
     parts = [
         Part("gathered layers", gathered(sharded), "learning"),
-        Part("weights, whole as they are loaded", loaded, "loading"),
+        Part("weights, whole as they are loaded", loaded, "loading", on_host=not on_card),
     ]
-    return (
-        [*parts, Part("weights, gathered to sample and save", gathering(sharded), "sampling")] if rank == 0 else parts
-    )
+    if here:
+        parts.append(Part("weights, gathered to sample and save", gathering(sharded), "sampling"))
+    elif rank == 0:
+        parts.append(Part("weights, whole to publish and save", whole, on_host=True))
+    return parts
 
 
 def _weights(place: Place, model: str, shares: int) -> list[Part]:

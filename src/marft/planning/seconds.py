@@ -202,7 +202,8 @@ def exchanged(place: Place, reached: Efficiencies, company: Company) -> dict[str
             numbers += 0.0 if in_parts else held
             gathered += FLOAT * shape.parameters * (shares - 1) / shares * (policy.train == "full")
         summed += FLOAT * numbers * 2 * (ranks - 1) / ranks * steps
-        gathered += place.precision(model).weights(shape) * (shares - 1) / shares
+        if not place.run.engine.apart:  # else frozen weights are brought to the host's memory once
+            gathered += place.precision(model).weights(shape) * (shares - 1) / shares
     link, host = card.link * reached.link, card.host * reached.host
     return {
         "sums of gradients": summed / link,

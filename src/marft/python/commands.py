@@ -31,6 +31,7 @@ from marft.python.asked import (
 )
 from marft.python.run import Run
 from marft.runs.folder import RunFolder
+from marft.runs.going_on import resumed_or_started
 
 if TYPE_CHECKING:
     from marft.evaluation.comparison import Comparison
@@ -85,15 +86,16 @@ def load_run(path: str | Path, *, given: Iterable[Any] = ()) -> Run:
 
 
 def train(
-    recipe: Recipe | Run, changes: Changes = (), /, *, resume: bool = False, start_from: str | Path | None = None,
-    overwrite: bool = False, observer: Observer | None = None, program: Callable[..., Any] | None = None,
-    given: Iterable[Any] = (), **more: Any,
+    recipe: Recipe | Run, changes: Changes = (), /, *, resume: bool = False, resume_or_start: bool = False,
+    start_from: str | Path | None = None, overwrite: bool = False, observer: Observer | None = None,
+    program: Callable[..., Any] | None = None, given: Iterable[Any] = (), **more: Any,
 ) -> Run:  # fmt: skip
     """Train a team to its last step, or until the observer wants to stop → the run.
 
     Args:
         recipe: as in :func:`load_recipe`; or the folder of a run, to go on with it.
         resume: go on from the newest checkpoint, exactly as if the run had never stopped.
+        resume_or_start: the same where there is such a run, else start it.
         start_from: a checkpoint folder whose weights a new run begins with.
         overwrite: take the place of a run of that name.
         observer: whoever watches. Without one, what a run has to say of itself is a warning.
@@ -104,6 +106,14 @@ def train(
         RunError: nothing of a step could be scored, or nothing can be written.
     """
     settings, folder = run_of(recipe, changes, given, _with(program, more))
+    if resume_or_start:
+        if resume or overwrite:
+            raise ValueError("resume_or_start goes on where there is a run; leave out resume and overwrite")
+        if start_from is not None:
+            check_place(start_from, "start_from: a checkpoint")
+        folder = folder or RunFolder(Path(settings.output) / settings.name)
+        begins_with = None if start_from is None else Path(start_from)
+        resume, start_from, overwrite = resumed_or_started(folder, begins_with)
 
     def learn(*arguments: Any, **options: Any) -> None:
         from marft.training import train as run_training

@@ -1,0 +1,71 @@
+"""Folders in which weights are handed to an engine: whose they are, and what happens where there is no room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from marft.errors import RunError
+from marft.processes import handover
+
+
+def test_folders_that_nobody_holds_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "SHARED", tmp_path)
+    code = """
+        import os, signal
+        from pathlib import Path
+        from marft.processes import handover
+        handover.SHARED = Path(os.environ["SHARED_AT"])
+        print(handover.SharedFolder().path, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "SHARED_AT": str(tmp_path)}, check=False,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stale = Path(ended.stdout.strip())
+    assert stale.is_dir()
+    kept = handover.SharedFolder()
+    assert not stale.exists()
+    other = handover.SharedFolder()
+    assert kept.path.is_dir()
+    for folder in (kept, other):
+        folder.close()
+    assert not list(tmp_path.iterdir())
+
+
+class TestHandover:
+    def test_weights_are_written_to_disk_once_there_is_no_room_for_them_in_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(handover, "SHARED", tmp_path / "memory")
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
+        for folder in ("memory", "disk"):
+            (tmp_path / folder).mkdir()
+        there = handover.Handover()
+
+        def save(folder: Path) -> None:
+            folder.mkdir()
+            (folder / "adapter").write_text("weights", encoding="utf-8")
+            if folder.is_relative_to(tmp_path / "memory"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        paths = [Path(there.write(name, save)) for name in ("1", "2")]
+        assert all(path.is_relative_to(tmp_path / "disk") and (path / "adapter").is_file() for path in paths)
+        there.close()
+        assert not list((tmp_path / "memory").iterdir()) + list((tmp_path / "disk").iterdir())
+
+    def test_where_there_is_none_on_disk_either_the_run_ends_with_the_remedy(self) -> None:
+        def save(_: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        there = handover.Handover()
+        with pytest.raises(RunError, match="No space left on device; make room there, or set TMPDIR"):
+            there.write("1", save)
+        there.close()
