@@ -32,7 +32,7 @@ def device_of(run: RunSettings, rank: int) -> str:
 
 def for_others(run: RunSettings) -> RunSettings:
     """The recipe as ranks beside the run have it: on a cluster they compute on the kind of device that it does, and
-    ask for GPUs only where that is one.
+    ask for one at least where that is a GPU, else for none.
 
     Raises:
         ValueError: the run's device does not exist here.
@@ -40,6 +40,7 @@ def for_others(run: RunSettings) -> RunSettings:
     if run.cluster is None:
         return run
     kind = pick_device(run.device).type
-    place = run.cluster.learner if kind == "cuda" else run.cluster.learner.model_copy(update={"gpus": 0.0})
+    gpus = (run.cluster.learner.gpus or 1.0) if kind == "cuda" else 0.0
+    place = run.cluster.learner.model_copy(update={"gpus": gpus})
     cluster = run.cluster.model_copy(update={"learner": place})
     return run.model_copy(update={"device": kind, "cluster": cluster})

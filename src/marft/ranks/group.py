@@ -125,19 +125,20 @@ class Group(Some):
         dist.destroy_process_group()
 
 
-def open_store(host: str) -> tuple[dist.TCPStore, str]:
+def open_store(host: str) -> tuple[Any, str]:
     """Where ranks on several machines meet → it, for as long as they learn together, and its address."""
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     return store, f"tcp://{host}:{store.port}"
 
 
-def _store(meeting: str, count: int, patience: float) -> dist.Store:
+def _store(meeting: str, count: int, patience: float) -> Any:
     if not meeting.startswith("tcp://"):
         return dist.FileStore(meeting, count)  # type: ignore[attr-defined]
     place = urlsplit(meeting)
     assert place.hostname is not None
     assert place.port is not None
-    return dist.TCPStore(place.hostname, place.port, is_master=False, timeout=timedelta(seconds=patience))
+    wait = timedelta(seconds=patience)
+    return dist.TCPStore(place.hostname, place.port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
 
 
 def interface_to(meeting: str) -> str:
