@@ -51,7 +51,7 @@ def main() -> None:
 def rank(number: int, count: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    group = Group(Path(folder) / "meeting", number, count, torch.device("cpu"), 30.0)
+    group = Group(str(Path(folder) / "meeting"), number, count, torch.device("cpu"), 30.0)
     found = {name: attempt(ask) for name, ask in asked(number, count).items()}
     found |= sharded(number, count) | {"the same bits of a sum everywhere": same_bits(group)}
     if number == 0:

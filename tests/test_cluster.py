@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
+from marft.cluster.joining import cpus_of
 from marft.cluster.relay import About
 from marft.collection import attempts_at, training_tasks
 from marft.config import load_recipe, parse_recipe
@@ -20,6 +22,8 @@ from marft.config.run import RunSettings
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.words import Open
 from marft.errors import RunError
+from marft.ranks.devices import device_of, for_others
+from marft.ranks.member import Member
 from marft.rollouts import open_rollouts
 from marft.runs.folder import RunFolder
 from marft.training import train
@@ -55,9 +59,9 @@ def cluster() -> Iterator[Any]:
 
 def clustered(cluster: Any, run: RunSettings, *, patience: float = 60.0, strategy: str = "PACK") -> RunSettings:
     table = run.model_dump(mode="json", exclude_none=True)
-    engine = {"gpus": 0.0}
+    nothing = {"gpus": 0.0}
     table["cluster"] = {
-        "address": cluster.address, "patience_seconds": patience, "strategy": strategy, "engine": engine
+        "address": cluster.address, "patience_seconds": patience, "strategy": strategy, "engine": nothing,
     }  # fmt: skip
     return parse_recipe(table)
 
@@ -207,6 +211,22 @@ def test_a_training_run_is_that_of_one_process(cluster: Any, tmp_path: Path) -> 
     assert rows[1] == rows[0]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="half a minute: make nightly")
+def test_ranks_on_a_cluster_learn_what_ranks_here_do(cluster: Any, tmp_path: Path) -> None:
+    rows, weights = [], []
+    for name in ("here", "there"):
+        run = demo(tmp_path, "--name", name, "--training.steps", "2", "--training.ranks", "2")
+        run = clustered(cluster, run) if name == "there" else run
+        train(run, folder := RunFolder.create(run))
+        rows.append([{k: v for k, v in row.items() if "second" not in k} for row in folder.read_metrics()])
+        policies = folder.path / "checkpoints"
+        weights.append({str(path.relative_to(policies)): path.read_bytes() for path in policies.rglob("*.safetensors")})
+    assert rows[1] == rows[0]
+    assert weights[1] == weights[0]
+    assert any("adapter_model" in name for name in weights[0])
+
+
 class TestSettings:
     @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere.invalid:6379", "127.0.0.1:head"])
     def test_a_cluster_that_does_not_answer_is_named_at_once(self, address: str, tmp_path: Path) -> None:
@@ -219,3 +239,37 @@ class TestSettings:
             ValueError, match=r"cluster.address: a run is on a machine of the cluster, and Ray's client"
         ):
             parse_recipe(recipe(cluster={"address": "ray://head:10001"}))
+
+    def test_a_cluster_of_its_own_has_room_for_all_ranks(self, tmp_path: Path) -> None:
+        run = settings(
+            "tiny", tmp_path, "--rollout.processes", "1", "--training.ranks", "41", "--cluster.learner.cpus", "50"
+        )
+        assert run.cluster is not None
+        without = run.model_copy(update={"training": run.training.model_copy(update={"ranks": 1})})
+        assert cpus_of(run, run.cluster) >= 40 * 50
+        assert cpus_of(without, run.cluster) < 40 * 50
+
+    def test_a_rank_on_a_cluster_has_the_gpu_that_it_is_shown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("marft.ranks.devices.pick_device", torch.device)
+        run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1")
+        there = run.model_copy(update={"device": "cuda:1"})
+        assert device_of(there, 2) == "cuda:0"
+        assert device_of(run.model_copy(update={"device": "cpu"}), 2) == "cpu"
+
+    def test_ranks_elsewhere_compute_on_what_the_run_does_and_wait_for_no_gpu_where_that_is_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = settings("tiny", tmp_path, "--training.ranks", "3", "--cluster.learner.cpus", "1", "--device", "auto")
+        for found, gpus in (("cpu", 0.0), ("cuda", 1.0)):
+            monkeypatch.setattr("marft.ranks.devices.pick_device", lambda _, found=found: torch.device(found))
+            theirs = for_others(run)
+            assert theirs.cluster is not None
+            assert (theirs.device, theirs.cluster.learner.gpus) == (found, gpus)
+
+    def test_a_checkpoint_that_a_ranks_node_has_not_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ValueError, match=r"^there is no checkpoint /no/such/step on node .*: have the run's folder"
+        ):
+            Member.load(cast("Member", None), Path("/no/such/step"), True)

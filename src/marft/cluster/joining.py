@@ -52,6 +52,7 @@ def leave() -> None:
 def cpus_of(run: RunSettings, settings: ClusterSettings) -> int:
     """What a cluster of our own says that it has: its processors, or as many as the recipe has processes."""
     wanted = run.rollout.processes * settings.worker.cpus + len(run.policies) * settings.engine.cpus
+    wanted += (run.training.ranks - 1) * settings.learner.cpus
     return max(os.cpu_count() or 1, math.ceil(wanted))
 
 
@@ -92,8 +93,8 @@ def _in_words(address: str, error: Exception) -> str:
         return f"[cluster]: Ray cannot be started on this machine: {said}"
     return (
         f"cluster.address: no Ray cluster can be joined at {address!r}: {said}; it is joined from one of its machines, "
-        "with the same versions of Python and Ray (ray status). Without an address, and without $RAY_ADDRESS, one is "
-        "started here"
+        "with the same versions of Python and Ray (ray status), and with RAY_AUTH_MODE=token where it was started "
+        "so. Without an address, and without $RAY_ADDRESS, one is started here"
     )
 
 

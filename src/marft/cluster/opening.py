@@ -7,7 +7,7 @@ from typing import Literal
 from marft.config.run import RunSettings
 from marft.processes.starting import LocalStarter, Starter
 
-Kind = Literal["worker", "engine"]
+Kind = Literal["worker", "engine", "learner"]
 
 
 def open_starter(run: RunSettings, kind: Kind, count: int) -> Starter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from marft.processes.starting import NoRoomError
 from marft.texts import one_line
 
 UNITS = {"memory": 2**30}  # GiB of bytes
+AGAIN_SECONDS = 1.0  # after which a process is started again whose node was lost
 
 
 class RayStarter:
@@ -41,7 +43,7 @@ class RayStarter:
         self.place: PlaceSettings = getattr(settings, kind)
         self._changed = threading.Condition()
         self._starting, self._closed = 0, False
-        self._folders = [run.recipe_folder] if run.recipe_folder and kind == "worker" else []
+        self._folders = [run.recipe_folder] if run.recipe_folder and kind != "engine" else []
         join(run, settings)
         try:
             self._group = placement_group([self.place.bundle()] * count, strategy=settings.strategy)
@@ -59,20 +61,31 @@ class RayStarter:
         Raises:
             ValueError: MARFT, the recipe's folder, or what the command needs is not there.
             NoRoomError: there is no room for it.
-            RunError: its node is lost at once.
+            RunError: its node is lost at once, again and again.
         """
         with self._changed:
             if self._closed:
                 raise RunError(f"{name}: the run has ended")
             self._starting += 1
+        until = time.monotonic() + self.settings.patience_seconds
         try:
-            return self._start(name, command, quiet, place)
+            while True:
+                try:
+                    return self._start(name, command, quiet, place)
+                except RayError as error:  # Ray may put it on a node that it does not know yet to be lost
+                    if self._closed or time.monotonic() > until:
+                        raise RunError(f"{name}: its actor cannot be had: {one_line(str(error))}") from error
+                    time.sleep(AGAIN_SECONDS)
         finally:
             with self._changed:
                 self._starting -= 1
                 self._changed.notify_all()
 
     def _start(self, name: str, command: Command, quiet: bool, place: int) -> RelayedChild:
+        """
+        Raises:
+            RayError: it was lost before it had begun.
+        """
         bundle = self.place.bundle()
         actor = ray.remote(concurrency_groups=GROUPS)(Relay).options(
             num_cpus=bundle.get("CPU", 0.0), num_gpus=bundle.get("GPU", 0.0), memory=bundle.get("memory"),
@@ -90,12 +103,15 @@ class RayStarter:
         except RayTaskError as error:
             ray.kill(actor)
             raise ValueError(f"{name}: {one_line(str(error.cause))}") from error
-        except RayError as error:
-            raise RunError(f"{name}: its actor cannot be had: {one_line(str(error))}") from error
         except ValueError:
             ray.kill(actor)
             raise
         return RelayedChild(name, actor, about.node, quiet=quiet)
+
+    @property
+    def host(self) -> str:
+        """This machine's address, as the others know it."""
+        return str(ray.util.get_node_ip_address())
 
     def close(self) -> None:
         """Give the bundles back, with all that is in them, and leave the cluster once nothing is being started: whoever
@@ -115,7 +131,7 @@ class RayStarter:
             for name in self.place.bundle()
         )
         processes = "one process" if count == 1 else f"{count} processes"
-        less = {"worker": "rollout.processes, ", "engine": ""}[self.kind]
+        less = {"worker": "rollout.processes, ", "engine": "", "learner": "training.ranks, "}[self.kind]
         return (
             f"the cluster has had no room for {processes} (cluster.{self.kind}: {wanted}; {self.settings.strategy}) in "
             f"{self.settings.patience_seconds:g} s: free are {has}, on {_nodes()}. Add nodes, or lower {less}"

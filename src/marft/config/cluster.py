@@ -27,8 +27,8 @@ class PlaceSettings(Settings):
 
 
 class ClusterSettings(Settings):
-    """Processes of the run are actors of a Ray cluster: ``rollout.processes`` workers, and engines that are apart. It
-    needs the extra ``ray``."""
+    """Processes of the run are actors of a Ray cluster: ``rollout.processes`` workers, engines that are apart, and
+    the ranks beside the run. It needs the extra ``ray``."""
 
     # of a cluster to join: host:port, or "auto" for the one that this machine is in; "": that of $RAY_ADDRESS, or else
     # one is started on this machine, for the run alone
@@ -36,6 +36,8 @@ class ClusterSettings(Settings):
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"  # how Ray places workers on nodes
     worker: PlaceSettings = PlaceSettings()  # each of rollout.processes
     engine: PlaceSettings = PlaceSettings(gpus=1.0)  # each process of an engine that is apart
+    # each of training.ranks but the first, which is the run's process; on GPUs one at least, else none
+    learner: PlaceSettings = PlaceSettings()
     patience_seconds: Positive = 60.0  # for the cluster to have room, and for a process to be there
 
     @field_validator("address")

@@ -70,6 +70,11 @@ class Starter(Protocol):
         """
         ...
 
+    @property
+    def host(self) -> str:
+        """This machine's address for what it starts; "": all is on this machine."""
+        ...
+
     def close(self) -> None:
         """Give back what was kept for them."""
         ...
@@ -102,6 +107,11 @@ class LocalStarter:
     def start(self, name: str, command: Command, *, quiet: bool = False, place: int = 0) -> Child:  # noqa: ARG002
         """Start a process here."""
         return Child(name, command, quiet=quiet)
+
+    @property
+    def host(self) -> str:
+        """All is here."""
+        return ""
 
     def close(self) -> None:
         """Nothing was kept."""

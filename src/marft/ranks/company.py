@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from marft.cluster.opening import open_starter
 from marft.config.run import RunSettings
 from marft.errors import RunError
 from marft.learning.critic import Critic
@@ -20,9 +21,9 @@ from marft.learning.learner import Learner
 from marft.learning.ledger import Told
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models.pool import Models
-from marft.processes.child import Child
-from marft.ranks.devices import device_of
-from marft.ranks.group import Group
+from marft.processes.starting import Started, start_all
+from marft.ranks.devices import device_of, for_others
+from marft.ranks.group import Group, open_store
 from marft.ranks.learners import RanksLostError
 from marft.ranks.member import Member, group_of
 from marft.ranks.program import rank_command
@@ -54,10 +55,16 @@ class Company:
         self.run, self._lost = run, lost
         device_of(run, run.training.ranks - 1)  # refused before anything starts
         self._others: list[_Other] = []
+        self._theirs = for_others(run)
+        self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
         self._folder = Path(tempfile.mkdtemp(prefix="marft-ranks-"))
         self._started = 0
         self._member: Member | None = None
-        self._begin()  # they import what they need, and load their models, while models are loaded here
+        try:
+            self._begin()  # they import what they need, and load their models, while models are loaded here
+        except BaseException:
+            self.close()
+            raise
 
     def join(self, models: Models) -> None:
         """Learn with these models from here on."""
@@ -167,12 +174,15 @@ class Company:
         from transformers.utils import logging
 
         self._started += 1
-        self._meeting = self._folder / f"meeting {self._started}"
-        settings = pickle.dumps(self.run)
-        for rank in range(1, self.run.training.ranks):
-            other = _Other(Child(f"rank {rank}", rank_command))
+        self._meeting = str(self._folder / f"meeting {self._started}")
+        if self._starter.host:
+            self._store, self._meeting = open_store(self._starter.host)
+        settings = pickle.dumps(self._theirs)
+        names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
+        for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
+            other = _Other(child)
             self._others.append(other)
-            other.line.send(Begin(settings, str(self._meeting), rank, logging.get_verbosity()))
+            other.line.send(Begin(settings, self._meeting, rank, logging.get_verbosity()))
 
     def _meet(self) -> Group:
         try:
@@ -246,6 +256,7 @@ class Company:
         self._end_others()
         if self._member is not None:
             self._member.group.close()
+        self._starter.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Company:
@@ -258,7 +269,7 @@ class Company:
 class _Other:
     """Another rank, from here."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Started) -> None:
         self.child, self.line = child, Line(child.socket)
         self.pid = 0  # of its process, once it has begun
 

@@ -10,10 +10,14 @@ from marft.models.loading import pick_device
 
 def device_of(run: RunSettings, rank: int) -> str:
     """A rank's device, as a recipe names one: a GPU of its own each, the run's and those after it; or the processor.
+    On a cluster it is what Ray shows the rank.
 
     Raises:
         ValueError: there are fewer GPUs than ranks.
     """
+    if run.cluster is not None and rank:
+        kind = run.device.partition(":")[0]
+        return "cuda:0" if pick_device(kind).type == "cuda" else kind
     device = pick_device(run.device)
     if device.type != "cuda":
         return run.device
@@ -24,3 +28,19 @@ def device_of(run: RunSettings, rank: int) -> str:
             f"{torch.cuda.device_count()}; lower it"
         )
     return f"cuda:{number}"
+
+
+def for_others(run: RunSettings) -> RunSettings:
+    """The recipe as ranks beside the run have it: on a cluster they compute on the kind of device that it does, and
+    ask for one at least where that is a GPU, else for none.
+
+    Raises:
+        ValueError: the run's device does not exist here.
+    """
+    if run.cluster is None:
+        return run
+    kind = pick_device(run.device).type
+    gpus = (run.cluster.learner.gpus or 1.0) if kind == "cuda" else 0.0
+    place = run.cluster.learner.model_copy(update={"gpus": gpus})
+    cluster = run.cluster.model_copy(update={"learner": place})
+    return run.model_copy(update={"device": kind, "cluster": cluster})

@@ -4,12 +4,14 @@ or over NCCL where they lie on GPUs."""
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -63,7 +65,8 @@ class Group(Some):
     """All :class:`~marft.learning.ranks.Ranks` of a run, each in a process of its own. Close it.
 
     Args:
-        meeting: a file that does not exist yet, the same for all, by which they find each other.
+        meeting: a file that does not exist yet, the same for all, by which they find each other; or tcp://host:port of
+            a store that is open, where they are on several machines.
         patience: seconds that one waits for the others, whatever is done together.
         placed: the ranks that learn on a base model, of models that not all learn on.
 
@@ -72,17 +75,17 @@ class Group(Some):
     """
 
     def __init__(
-        self, meeting: Path, rank: int, count: int, device: torch.device, patience: float,
+        self, meeting: str, rank: int, count: int, device: torch.device, patience: float,
         placed: Mapping[str, Sequence[int]] = NOWHERE,
     ) -> None:  # fmt: skip
         if sys.platform.startswith("linux"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, and nobody else is to join
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(meeting))  # nobody else is to join
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=dist.FileStore(str(meeting), count),  # type: ignore[attr-defined]
+            store=_store(meeting, count, patience),
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=patience),
@@ -120,3 +123,38 @@ class Group(Some):
     def close(self) -> None:
         """Leave. Whoever waits for this rank hears of it."""
         dist.destroy_process_group()
+
+
+def open_store(host: str) -> tuple[Any, str]:
+    """Where ranks on several machines meet → it, for as long as they learn together, and its address."""
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    return store, f"tcp://{host}:{store.port}"
+
+
+def _store(meeting: str, count: int, patience: float) -> Any:
+    if not meeting.startswith("tcp://"):
+        return dist.FileStore(meeting, count)  # type: ignore[attr-defined]
+    place = urlsplit(meeting)
+    assert place.hostname is not None
+    assert place.port is not None
+    wait = timedelta(seconds=patience)
+    return dist.TCPStore(place.hostname, place.port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
+
+
+def interface_to(meeting: str) -> str:
+    """The network interface of this machine, which runs Linux, by which it reaches where ranks meet."""
+    import fcntl
+
+    if not meeting.startswith("tcp://"):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        end.connect((urlsplit(meeting).hostname, 9))  # sends nothing
+        mine = socket.inet_aton(end.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(end, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR, netdevice(7)
+            except OSError:  # it has no address
+                continue
+            if found[20:24] == mine:
+                return name
+    return "lo"

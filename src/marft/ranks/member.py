@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +29,8 @@ def placed(run: RunSettings) -> dict[str, tuple[int, ...]]:
     return {name: model.ranks for name, model in run.models.items() if model.ranks}
 
 
-def group_of(run: RunSettings, meeting: Path, rank: int, device: torch.device) -> Group:
-    """All ranks of a run, met by a file.
+def group_of(run: RunSettings, meeting: str, rank: int, device: torch.device) -> Group:
+    """All ranks of a run, met at a place.
 
     Raises:
         RuntimeError: one did not come.
@@ -68,7 +69,16 @@ class Member:
         self.learner.join(group)
 
     def load(self, path: Path, goes_on: bool) -> None:
-        """Take weights from a checkpoint; where a run goes on from it, all that it goes on with."""
+        """Take weights from a checkpoint; where a run goes on from it, all that it goes on with.
+
+        Raises:
+            ValueError: it is not on this machine.
+        """
+        if not path.is_dir():
+            raise ValueError(
+                f"there is no checkpoint {path.absolute()} on node {socket.gethostname()}, where a rank is: have the "
+                "run's folder (--output) on a file system that all nodes have, or give it training.ranks = 1"
+            )
         if goes_on:
             put_in_place(read_record(path), self.models, self.learner)
         else:

@@ -58,7 +58,7 @@ def _joined(begin: Begin) -> Member:
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
     elsewhere = {name for name, ranks in placed(run).items() if begin.rank not in ranks}
     models = Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
-    return Member(run, models, group_of(run, Path(begin.meeting), begin.rank, models.device))
+    return Member(run, models, group_of(run, begin.meeting, begin.rank, models.device))
 
 
 def _heed(member: Member, message: object) -> None:

@@ -23,7 +23,7 @@ class Begin:
     """The first message."""
 
     run: bytes  # RunSettings, pickled: reading them runs what the recipe names, and may fail
-    meeting: str  # the file by which the ranks find each other
+    meeting: str  # where the ranks find each other: a file, or tcp://host:port
     rank: int
     verbosity: int  # of transformers
 
