@@ -124,7 +124,7 @@ def _say(out: Output, made: Plan, found: Sequence[Change]) -> None:
     if made.fits and best.keys:
         out.say(f"To run it so:  {_keys(best.keys)}")
     if best.learning > MACHINE:
-        out.say(f"Ranks are on one machine: it needs one with {best.learning} GPUs for them.")
+        out.say(f"Ranks are on one machine, which needs {best.learning} GPUs for them, or on a cluster's ([cluster]).")
     for one in found:
         out.say(f"  {_words(one)}: then it fits, {one.plan.best.seconds:,.1f} s a step")
     if not made.fits and not found:
