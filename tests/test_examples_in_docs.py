@@ -34,6 +34,7 @@ NOT_OURS = {  # commands that are somebody else's, and why they are not looked a
     "docker": "needs its daemon, and a GPU",
     "pip": "an installation takes a network and minutes",
     "vllm": "vLLM is no dependency",
+    "export": "sets a variable of the shell",
     "ray": "starts a cluster, or asks one",
     ".venv/bin/pre-commit": "changes the checkout",
 }

@@ -287,7 +287,7 @@ def test_what_to_run_and_the_host_s_memory_are_said(capsys: pytest.CaptureFixtur
     assert "--engine.devices '[\"" in said
     assert "Of the host's memory, all processes together:" in said
     run_plan(Path("math_dual"), [], 16, "h100", Known(), None, None, [], None, "")
-    assert "Ranks are on one machine: it needs one with 16 GPUs" in capsys.readouterr().out
+    assert "Ranks are on one machine, which needs 16 GPUs for them" in capsys.readouterr().out
     worker = as_json(planned(math("--rollout.processes", "2")), [])["best"]["processes"][-1]
     assert (worker["count"], worker["room"]) == (2, None)
 
