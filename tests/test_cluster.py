@@ -136,6 +136,7 @@ def _version() -> str:
 
 @pytest.mark.slow
 class TestEngines:
+    @pytest.mark.skipif(not NIGHT, reason="a fifth of a minute: make nightly")
     def test_one_gets_its_weights_on_its_own_node_and_comes_again_where_it_is_killed(
         self, cluster: Any, tmp_path: Path, tiny_tokenizer: Any
     ) -> None:

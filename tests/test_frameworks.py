@@ -37,6 +37,7 @@ def run_of(example: str, output: Path, *changes: str) -> list[list[Episode]]:
     return [list(read_episodes(step)) for step in folder.recorded_steps()]
 
 
+@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
 def test_a_graph_of_langgraph_gives_the_tokens_and_losses_of_the_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from marft.training import Silent, train
 from tests.helpers import recipe, settings
 from tests.runs import Listening, contents, finished
 from tests.test_cli import run as command
+
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 class TestGoingOn:
@@ -258,6 +261,7 @@ class TestResumeOrStart:
         text = command(capsys, *words, *small, "4", "--overwrite", status=2)
         assert "--resume-or-start goes on where there is a run, and --overwrite says otherwise" in text
 
+    @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
     @pytest.mark.slow
     def test_so_does_python(self, tmp_path: Path) -> None:
         changes = {"output": str(tmp_path), "device": "cpu", "rollout.tasks_per_step": 2}

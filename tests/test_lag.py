@@ -92,6 +92,7 @@ def test_what_a_step_learns_from_has_the_keys_of_a_synchronous_run(
             assert [a.versions for a in mine.actions] == [a.versions for a in theirs.actions]
 
 
+@pytest.mark.skipif(not NIGHT, reason="a fifth of a minute: make nightly")
 def test_a_run_that_goes_on_learns_from_what_had_been_played(tmp_path: Path) -> None:
     """Nothing twice, and nothing left out."""
     run = run_of(tmp_path, 1, "--rollout.reuse", "2")

@@ -22,6 +22,8 @@ from marft.training import train
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 from tests.helpers import recipe, settings
 
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
 slow = pytest.mark.slow
 PROCESS = ("--engine.kind", "process")
 CLOSE = 1e-5  # nats a token: float32 products in batches of other shapes
@@ -196,6 +198,7 @@ def _parent(stat: Path) -> int:
         return 0
 
 
+@pytest.mark.skipif(not NIGHT, reason="a sixth of a minute: make nightly")
 @slow
 def test_a_training_run_learns_from_what_the_learner_would_have_sampled(tmp_path: Path) -> None:
     """One policy is an adapter, the other has all its weights sent at every step: two processes."""

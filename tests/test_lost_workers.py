@@ -24,6 +24,8 @@ from tests.crews import crew
 from tests.helpers import until
 from tests.test_workers import NOTHING_LOST
 
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -97,6 +99,7 @@ class TestLostWorkers:
             assert "good bye" in err
             assert "\x1b" not in err
 
+    @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
     @pytest.mark.slow
     def test_all_of_them_can_be_lost_at_once(self, rollouts: WorkerRollouts) -> None:
         rollouts.set_aside.clear()

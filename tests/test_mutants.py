@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+
 DRIVER = Path(__file__).parents[1] / "tools" / "mutants" / "run.py"
 
 SUMS = '''
@@ -203,6 +205,7 @@ def test_what_runs_on_import_is_mutated_where_pytest_imports_a_module_for_its_ex
     assert "2 killed" in printed
 
 
+@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute, and make mutants-sample is one: make nightly")
 @pytest.mark.slow
 def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:
     settings = done / "mutants.toml"

@@ -243,8 +243,8 @@ def test_one_process_alone_imports_nothing_of_several(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys, marft.training; from marft.models.pool import Models\n"
-        "of_several = {'marft.ranks.company', 'marft.ranks.group', 'marft.models.sharding'}\n"
+        "import sys, marft.training; from marft.workers import crew, worker; from marft.models.pool import Models\n"
+        "of_several = {'marft.ranks.company', 'marft.ranks.group', 'marft.models.sharding', 'ray'}\n"
         "assert of_several.isdisjoint(sys.modules), 'imported where one process learns'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

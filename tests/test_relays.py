@@ -153,6 +153,7 @@ class TestStarting:
         assert {child.outcome() for child in made} <= {"was killed (SIGTERM)", "was killed (SIGKILL)"}
 
     @pytest.mark.slow
+    @pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="a third of a minute: make nightly")
     def test_ray_is_imported_by_nobody_who_does_not_ask_for_it(self, tmp_path: Path) -> None:
         """It is in the way of whoever tries."""
         (tmp_path / "ray.py").write_text("raise SystemExit('ray was imported')")
