@@ -41,7 +41,7 @@ test: install
 	$(BIN)/pytest --numprocesses auto -m "not slow"
 
 test-slow: install
-	$(BIN)/pytest --numprocesses auto -m slow
+	$(BIN)/pytest --numprocesses auto --dist loadfile -m slow
 
 test-vllm: install
 	$(BIN)/marft engine install vllm $(if $(shell command -v nvidia-smi),,--cpu)
