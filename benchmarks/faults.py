@@ -173,10 +173,11 @@ def save(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     """The results, for people too."""
     met = ", ".join(f"{count} of {kind}s" for kind, count in sorted(found["kills"].items()))
     where = "of a Ray cluster on one machine" if arguments.cluster else "on one machine"
+    asked = f' --engine "{arguments.engine}"' * bool(arguments.engine) + " --cluster" * arguments.cluster
     lines = [
         f"The demo for {found['steps']} steps with {arguments.processes} worker processes {where}, engine "
         f"{arguments.engine or 'in process'}: {sum(found['kills'].values())} kills ({met}) at moments of chance "
-        "(`python benchmarks/faults.py`):",
+        f"(`python benchmarks/faults.py{asked}`):",
         "",
         f"- episodes: {found['wanted']} asked for, {found['recorded']} recorded; {found['lost']} lost, {found['twice']}"
         f" recorded twice, {found['failed']} failed, {found['unplayed']} with a reward and nothing played",
