@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from tests.test_resume import StopAfter
 
 FULL = ("--policies.actor.train", "full", "--policies.reasoner.train", "full")
 SMOOTH = ("--algorithm.critic.epsilon", "1e-4", "--algorithm.optimizer.epsilon", "1e-4")
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 HALVES = {"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}
 
 
@@ -239,6 +241,7 @@ def of_ranks(ranks: Group, run: RunSettings, parts: bool) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="processes: make nightly")
 @pytest.mark.parametrize("parts", [True, False], ids=["in parts", "whole"])
 def test_ranks_learn_what_one_does(parts: bool, tmp_path: Path, multiplies_halves: None) -> None:
     run = recipe(tmp_path, "marft", *FULL, *SMOOTH, dtype="bfloat16")

@@ -79,7 +79,8 @@ def kept(one: Pass) -> float:
     """Bytes kept until the backward pass begins; with gradient checkpointing the stream between layers alone."""
     if one.recomputes:
         return one.tokens * (one.shape.layers + 1) * FLOAT * one.shape.hidden
-    return one.tokens * one.shape.layers * kept_of_layer(one)
+    last_norm = 2 * FLOAT * one.shape.hidden * one.trained_whole
+    return one.tokens * (one.shape.layers * kept_of_layer(one) + last_norm)
 
 
 def beside(one: Pass) -> float:
