@@ -211,11 +211,11 @@ class Models:
             keep: this rank holds them all, until :meth:`let_go`.
             on_host: it holds them in the host's memory, where they can be read and nothing can be computed.
         """
-        for backbone in [backbone for _, backbone in self.backbones() if backbone.shards is not None]:
+        for shards in [backbone.shards for _, backbone in self.backbones() if backbone.shards is not None]:
             if on_host:
-                backbone.shards.copy(keep)
+                shards.copy(keep)
             else:
-                backbone.shards.gather(keep)
+                shards.gather(keep)
 
     def let_go(self) -> None:
         """Hold this rank's parts alone, where ranks hold parts."""
