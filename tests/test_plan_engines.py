@@ -118,9 +118,10 @@ class TestApart:
         assert [one.on_card for one in engines(made).values()] == pytest.approx([0.4 * 80e9] * 2)
 
     def test_a_request_s_rows_are_divided_among_replicas_and_its_logits_among_cards(self) -> None:
-        (each,) = engines(planned(math(*VLLM), 3, known=KNOWN_LENGTHS)).values()
-        assert each.count in (1, 2)
-        assert taken(each, "logits") == 2 * 4 * 64 / each.count * SHAPE.vocabulary
+        for split in planned(math(*VLLM), 3, known=KNOWN_LENGTHS).splits:
+            (each,) = (one for one in split.processes if "vllm" in one.name)
+            assert each.count == split.sampling in (1, 2)
+            assert taken(each, "logits") == 2 * 4 * 64 / each.count * SHAPE.vocabulary
         large = KNOWN["qwen2.5-72b"]
         split = planned(math(*VLLM, size="72B"), 5, "a100-80", known=KNOWN_LENGTHS).splits[3]
         (vllm,) = (one for one in split.processes if "vllm" in one.name)
@@ -134,6 +135,12 @@ class TestApart:
         weights = 2 * (shape.parameters + 2 * shape.adapter_parameters(8, ("q_proj", "v_proj")))
         token = (weights + 150 * 2 * 2 * 64 * 1024) / (2 * 1555e9 * 0.6) + 2e-3
         assert seconds(split, "writing") == pytest.approx(2 * 100 * token)  # one agent after the other
+
+    def test_who_has_an_engine_for_itself_still_waits_for_the_agent_before(self) -> None:
+        known = Known(prompt=100, action=100, longest=100)
+        one, two = planned(math(*VLLM, tasks=1), 3, known=known).splits
+        assert (one.sampling, two.sampling) == (1, 2)
+        assert seconds(two, "writing") == seconds(one, "writing") > 0
 
     def test_rows_that_a_card_has_no_room_for_wait(self) -> None:
         shape, reached = KNOWN["qwen2.5-7b"], Efficiencies()
