@@ -118,8 +118,9 @@ class TestFrames:
         with pytest.raises(ValueError, match="no message"):
             unpacked(frame[LENGTHS.size :], size, {kind.__name__: kind for kind in FROM_ENGINE})
 
-    def test_arrays_of_objects_are_no_message(self) -> None:
-        frame = packed(Said(1, np.zeros(1, np.int32), np.zeros(1, np.float32), "", 0, 0)).replace(b"<i4", b"|O8")
+    @pytest.mark.parametrize(("kind", "other"), [(b"<i4", b"|O8"), (b'"finish": ""', b'"finish": 12')])
+    def test_arrays_of_objects_and_numbers_for_texts_are_no_message(self, kind: bytes, other: bytes) -> None:
+        frame = packed(Said(1, np.zeros(1, np.int32), np.zeros(1, np.float32), "", 0, 0)).replace(kind, other)
         _, size = LENGTHS.unpack(frame[: LENGTHS.size])
         with pytest.raises(ValueError, match="no message"):
             unpacked(frame[LENGTHS.size :], size, KINDS)

@@ -173,6 +173,11 @@ class TestApart:
         assert vllm.room == pytest.approx(0.97 * 80e9 - run.always)
         assert run.always > 2 * SHAPE.parameters
 
+    def test_engines_are_on_the_gpus_after_those_that_learn(self) -> None:
+        for split in planned(math(*VLLM), 4).splits:
+            first = split.learning
+            assert split.keys["engine.devices"] == [str(number) for number in range(first, first + split.sampling)]
+
     def test_adapters_that_do_not_learn_are_not_published(self) -> None:
         frozen = ("--policies.reasoner.train", "frozen", "--policies.reasoner.adapter", "somewhere")
         split = planned(math(*VLLM, *frozen), 2).best

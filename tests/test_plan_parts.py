@@ -16,9 +16,11 @@ from marft.planning.activations import Pass, back, beside, chunk_rows, head, kep
 from marft.planning.cards import card_named
 from marft.planning.company import Company
 from marft.planning.known import KNOWN
-from marft.planning.memory import Place, Process, passes
-from marft.planning.plan import Ask, Plan, plan
+from marft.planning.memory import Part, Place, Process, passes
+from marft.planning.plan import Ask, Plan, Split, plan
 from marft.planning.precisions import Precision
+from marft.planning.seconds import Phase
+from marft.planning.shards import Sharded, gathered, gathering
 from marft.planning.work import Known, Lengths, PolicyWork
 
 SHAPE = KNOWN["qwen2.5-3b"]
@@ -96,11 +98,31 @@ class TestParts:
         assert Precision(True, on_cpu=True).weights(SHAPE) == 2 * SHAPE.matrix_parameters + 4 * rest
         assert Precision(True, on_cpu=True).element == 4
 
+    def test_what_is_gathered_is_a_layer_with_its_buffer_and_where_it_learns_its_gradient(self) -> None:
+        for trained, layers in ((False, 2), (True, 3)):
+            one = Sharded("base", SHAPE, 4, 4, trained)
+            root = 4 * (SHAPE.head_parameters + SHAPE.hidden)  # its head is its embeddings
+            layer = (4 * SHAPE.parameters - root) / 36
+            assert gathered([one]) == pytest.approx(2 * root + layers * layer)
+            assert gathering([one]) == pytest.approx(4 * SHAPE.parameters + layer)
+
     def test_programs_are_told_the_host_s_bytes_and_the_card_s_apart(self) -> None:
         made = planned(math())
         (process,) = made.best.processes
         (told,) = as_json(made, [])["best"]["processes"]
         assert (told["bytes"], told["host_bytes"]) == (process.on_card, process.on_host)
+
+
+def test_the_best_split_fits_though_one_that_does_not_is_faster() -> None:
+    def split(seconds: float, over: float) -> Split:
+        return Split(
+            1, 1, (Process("p", (Part("a", 10.0 + over),), 10.0, "h100"),), (Phase("x", seconds, "learning"),), 0
+        )
+
+    made = planned(math())
+    fast, slow, slower = split(1.0, 2.0), split(2.0, 0.0), split(3.0, -1.0)
+    assert replace(made, splits=(fast, slower, slow)).best is slow
+    assert replace(made, splits=(fast, split(0.5, 9.0))).best.seconds == 0.5
 
 
 @dataclass(frozen=True)
