@@ -233,6 +233,26 @@ def test_options_are_weighed_at_their_temperature_with_the_weights_of_when_they_
     served(use)
 
 
+def test_options_that_are_weighed_when_whole_weights_are_replaced_are_weighed_with_those_before(
+    served: Callable[..., None], model: Callable[[float], str]
+) -> None:
+    as_it_is, other = model(1.0), model(1.1)
+
+    async def use(server: Server, connection: Connection) -> None:
+        server.heed(Load(1, "actor", 3, as_it_is, whole=True))
+        server.heed(Weigh(20, "actor", PROMPT, *OPTIONS, 1.0))
+        alone = await connection.heard(Weighed, 20)
+        server.heed(Weigh(21, "actor", PROMPT, *OPTIONS, 1.0))
+        server.heed(Load(2, "actor", 4, other, whole=True))
+        server.heed(Weigh(22, "actor", PROMPT, *OPTIONS, 1.0))
+        again, after = [await connection.heard(Weighed, number) for number in (21, 22)]
+        assert (again.lowest, after.lowest) == (3, 4)
+        assert again.log_probs == pytest.approx(alone.log_probs, abs=1e-5)
+        assert after.log_probs != pytest.approx(alone.log_probs, abs=1e-3)
+
+    served(use)
+
+
 def test_an_error_here_ends_the_process(served: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
 
