@@ -113,11 +113,13 @@ class TestOpening:
         assert (opened.rows, opened.context, opened.adapters, opened.rank) == (7, 128, 2, 16)
         assert opened.options["device"] == run.device
 
-    @pytest.mark.parametrize(("train", "dtype"), [("lora", "bfloat16"), ("full", "float32")])
-    def test_whole_weights_are_sampled_from_as_they_are_learned(self, train: str, dtype: str) -> None:
+    @pytest.mark.parametrize(
+        ("train", "half", "dtype"), [("lora", True, "bfloat16"), ("full", True, "bfloat16"), ("full", False, "float32")]
+    )
+    def test_whole_weights_are_sampled_from_as_they_are_computed(self, train: str, half: bool, dtype: str) -> None:
         run = settings("tiny", "runs", *PROCESS, "--models.base.dtype", "bfloat16")
         engine: Any = run.engine
-        assert opened_process(engine, run, models(a=policy(None, train)), ["a"]).dtype == dtype
+        assert opened_process(engine, run, models(a=policy(SimpleNamespace(half=half), train)), ["a"]).dtype == dtype
 
     def test_vllm_has_room_for_every_adapter_and_the_longest_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(vllm, "_holding_of", lambda _: None)

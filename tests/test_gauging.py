@@ -81,12 +81,13 @@ def test_utilization_is_of_all_rows_that_were_learned_from(driver: dict[str, Any
     assert share == pytest.approx(done / (989e12 * 0.5 * 2))
 
 
-def test_what_is_trained_whole_is_held_to_the_rate_that_it_is_computed_at() -> None:
+@pytest.mark.parametrize(("dtype", "rate"), [("bfloat16", 989e12), ("float32", 67e12)])
+def test_what_is_trained_whole_is_held_to_the_rate_that_it_is_computed_at(dtype: str, rate: float) -> None:
     words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--algorithm.epochs", "1")
-    found = Utilization.of(math(*words), H100)
+    found = Utilization.of(math(*words, "--models.base.dtype", dtype), H100)
     assert found is not None
     share = found.share([Row("actor", 100, 30), Row("reasoner", 100, 30)], 2.0)
-    assert share == pytest.approx(operations(100, 30, weights=6) / (67e12 * 2.0))
+    assert share == pytest.approx(operations(100, 30, weights=6) / (rate * 2.0))
 
 
 def test_recomputing_makes_it_no_better() -> None:

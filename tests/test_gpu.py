@@ -96,6 +96,16 @@ def test_it_learns_what_the_cpu_learns(tmp_path: Path, name: str) -> None:
             assert there[metric] == pytest.approx(here[metric], rel=2e-2, abs=1e-4), metric
 
 
+def test_a_whole_model_in_half_precision_learns_what_the_cpus_does_in_float32(tmp_path: Path) -> None:
+    full = ("--policies.actor.train", "full", "--policies.reasoner.train", "full")
+    there, here = (
+        begun(recipe(tmp_path, "marft", *full, "--device", device, dtype=dtype)).learn(episodes(), Progress(0, 0))
+        for device, dtype in ((DEVICE, "bfloat16"), ("cpu", "float32"))
+    )
+    for metric in ("gradient_norm", "entropy"):
+        assert there[metric] == pytest.approx(here[metric], rel=0.2), metric
+
+
 def test_half_precision_scores_what_the_cpus_does(tmp_path: Path) -> None:
     batch = samples_of(episodes())
     found = []

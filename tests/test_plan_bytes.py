@@ -137,17 +137,17 @@ def counted_and_planned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-32b", "qwen3-4b", "llama-3-8b"])
-@pytest.mark.parametrize("case", ["lora", "all layers", "two policies", "recomputed", "whole"])
+@pytest.mark.parametrize("case", ["lora", "all layers", "two policies", "recomputed", "whole", "whole in float32"])
 def test_what_a_forward_keeps_on_a_gpu_is_what_a_plan_says(
     name: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda q, k, v, **_: Flash.apply(q, k, v))
     monkeypatch.setattr(masking, "find_packed_sequence_indices", lambda _: None)  # which asks for values
     shape = replace(KNOWN[name], layers=LAYERS)
-    backbone = on_meta(name, shape, torch.float32 if case == "whole" else torch.bfloat16)
-    if case == "whole":
+    backbone = on_meta(name, shape, torch.float32 if case == "whole in float32" else torch.bfloat16)
+    if case.startswith("whole"):
         backbone.model.requires_grad_(True)
-    targets = () if case == "whole" else ALL if case == "all layers" else ("q_proj", "v_proj")
+    targets = () if case.startswith("whole") else ALL if case == "all layers" else ("q_proj", "v_proj")
     counted, planned = counted_and_planned(
         backbone, shape, targets, 2 if case == "two policies" else 1, case == "recomputed"
     )

@@ -55,10 +55,10 @@ class TestInProcess:
         few = planned(math(tasks=4), known=KNOWN_LENGTHS).best.processes[0]
         assert taken(few, "kept prefixes") == token * 8 * 150
 
-    def test_a_policy_that_is_tuned_whole_has_a_running_batch_of_its_own_in_float32(self) -> None:
+    def test_a_policy_that_is_tuned_whole_has_a_running_batch_of_its_own(self) -> None:
         process = planned(math(*WHOLE), known=KNOWN_LENGTHS).best.processes[0]
         base, whole = taken(process, "keys and values of base"), taken(process, "keys and values of reasoner")
-        assert whole == 2 * base > 0
+        assert whole == base > 0
         both = planned(math(*WHOLE, "--policies.actor.train", "full"), known=KNOWN_LENGTHS).best.processes[0]
         assert [part.name for part in both.parts if "keys and values" in part.name] == [
             "keys and values of reasoner",
@@ -106,9 +106,18 @@ class TestApart:
         found = engines(planned(math(*engine, *WHOLE), 2))
         assert list(found) == [f"{kind} of base", f"{kind} of reasoner"]
         assert taken(found[f"{kind} of base"], "weights") == 2 * SHAPE.parameters + slot * ADAPTER
-        assert taken(found[f"{kind} of reasoner"], "weights") == 4 * SHAPE.parameters
+        assert taken(found[f"{kind} of reasoner"], "weights") == 2 * SHAPE.parameters
         alone = math(*engine, *WHOLE, "--policies.actor.train", "full")
         assert list(engines(planned(alone, 2))) == [f"{kind} of reasoner", f"{kind} of actor"]
+
+    def test_on_a_processor_whole_weights_are_sampled_from_in_float32_whatever_the_base_is_held_in(self) -> None:
+        half = ("--models.base.dtype", "bfloat16")
+        found = engines(planned(math(*PROCESS, *WHOLE, *half), 2, "cpu", known=KNOWN_LENGTHS))
+        base, whole = found["process of base"], found["process of reasoner"]
+        assert taken(whole, "weights") == 4 * SHAPE.parameters
+        rest = SHAPE.parameters - SHAPE.matrix_parameters
+        assert taken(base, "weights") == 2 * SHAPE.matrix_parameters + 4 * (rest + ADAPTER)
+        assert taken(whole, "keys and values") == taken(base, "keys and values") == 2 * 4 * 36 * 256 * 64 * 328
 
     def test_processes_on_the_same_card_have_its_room_together(self) -> None:
         assert not planned(math(*VLLM, *WHOLE, size="0.5B"), 2).fits

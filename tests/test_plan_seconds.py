@@ -101,12 +101,14 @@ def test_where_all_is_trained_a_weight_takes_six_operations_and_else_four() -> N
     assert frozen == pytest.approx(4 * SHAPE.matrix_parameters + attention + 4 * SHAPE.head_parameters / 4)
 
 
-def test_what_is_trained_whole_is_computed_at_a_card_s_float32_rate() -> None:
+@pytest.mark.parametrize(("dtype", "flops"), [("bfloat16", 989e12), ("float32", 67e12)])
+def test_what_is_trained_whole_is_computed_at_the_rate_of_its_precision(dtype: str, flops: float) -> None:
     words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--algorithm.epochs", "1")
-    run = math(*words)
-    made = plan(run, Ask(1, card_named("h100"), Known(prompt=1500, action=500, longest=500)))
+    reached = Efficiencies().with_changes(["launch=1e-9"])
+    known = Known(prompt=1500, action=500, longest=500)
+    made = plan(math(*words, "--models.base.dtype", dtype), Ask(1, card_named("h100"), known, efficiencies=reached))
     actor = next(policy for policy in made.work.policies if policy.name == "actor")
-    rate = Efficiencies().rate(67e12, 3350e9)
+    rate = reached.rate(flops, 3350e9)
     assert seconds(made.best, "update") == pytest.approx(actor.tokens * learned(SHAPE, actor, False, False) / rate)
 
 

@@ -111,13 +111,14 @@ def test_an_optimizer_has_twelve_bytes_a_number_and_the_host_a_copy() -> None:
     assert taken(run, "copy of what learns") == 12 * numbers
 
 
-def test_a_policy_of_whole_weights_is_float32_beside_its_base() -> None:
-    run = math("--policies.reasoner.train", "full")
-    process, numbers = planned(run).best.processes[0], KNOWN["qwen2.5-3b"].parameters
-    assert taken(process, "weights of base") == 2 * numbers
-    assert taken(process, "base in float32") == 4 * numbers
-    assert taken(process, "weights of reasoner") == 4 * numbers
+@pytest.mark.parametrize(("card", "policy", "for_kl"), [("h100", 4 + 2, 0), ("cpu", 4, 4)])
+def test_whole_weights_are_masters_and_their_rounding_and_on_a_cpu_float32(card: str, policy: int, for_kl: int) -> None:
+    run = math("--policies.reasoner.train", "full", "--models.base.dtype", "bfloat16")
+    process, numbers = planned(run, card).best.processes[0], KNOWN["qwen2.5-3b"].parameters
+    assert taken(process, "base in float32") == for_kl * numbers
+    assert taken(process, "weights of reasoner") == policy * numbers
     assert taken(process, "optimizer of reasoner") == 8 * numbers
+    assert taken(process, "gradient of reasoner") == 4 * numbers
 
 
 def test_memory_grows_with_a_micro_batch_and_not_with_the_vocabulary_times_tokens() -> None:

@@ -29,7 +29,7 @@ class ModelSettings(Settings):
     path: Filled  # "tiny", a folder, or a Hugging Face id; of a remote model its name there
     endpoint: TeammateEndpoint | None = None  # where a remote model is reached
     revision: Filled = "main"  # of a Hugging Face id: branch, tag or commit
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 on GPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # that is computed in; auto: float32 on CPU, bfloat16 on GPU
     context: CountOrNone = 0  # tokens, prompt and action together; 0: what it, or its reader, is made for
     chat_template: str = ""  # a Jinja file that replaces the tokenizer's own
     template_options: Plain = {}  # passed to the chat template, e.g. enable_thinking = false

@@ -114,7 +114,8 @@ class Weights:
         _without_sampling(self.draft / path)
         self._tokenizer(policy.model).save_pretrained(self.draft / path)
         model = name if name not in self.run.models else f"{name}-weights"
-        tables["models"][model] = {**tables["models"][policy.model], "path": path, "dtype": "float32"}
+        dtype = json.loads((trained / "config.json").read_text(encoding="utf-8")).get("dtype", "float32")
+        tables["models"][model] = {**tables["models"][policy.model], "path": path, "dtype": dtype}
         tables["models"][model].pop("revision", None)
         if tables["models"][model].get("chat_template"):
             self.shipped.paths.append(f"models.{model}.chat_template")

@@ -8,8 +8,6 @@ from typing import cast
 
 import numpy as np
 from torch import Tensor
-from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.errors import RunError
@@ -38,7 +36,7 @@ from marft.learning.measuring import (
     measure_base_kl,
 )
 from marft.learning.metering import Meter
-from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
+from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, under
 from marft.learning.probing import Probes
 from marft.learning.ranks import ALONE, Ranks
 from marft.learning.rewarding import rewards_for_credit, success_metrics
@@ -89,8 +87,8 @@ class Learner:
         self.trained = run.trained_policies
         offload = run.training.offload_optimizer
         self.optimizers = {
-            name: PolicyOptimizer(
-                models.policies[name].parameters(), run.algorithm.optimizer, run.learning_rate(name), steps, offload
+            name: PolicyOptimizer.of(
+                models.policies[name], run.algorithm.optimizer, run.learning_rate(name), steps, offload
             )
             for name in self.trained
             if models.policies[name].backbone.here
@@ -200,24 +198,16 @@ class Learner:
 
         Where ranks hold parts of it, all of them make this call together.
         """
-        return {
-            f"{part}/{name}": whole(tensor)
-            for part, (optimizer, parameters) in self._stepped().items()
-            for name, tensor in optimizer_tensors(optimizer, parameters).items()
-        }
+        critic = optimizer_tensors(self.critic.optimizer, self.critic.parameters()) if self.critic else {}
+        parts = {"critic": critic, **{f"policies/{name}": it.state() for name, it in self.optimizers.items()}}
+        return {f"{part}/{name}": whole(tensor) for part, state in parts.items() for name, tensor in state.items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Undo :meth:`optimizer_state`."""
-        for part, (optimizer, parameters) in self._stepped().items():
-            named = {f"{part}/{name}": parameter for name, parameter in parameters.items()}
-            restore_optimizer(optimizer, named, state)
-        for it in self.optimizers.values():
-            it.put_away()
-
-    def _stepped(self) -> dict[str, tuple[Optimizer, Mapping[str, Parameter]]]:
-        critic = {"critic": (self.critic.optimizer, self.critic.parameters())} if self.critic else {}
-        policies = {f"policies/{name}": (it.optimizer, it.parameters) for name, it in self.optimizers.items()}
-        return {**critic, **policies}
+        if self.critic:
+            restore_optimizer(self.critic.optimizer, self.critic.parameters(), under(state, "critic"))
+        for name, it in self.optimizers.items():
+            it.load_state(under(state, f"policies/{name}"))
 
     def _stateful(self) -> dict[str, Stateful]:
         parts: dict[str, object] = {"credit": self.credit, "schedule": self.schedule}

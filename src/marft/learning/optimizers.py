@@ -6,15 +6,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from marft.config.algorithm import OptimizerSettings
 from marft.models.devices import read_all
+from marft.models.masters import Masters
 from marft.models.parts import local, part_of, whole
 
+if TYPE_CHECKING:
+    from marft.models.pool import Policy
+
 HOST = torch.device("cpu")
+MASTER = "master"
 
 
 def rate_at(settings: OptimizerSettings, step: int, steps: int) -> float:
@@ -44,17 +50,19 @@ class PolicyOptimizer:
     """Steps one policy. Parameters and moments are float32, whatever the base's dtype.
 
     Args:
+        masters: those that the parameters are, which are remembered: what is saved of the policy is their rounding.
         offload: keep the moments in the host's memory, and bring them to the parameters for a step alone.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, learning_rate: float, steps: int,
-        offload: bool = False,
+        masters: Masters | None = None, offload: bool = False,
     ) -> None:  # fmt: skip
         assert parameters, "a trained policy has parameters"
         assert all(parameter.dtype == torch.float32 for parameter in parameters.values())
         self.parameters = dict(parameters)
-        self.settings, self.learning_rate, self.steps, self.offload = settings, learning_rate, steps, offload
+        self.settings, self.learning_rate, self.steps = settings, learning_rate, steps
+        self.masters, self.offload = masters, offload
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=learning_rate,
@@ -63,6 +71,14 @@ class PolicyOptimizer:
             weight_decay=settings.weight_decay,
             foreach=True,
         )
+
+    @classmethod
+    def of(
+        cls, policy: Policy, settings: OptimizerSettings, learning_rate: float, steps: int, offload: bool = False
+    ) -> PolicyOptimizer:
+        """Of all that a policy learns."""
+        parameters = policy.parameters()
+        return cls(parameters, settings, learning_rate, steps, policy.masters, offload)
 
     def begin_step(self, step: int) -> float:
         """Set the learning rate of training step ``step`` → the rate."""
@@ -84,13 +100,35 @@ class PolicyOptimizer:
         """Parameters ``fraction`` of the way from one snapshot to another; moments stay."""
         for parameter, a, b in zip(self.parameters.values(), before.parameters, after.parameters, strict=True):
             local(parameter).copy_(torch.lerp(a, b, fraction))
+        self.settle()
 
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """Parameters and moments as they were."""
         for parameter, value in zip(self.parameters.values(), snapshot.parameters, strict=True):
             local(parameter).copy_(value)
+        self.settle()
         put_back(self.optimizer, self.parameters, snapshot.moments)
+
+    def state(self) -> dict[str, Tensor]:
+        """What is remembered, flat: Adam's state, and ``<parameter>.master``; in parts where the parameters are."""
+        masters = {f"{name}.{MASTER}": parameter.detach() for name, parameter in self.parameters.items()}
+        return optimizer_tensors(self.optimizer, self.parameters) | (masters if self.masters else {})
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undo :meth:`state`, from tensors that are whole. Masters are taken by parameters that are none, too."""
+        restore_optimizer(self.optimizer, self.parameters, tensors)
+        self.put_away()
+        for name, parameter in self.parameters.items():
+            if f"{name}.{MASTER}" in tensors:
+                local(parameter).copy_(local(part_of(tensors[f"{name}.{MASTER}"], parameter)))
+        self.settle()
+
+    def settle(self) -> None:
+        """Have the policy compute with what was written to its parameters."""
+        if self.masters:
+            self.masters.round()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -109,6 +147,7 @@ class PolicyOptimizer:
         """Step, on gradients that are clipped."""
         with self._moments_at_hand():
             self.optimizer.step()
+        self.settle()
 
     @contextmanager
     def _moments_at_hand(self) -> Iterator[None]:
@@ -143,6 +182,15 @@ def move(state: dict[str, Tensor], device: torch.device) -> None:
     for key in ("exp_avg", "exp_avg_sq"):
         if key in state:
             state[key] = state[key].to(device)
+
+
+def under(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """What is kept under a part's name, by names without it.
+
+    >>> under({"a/b/step": 1, "a/c/step": 2}, "a/b")
+    {'step': 1}
+    """
+    return {name.removeprefix(f"{part}/"): tensor for name, tensor in state.items() if name.startswith(f"{part}/")}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from marft.config.run import RunSettings, refuse_nothing_to_train
 from marft.learning.batching import Denominators, MicroBatch, Packing
 from marft.learning.interfaces import Floats
-from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer, step_all
+from marft.learning.optimizers import PolicyOptimizer, step_all, under
 from marft.learning.scoring import score
 from marft.models.devices import Awaited
 from marft.models.pool import Models
@@ -82,7 +82,7 @@ class Supervisor:
             }
         )
         self.optimizers = {
-            name: PolicyOptimizer(models.policies[name].parameters(), settings, run.sft.learning_rate, steps)
+            name: PolicyOptimizer.of(models.policies[name], settings, run.sft.learning_rate, steps)
             for name in run.trained_policies
         }
         self.packing = Packing(
@@ -132,14 +132,13 @@ class Supervisor:
         return {
             f"policies/{name}/{key}": tensor
             for name, it in self.optimizers.items()
-            for key, tensor in optimizer_tensors(it.optimizer, it.parameters).items()
+            for key, tensor in it.state().items()
         }
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Undo :meth:`optimizer_state`."""
         for name, it in self.optimizers.items():
-            named = {f"policies/{name}/{key}": parameter for key, parameter in it.parameters.items()}
-            restore_optimizer(it.optimizer, named, state)
+            it.load_state(under(state, f"policies/{name}"))
 
     def state_dict(self) -> dict[str, float]:
         """Nothing more is remembered from step to step."""

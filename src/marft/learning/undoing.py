@@ -62,6 +62,8 @@ class Before:
             for name, parameter in parameters.items():
                 local(parameter).copy_(values[name])
             put_back(optimizer, parameters, moments)
+        for policy in self._learner.optimizers.values():
+            policy.settle()
 
     def _copies(self, who: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``tensors`` in buffers of their own; Adam's are ``<parameter>.exp_avg`` and so on, and no parameter's."""

@@ -22,6 +22,7 @@ from marft.models.fused_decoder import fits, fused_forward, fused_layer
 from marft.models.log_probs import next_logits
 from marft.models.logit_shape import LogitShape
 from marft.models.lora import Adapter, MultiLoraLinear, Routing
+from marft.models.masters import Masters
 from marft.models.own_forward import own_hidden_states
 from marft.models.packed_rows import PackedRows
 from marft.models.tree_attention import TreePlan
@@ -62,6 +63,7 @@ class Backbone:
         self.plain = False  # whether to run the model's own forward, without packing
         self.wide = False  # whether the residual stream is float32 where the weights are not
         self.shards: Shards | None = None  # where its weights lie in parts on several ranks
+        self.masters: Masters | None = None  # where its weights learn, and are in half precision
         self.here = True  # whether this process holds its weights; else only their names, shapes and types are known
         self._device: torch.device | None = None  # where they would be
         head = model.get_output_embeddings()
@@ -211,6 +213,14 @@ class Backbone:
                 )
                 layer.training = True  # what switches it on
 
+    def learned(self) -> dict[str, nn.Parameter]:
+        """What learns where all weights do, by name: they themselves, or their masters in float32."""
+        own = dict(self.model.named_parameters()) if self.shards is None else self.shards.parameters
+        if not self.half:
+            return own
+        self.masters = self.masters or Masters(own)
+        return self.masters.parameters
+
     def base_weights(self) -> dict[str, Tensor]:
         """The base's own weights by their original names, adapters left out."""
         weights: dict[str, Tensor] = self.weights()
@@ -231,6 +241,8 @@ class Backbone:
             self.model.load_state_dict(weights)
         else:
             self.shards.take(weights)
+        if self.masters is not None:
+            self.masters.take(weights)
 
     def _linear_layers(self) -> Iterator[str]:
         """The names of the model's own linear layers, with adapters or without."""

@@ -29,7 +29,7 @@ def hold_in_half(backbone: Backbone) -> None:
     The matrices of its layers stay as they are; embeddings, head, norms and biases become float32. Bases whose layers
     run as modules of transformers stay as they are altogether.
     """
-    if backbone.half and on_host(backbone.head.weight) and backbone.fused and not _multiplies_halves_faster():
+    if backbone.half and on_host(backbone.head.weight) and backbone.fused and not multiplies_halves_faster():
         matrices = {id(layer.weight) for layer in backbone.decoder.layers.modules() if isinstance(layer, nn.Linear)}
         for parameter in backbone.model.parameters():
             if id(parameter) not in matrices:
@@ -46,6 +46,7 @@ def multiplied_as(weight: Tensor) -> torch.dtype:
     return torch.promote_types(weight.dtype, torch.float32)
 
 
-def _multiplies_halves_faster() -> bool:
+def multiplies_halves_faster() -> bool:
+    """Whether this processor multiplies half-precision numbers faster than float32 ones: on x86 it takes AMX."""
     has = torch.cpu.get_capabilities()
     return has["architecture"] != "x86_64" or bool(has.get("amx_bf16"))

@@ -15,6 +15,7 @@ from marft.models.backbone import Backbone
 from marft.models.checking import refuse_gaps, refuse_index, refuse_not_finite, refuse_whole_numbers
 from marft.models.formats import WHAT_TO_GIVE, cause_of, context_of, first_line, load_config
 from marft.models.forward_check import settle_forward
+from marft.models.held_in_half import multiplies_halves_faster
 from marft.models.paths import resolve_path
 from marft.models.quantised import to_one_dtype, written_out
 
@@ -47,6 +48,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def learned_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision in which a model computes that is tuned whole: its own, but float32 where a processor multiplies
+    half-precision numbers no faster."""
+    if device.type == "cpu" and not multiplies_halves_faster():
+        return torch.float32
+    return pick_dtype(name, device)
 
 
 def load_backbone(settings: ModelSettings, device: torch.device, dtype: torch.dtype, settled: bool = False) -> Backbone:
@@ -120,9 +129,10 @@ def load_weights(backbone: Backbone, folder: Path) -> None:
         ValueError: it is damaged, or of another model.
     """
     model, what = backbone.model, f"the weights at {folder}"
+    exact = torch.float32 if backbone.masters else backbone.head.weight.dtype
     try:
         loaded: Any = type(model).from_pretrained(
-            folder, config=deepcopy(model.config), dtype=backbone.head.weight.dtype, use_safetensors=True,
+            folder, config=deepcopy(model.config), dtype=exact, use_safetensors=True,
             ignore_mismatched_sizes=True, output_loading_info=True,
         )  # fmt: skip
     except Exception as error:

@@ -2,7 +2,8 @@
 
 With a frozen LM head the derivative of a token's log-probability with respect to its hidden state,
 ``(W[y] - Σ_v p_v W[v]) / τ``, needs nothing from upstream, so the forward computes it while the chunk's logits are at
-hand and the backward is one multiplication. A trained head recomputes its chunks in the backward instead.
+hand and the backward is one multiplication. A trained head recomputes its chunks in the backward instead; where it is
+in half precision, its gradient adds up over them in float32.
 
 A head in half precision is multiplied in float32: logits that are rounded to bfloat16 before the softmax miss by up to
 a tenth, and a derivative of rounded probabilities misses most where a token is nearly certain.
@@ -27,6 +28,7 @@ CHUNK_ELEMENTS = 2**22  # logits held at a time
 LEAST_CHUNK, LARGE_CHUNK = 256, 2**24  # rows of a chunk, unless so many would be more logits than that
 LEAST_ROWS = 16  # of a chunk: fewer are multiplied by other kernels, with other roundings
 FILLED_ROWS = 1024  # at most, of a chunk that is always full
+EXACT = (torch.float32, torch.float64)
 BLOCK = 8192  # rows of a half-precision head that are made float32 at a time, where no kernel mixes the two
 
 
@@ -72,6 +74,11 @@ def token_scores(
         )
         entropies = entropies if entropy_gradient else entropies.detach()
         return TokenScores(log_probs[:count], entropies[:count])
+    if weight_VD.dtype not in EXACT:
+        log_probs, entropies = _HalfHead.apply(  # type: ignore[no-untyped-call]
+            hidden_TD, weight_VD, bias_V, targets_T, temperatures_T, rows, shape, masks
+        )
+        return TokenScores(log_probs[:count], (entropies if entropy_gradient else entropies.detach())[:count])
     chunks = [
         checkpoint(_score_chunk, h, weight_VD, bias_V, y, t, shape, some, use_reentrant=False)
         for h, y, t, some in _split(hidden_TD, targets_T, temperatures_T, masks, rows)
@@ -97,12 +104,14 @@ def scaled_logits(
     shape: LogitShape = AS_THEY_ARE,
 ) -> Tensor:
     """Logits over temperature, in float32 or better."""
-    if weight.dtype in (torch.float32, torch.float64):
-        logits = linear(hidden.to(weight.dtype), weight, bias)
-    else:
-        logits = _half_product(hidden.to(weight.dtype), weight.t())
-        logits = logits if bias is None else logits.add_(bias)
-    return _tempered(shape(logits), temperatures)
+    return _tempered(shape(_logits(hidden, weight, bias)), temperatures)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.dtype in EXACT:
+        return linear(hidden.to(weight.dtype), weight, bias)
+    logits = _half_product(hidden.to(weight.dtype), weight.t())
+    return logits if bias is None else logits.add_(bias)
 
 
 def next_logits(
@@ -110,7 +119,7 @@ def next_logits(
 ) -> Tensor:
     """As :func:`scaled_logits`, for few rows whose scores are compared with nobody's to the bit: as ``W hᵀ`` on a CPU,
     which reads the weights as they lie. They lie in columns then."""
-    if not on_host(weight) or weight.dtype not in (torch.float32, torch.float64):
+    if not on_host(weight) or weight.dtype not in EXACT:
         return scaled_logits(hidden, weight, bias, temperatures, shape)
     logits = (weight @ hidden.to(weight.dtype).t()).t()
     return _tempered(shape(logits if bias is None else logits + bias), temperatures)
@@ -149,7 +158,11 @@ def _score_chunk(
     masks: PackedMasks | None,
 ) -> tuple[Tensor, Tensor]:
     """As :class:`_FrozenHead` computes them, to the bit, for autograd."""
-    logits = masked(scaled_logits(hidden, weight, bias, temperatures, shape), masks)
+    return _scored(masked(scaled_logits(hidden, weight, bias, temperatures, shape), masks), targets)
+
+
+def _scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs of targets and entropies, for autograd."""
     z = logits - logits.detach().amax(-1, keepdim=True)
     p = z.exp()
     total = p.sum(-1)
@@ -205,6 +218,55 @@ class _FrozenHead(torch.autograd.Function):
         if entropy_slopes and entropy_grad is not None:
             out = out.addcmul(entropy_grad[:, None], entropy_slopes[0])
         return out.to(ctx.dtype), None, None, None, None, None, None, None, None
+
+
+class _HalfHead(torch.autograd.Function):
+    """Under a head in half precision that learns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperatures: Tensor | None,
+        rows: int,
+        shape: LogitShape,
+        masks: PackedMasks | None,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures)
+        ctx.rows, ctx.shape, ctx.masks = rows, shape, masks
+        chunks = [
+            _score_chunk(h, weight, bias, y, t, shape, some)
+            for h, y, t, some in _split(hidden, targets, temperatures, masks, rows)
+        ]
+        log_probs, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperatures = ctx.saved_tensors
+        of_hidden = []
+        of_weight = torch.zeros_like(weight, dtype=torch.float32)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        chunks = _split(hidden, targets, temperatures, ctx.masks, ctx.rows)
+        for (h, y, temperature, some), *grads in zip(
+            chunks, grad.split(ctx.rows), entropy_grad.split(ctx.rows), strict=True
+        ):
+            logits = _logits(h, weight, bias).requires_grad_()
+            with torch.enable_grad():
+                scores = _scored(masked(_tempered(ctx.shape(logits), temperature), some), y)
+            (slope,) = torch.autograd.grad(scores, logits, grads)
+            of_hidden.append(_times(slope, weight))
+            of_weight += _times(slope.t(), h.to(weight.dtype))
+            if of_bias is not None:
+                of_bias += slope.sum(0)
+        return (
+            torch.cat(of_hidden).to(hidden.dtype), of_weight.to(weight.dtype),
+            None if bias is None or of_bias is None else of_bias.to(bias.dtype), *[None] * 5,
+        )  # fmt: skip
 
 
 def _sum_of_those_that_can_be(z: Tensor) -> Tensor:

@@ -18,7 +18,16 @@ from marft.models.backbone import Backbone, Forward
 from marft.models.digests import digest_of, template_of
 from marft.models.formats import Format, load_formats, policy_context
 from marft.models.held_in_half import hold_in_half
-from marft.models.loading import check_vocabulary, load_backbone, load_weights, outline, pick_device, pick_dtype
+from marft.models.loading import (
+    check_vocabulary,
+    learned_dtype,
+    load_backbone,
+    load_weights,
+    outline,
+    pick_device,
+    pick_dtype,
+)
+from marft.models.masters import Masters
 from marft.models.memory import keep_freed_memory
 from marft.models.paths import resolve_path
 
@@ -34,7 +43,7 @@ class Policy:
     """π_θ by name: a backbone and, for LoRA, the adapter on it.
 
     ``reference`` is what KL to the untuned base is measured against: the base, in the precision that the policy is
-    trained in. ``reader`` is the base as it is loaded, which the critic reads with. A policy on a remote model has its
+    computed in. ``reader`` is the base as it is loaded, which the critic reads with. A policy on a remote model has its
     reader's backbone and tokenizer; nothing is ever sampled from them in its name.
     """
 
@@ -54,13 +63,17 @@ class Policy:
     def trained(self) -> bool:
         return self.settings.train != "frozen"
 
+    @property
+    def masters(self) -> Masters | None:
+        """Of its weights, where those are what learns, and are in half precision."""
+        return self.backbone.masters if self.adapter is None else None
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that training moves, by name."""
         if not self.trained:
             return {}
         if self.adapter is None:
-            shards = self.backbone.shards
-            return dict(self.backbone.model.named_parameters() if shards is None else shards.parameters)
+            return self.backbone.learned()
         found: dict[str, nn.Parameter] = {}
         for layer, adapter in self.backbone.adapters(self.adapter).items():
             found[f"{layer}.lora_A"], found[f"{layer}.lora_B"] = adapter.a, adapter.b
@@ -114,9 +127,10 @@ class Models:
         base, format = self.bases[base_name], self.formats[base_name]
         backbone, reference, adapter, lora = base, base, None, settings.lora
         if settings.train == "full":
-            backbone = self._load(base_name, run.models[settings.model], torch.float32)
+            dtype = learned_dtype(run.models[settings.model].dtype, self.device)
+            backbone = self._load(base_name, run.models[settings.model], dtype)
             backbone.model.requires_grad_(True)
-            reference = self._in_float32(run, base_name)
+            reference = base if backbone.half else self._in_float32(run, base_name)
         elif settings.train == "lora" or settings.adapter:
             adapter = name
             if settings.adapter:

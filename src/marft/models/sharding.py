@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from marft.models.fused_decoder import fused_layer
 from marft.models.parts import local, part_of, whole
@@ -63,12 +63,13 @@ class Shards:
         }
         self._pass = _Pass(backbone.model)
         layers = _layers(backbone)
+        in_float32 = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients, while they are summed
         for layer in layers:
-            fully_shard(layer, mesh=mesh, ignored_params=adapters)
+            fully_shard(layer, mesh=mesh, ignored_params=adapters, mp_policy=in_float32)
             if backbone.fused:
                 setattr(layer, FUSED, MethodType(fused_layer, layer))
                 register_fsdp_forward_method(layer, FUSED)
-        fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False)
+        fully_shard(self._pass, mesh=mesh, ignored_params=adapters, reshard_after_forward=False, mp_policy=in_float32)
         for adapter in adapters:
             adapter.data = adapter.data.to(backbone.device)  # where the parts are
         self._modules: list[Any] = [self._pass, *layers]
@@ -175,4 +176,5 @@ def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
             f"training.shard needs torch 2.13 or newer, and here is {torch.__version__}; set shard = false"
         )
     assert backbone.shards is None
+    assert backbone.masters is None, "masters of parts are parts"
     backbone.shards = Shards(backbone, mesh)

@@ -7,7 +7,8 @@ width, I the feed-forward's, Q and K the numbers of a token's queries and keys, 
   queries, keys, values and what attention gave, 2·Q + 2·K + H, and the feed-forward's two products, 2·I; all float32;
 - a frozen base on a GPU keeps the two streams in float32, attention's as above in e, three products of the
   feed-forward in e, and for each adapter a float32 copy of what it reads;
-- trained weights keep what each layer reads and what norms were made of: 6·D, 3·Q + 2·K + H, 4·I, float32.
+- trained weights keep what each layer reads, 2·D, 3·Q + 2·K, 4·I, in e, and in float32 what norms were made of, 4·D,
+  and H.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Pass:
 
     @property
     def element(self) -> int:
-        return FLOAT if self.trained_whole else self.precision.element
+        return self.precision.element
 
     @property
     def fused(self) -> bool:
@@ -63,7 +64,7 @@ def kept_of_layer(one: Pass) -> float:
         low = sum(policy.rank * len(policy.targets) for policy in one.policies) / len(one.policies)
         return FLOAT * (4 * wide + queries + 2 * inner + low) + attention + norms
     if one.trained_whole:
-        return FLOAT * (6 * wide + queries + 4 * inner) + attention + 2 * norms
+        return FLOAT * 4 * wide + e * (2 * wide + queries + 4 * inner) + attention + 2 * norms
     copies: float = sum(
         FLOAT * (shape.linear_layers()[target.rpartition(".")[2]][0] + policy.rank)
         for policy in one.policies
@@ -78,7 +79,8 @@ def kept(one: Pass) -> float:
     """Bytes kept until the backward pass begins; with gradient checkpointing the stream between layers alone."""
     if one.recomputes:
         return one.tokens * (one.shape.layers + 1) * FLOAT * one.shape.hidden
-    return one.tokens * one.shape.layers * kept_of_layer(one)
+    last_norm = 2 * FLOAT * one.shape.hidden * one.trained_whole
+    return one.tokens * (one.shape.layers * kept_of_layer(one) + last_norm)
 
 
 def beside(one: Pass) -> float:

@@ -95,8 +95,9 @@ class Place:
         return Precision.of(self.run.models[model], self.card)
 
     def sampling_precision(self, one: Sampled) -> Precision:
-        """What is tuned whole is float32."""
-        return Precision(False, self.card.is_cpu) if one.whole else self.precision(one.model)
+        """What is tuned whole is sampled from in what it is computed in."""
+        found = self.precision(one.model)
+        return Precision(half=False, on_cpu=True) if one.whole and found.widened else found
 
 
 ALONE = Company()
@@ -162,8 +163,8 @@ def _sharded(place: Place, model: str, company: Company, rank: int) -> list[Shar
     precision = place.precision(model)
     whole = [policy for policy in place.work.of_model(model) if policy.train == "full"]
     found = [Sharded(model, shape, precision.weights(shape) / shape.parameters, shares)]
-    found += [Sharded(model, shape, FLOAT, shares)] * bool(whole and precision.half)
-    return found + [Sharded(policy.name, shape, FLOAT, shares, trained=True) for policy in whole]
+    found += [Sharded(model, shape, FLOAT, shares)] * bool(whole and precision.widened)
+    return found + [Sharded(policy.name, shape, precision.element, shares, trained=True) for policy in whole]
 
 
 def _together(sharded: Sequence[Sharded], rank: int, card: Card, samples: bool) -> list[Part]:
@@ -190,7 +191,7 @@ def _weights(place: Place, model: str, shares: int) -> list[Part]:
     of_many = f", a part of {shares}" if shares > 1 else ""
     parts = [Part(f"weights of {model}{of_many}", precision.weights(shape) / shares)]
     full = any(policy.train == "full" for policy in place.work.of_model(model))
-    if full and precision.half:
+    if full and precision.widened:
         parts.append(Part(f"{model} in float32, for KL", FLOAT * shape.parameters / shares))
     return parts
 
@@ -201,6 +202,8 @@ def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> li
         return []
     what = "weights" if policy.train == "full" else "adapter"
     parts = [Part(f"{what} of {policy.name}", FLOAT * numbers)]
+    if policy.train == "full" and place.precision(policy.model).element < FLOAT:
+        parts.append(Part(f"weights of {policy.name}, rounded", place.precision(policy.model).element * numbers))
     if policy.train == "frozen":
         return parts
     parts.append(Part(f"optimizer of {policy.name}", MOMENTS * numbers, on_host=company.offload))

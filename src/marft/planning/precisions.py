@@ -23,8 +23,14 @@ class Precision:
 
     @property
     def element(self) -> int:
-        """Bytes of a number that products are made of: on a CPU weights held in half are multiplied in float32."""
+        """Bytes of a number that products are made of: on a CPU weights held in half are multiplied in float32, and so
+        are those of a model that is tuned whole."""
         return 2 if self.half and not self.on_cpu else 4
+
+    @property
+    def widened(self) -> bool:
+        """Whether a model that is tuned whole computes in more than its base is held in."""
+        return self.half and self.on_cpu
 
     def weights(self, shape: Shape) -> float:
         """Bytes of a base. On a CPU embeddings, head, norms and biases of a half-precision one are float32

@@ -24,7 +24,6 @@ from marft.planning.memory import (
     trained_numbers,
     vllm_share,
 )
-from marft.planning.precisions import Precision
 from marft.planning.shapes import Shape
 from marft.planning.work import PolicyWork, Sampled
 
@@ -144,7 +143,7 @@ def _of_model(place: Place, reached: Efficiencies, company: Company, model: str)
     update = old = base = critic = 0.0
     for policy in place.work.of_model(model):
         read = policy.tokens * forward(shape, policy.lengths.row, policy.lengths.action / policy.lengths.row)
-        rate = ranks * reached.rate(_rate(place, policy, precision), place.card.bandwidth)
+        rate = ranks * reached.rate(precision.rate(place.card), place.card.bandwidth)
         batches = policy.tokens / ranks / micro_batch(place, [policy], ranks)
         gathered = batches * _gathered(place, reached, company, policy)
         scoring = max(read / rate, gathered)
@@ -173,7 +172,8 @@ def _gathered(place: Place, reached: Efficiencies, company: Company, policy: Pol
     """Seconds in which a rank is sent what it does not hold of a policy's weights, once."""
     shares = len(company.on(policy.model)) if company.shard else 1
     shape = place.shapes[policy.model]
-    weights = FLOAT * shape.parameters if policy.train == "full" else place.precision(policy.model).weights(shape)
+    precision = place.precision(policy.model)
+    weights = precision.element * shape.parameters if policy.train == "full" else precision.weights(shape)
     return weights * (shares - 1) / shares / (place.card.link * reached.link)
 
 
@@ -198,7 +198,8 @@ def exchanged(place: Place, reached: Efficiencies, company: Company) -> dict[str
             moved += held * (FLOAT if company.offload else FLOAT + MOMENTS)
             brought += 2 * MOMENTS * held * steps * company.offload
             numbers += 0.0 if in_parts else held
-            gathered += FLOAT * shape.parameters * (shares - 1) / shares * (policy.train == "full")
+            element = place.precision(model).element
+            gathered += element * shape.parameters * (shares - 1) / shares * (policy.train == "full")
         summed += FLOAT * numbers * 2 * (ranks - 1) / ranks * steps
         if not place.run.engine.apart:  # else frozen weights are brought to the host's memory once
             gathered += place.precision(model).weights(shape) * (shares - 1) / shares
@@ -215,13 +216,13 @@ def publishing(place: Place, reached: Efficiencies) -> Phase:
     """What changed, to engines with weights of their own; the in-process engine shares the learner's."""
     if not place.run.engine.apart:
         return Phase("publishing", 0.0, "publishing")
-    numbers = sum(
-        place.shapes[p.model].parameters
+    sent = sum(
+        place.precision(p.model).element * place.shapes[p.model].parameters
         if p.train == "full"
-        else place.shapes[p.model].adapter_parameters(p.rank, p.targets)
+        else FLOAT * place.shapes[p.model].adapter_parameters(p.rank, p.targets)
         for p in place.work.trained
     )
-    return Phase("publishing", 4.0 * numbers / (place.card.link * reached.link), "publishing")
+    return Phase("publishing", sent / (place.card.link * reached.link), "publishing")
 
 
 def tensor_parallel(place: Place, one: Sampled) -> int:
@@ -255,11 +256,6 @@ def _rows_that_fit(place: Place, one: Sampled, group: int) -> float:
     room = vllm_share(place.run) * place.card.memory * group - weights
     longest = max(policy.lengths.longest_row for policy in one.policies)
     return max(1.0, room / (token * longest))
-
-
-def _rate(place: Place, policy: PolicyWork, precision: Precision) -> float:
-    """What is trained whole is float32."""
-    return place.card.flops_float32 if policy.train == "full" else precision.rate(place.card)
 
 
 def _mean(policies: Sequence[PolicyWork], of: Callable[[PolicyWork], float]) -> float:

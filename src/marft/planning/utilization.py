@@ -66,8 +66,7 @@ class Utilization:
 
     def _seconds(self, policy: PolicyWork, row: Row) -> float:
         """Of a row, at the rate of the card's sheet."""
-        precision = Precision.of(self.run.models[policy.model], self.card)
-        rate = self.card.flops_float32 if policy.train == "full" else precision.rate(self.card)
+        rate = Precision.of(self.run.models[policy.model], self.card).rate(self.card)
         lengths = Lengths(row.read - row.scored, row.scored, row.scored)
         of_row = PolicyWork(
             policy.name, policy.model, policy.train, policy.rank, policy.targets, 1, lengths, policy.here

@@ -127,6 +127,7 @@ class Member:
     def _take(self, policy: str, parameters: Mapping[str, Tensor]) -> None:
         for name, parameter in self.learner.optimizers[policy].parameters.items():
             parameter.copy_(parameters[name])
+        self.learner.optimizers[policy].settle()
 
     def gather(self) -> None:
         """Bring everything together on the first rank, where ranks hold parts."""

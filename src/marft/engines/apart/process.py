@@ -56,7 +56,7 @@ def _opened(settings: ProcessSettings, run: RunSettings, models: Models, names: 
     base = run.models[some[0].base]
     return Open(
         base.path,
-        "float32" if some[0].settings.train == "full" else base.dtype,
+        "float32" if some[0].settings.train == "full" and not some[0].backbone.half else base.dtype,
         max(policy.context for policy in some),
         settings.max_rows,
         sum(policy.adapter is not None for policy in some),
