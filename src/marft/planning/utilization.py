@@ -53,7 +53,9 @@ class Utilization:
         policies = {policy.name: policy for policy in work_of(run).trained}
         try:
             shapes = {policy.model: find_shape(policy.model, run.models[policy.model]) for policy in policies.values()}
-        except ValueError:  # of a family whose parameters are not counted here
+            for policy in policies.values():
+                shapes[policy.model].adapter_parameters(policy.rank, policy.targets)
+        except ValueError:  # of a family, or with adapters on layers, whose parameters are not counted here
             return None
         return Utilization(run, CARDS[name], shapes, policies)
 
