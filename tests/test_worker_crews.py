@@ -18,9 +18,11 @@ from marft.game.channels.last import Last
 from marft.game.engine import Sampler
 from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
+from marft.game.rollout import as_it_is
 from marft.game.team import Team
 from marft.processes.starting import LocalStarter
-from marft.types import Task
+from marft.rollouts import LocalRollouts
+from marft.types import Episode, Task
 from marft.workers import crew as crews
 from marft.workers import worker as workers
 from marft.workers.client import Client
@@ -41,7 +43,8 @@ class FakeLink:
     made: list[FakeLink]
     failures = 0  # how many of those that come next end before they have begun
 
-    def __init__(self, child: Any, *_: object) -> None:
+    def __init__(self, child: Any, *given: object) -> None:
+        self.given, self.called_off = given, 0
         self.child, self.ready, self.live, self.most, self.usage = child, False, 0, math.inf, dict[str, float]()
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = loop.create_future()
@@ -63,6 +66,10 @@ class FakeLink:
     def tick(self) -> None: ...
 
     async def end(self) -> None: ...
+
+    async def cancel(self) -> None:
+        self.called_off += 1
+        self.most = math.inf
 
     def lose(self) -> None:
         self.ready = False
@@ -150,6 +157,34 @@ class TestCrew:
 
         crewed(test, monkeypatch)
 
+    def test_all_workers_take_of_what_the_run_has_also_those_that_come_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
+            FakeLink.made[0].lose()
+            await asyncio.sleep(0.05)
+            assert len(FakeLink.made) == 3
+            assert {link.given for link in FakeLink.made} == {(crew.engine, crew._leases, crew.patience)}
+
+        crewed(test, monkeypatch, count=2)
+
+    def test_an_attempt_waits_while_workers_let_go_of_what_was_called_off(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
+            (link,) = FakeLink.made
+            link.most = 0
+            playing = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            await asyncio.sleep(0.01)
+            assert link.live == 0
+            await crew.cancel()
+            await asyncio.sleep(0.01)
+            assert (link.live, link.called_off) == (1, 1)
+            link.played.over.set_result(None)
+            await playing
+
+        crewed(test, monkeypatch)
+
     def test_a_place_that_cannot_be_filled_again_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def test(crew: Crew, _: Starts) -> None:
             FakeLink.failures = 99
@@ -202,6 +237,53 @@ class TestTeams:
             team = worker.team
             assert (team.organization is own.organization) == (organization is None)
             assert (team.channel is own.channel) == (channel is None)
+
+
+class TestTheGate:
+    def test_as_many_attempts_are_live_as_the_run_may_have_over_all_that_is_played_at_a_time(self) -> None:
+        live, most = set[Tried](), list[int]()
+
+        async def play(tried: Tried) -> None:
+            live.add(tried)
+            most.append(len(live))
+            await asyncio.sleep(0.001)
+            live.remove(tried)
+
+        async def episode(tried: Tried) -> Episode:
+            return Episode(tried.attempt.task, "train/0", 0, (), "terminated")
+
+        async def nothing() -> None: ...
+
+        async def whole() -> None:
+            rollouts = WorkerRollouts.__new__(WorkerRollouts)
+            rollouts._gate = asyncio.Semaphore(2)
+            rollouts._crew = cast("Any", SimpleNamespace(play=play, episode=episode))
+            rollouts._engine = cast("Any", SimpleNamespace(settle=nothing))
+            await asyncio.gather(*(rollouts._play([ATTEMPT] * 3, b"", lambda _: None) for _ in range(3)))
+
+        asyncio.run(whole())
+        assert (len(most), max(most)) == (9, 2)
+
+    def test_so_it_is_in_one_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gates: list[object] = []
+
+        async def play_all(_: object, __: object, gate: object, *___: object) -> list[Episode]:
+            gates.append(gate)
+            return []
+
+        async def nothing() -> None: ...
+
+        async def whole() -> None:
+            rollouts = LocalRollouts.__new__(LocalRollouts)
+            rollouts._gate = gate = asyncio.Semaphore(2)
+            rollouts.compose = as_it_is
+            rollouts.engine = cast("Any", SimpleNamespace(settle=nothing))
+            for _ in range(2):
+                await rollouts._play(cast("Any", None), [ATTEMPT], lambda _: None)
+            assert gates == [gate] * 2
+
+        monkeypatch.setattr("marft.rollouts.play_all", play_all)
+        asyncio.run(whole())
 
 
 class TestCallingOff:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -21,10 +22,12 @@ from marft.workers.link import Link
 from marft.workers.messages import (
     Answer,
     Begin,
+    Broken,
     Cancel,
     Cancelled,
     Change,
     Failure,
+    Fault,
     Forget,
     GiveBack,
     Granted,
@@ -271,6 +274,35 @@ class TestEpisodes:
 
         held_to(test, Engine())
 
+    def test_it_is_called_off_once_however_many_do_and_what_comes_then_waits(self) -> None:
+        """A second time would reach episodes while they close their sessions; what is sent before the answer comes
+        would be taken for what is called off."""
+
+        async def test(worker: Peer) -> None:
+            worker.link.play(ATTEMPT, b"team", 5)
+            cancelling = [asyncio.create_task(worker.link.cancel()) for _ in range(3)]
+            await worker.passes()
+            assert len(worker.of(Cancel)) == 1
+            assert worker.link.most == 0
+            await worker.says(Cancelled({}))
+            await asyncio.gather(*cancelling)
+            assert (worker.link.live, worker.link.most) == (0, math.inf)
+
+        held_to(test, Engine())
+
+    def test_as_many_are_beside_each_other_as_all_of_them_may_be(self) -> None:
+        async def test(worker: Peer) -> None:
+            assert worker.link.most == math.inf
+            for most in (4, 3, math.inf):
+                worker.link.play(ATTEMPT, b"team", most)
+            assert worker.link.most == 3
+            await worker.says(Played(1, episode(), {}))
+            assert worker.link.most == 4
+            await worker.says(Broken(0, Fault("boom", "run", "")))
+            assert (worker.link.live, worker.link.most) == (1, math.inf)
+
+        held_to(test, Engine())
+
 
 class TestRequests:
     @pytest.mark.parametrize("status", ["failed", "timed_out"])
@@ -352,3 +384,19 @@ def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
         return frames
 
     assert asyncio.run(whole()) == [[Still(1), Still(2)], [Still(3)], [Still(4)]]
+
+
+def test_who_goes_before_it_has_heard_all_has_gone() -> None:
+    """What it was sent is in its socket yet, so the system resets the connection."""
+
+    async def whole() -> None:
+        mine, theirs = socket.socketpair()
+        wire = await Wire.over(mine)
+        wire.send(Still(1))
+        await wire.drained()
+        theirs.close()
+        with pytest.raises(EOFError):
+            await wire.receive()
+        wire.close()
+
+    asyncio.run(whole())
