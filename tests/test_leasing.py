@@ -114,12 +114,15 @@ def test_calls_that_are_counted_over_all_episodes_are_counted_over_those_of_all_
     async def whole() -> list[Any]:
         sent: list[Any] = []
         client = Client(sent.append, ())
-        async with asyncio.timeout(1.0):
-            entering = asyncio.create_task(LeasingThreads(client).slots("tools.sums", 2).__aenter__())
-            await passes()
-            client.hear(Granted(0))
-            await entering
-        return sent
+
+        async def use() -> list[Any]:
+            async with LeasingThreads(client).slots("tools.sums", 2):
+                return list(sent)
+
+        using = asyncio.create_task(use())
+        await passes()
+        client.hear(Granted(0))
+        return await asyncio.wait_for(using, 1.0)
 
     assert asyncio.run(whole()) == [Lease(0, "tools.sums", 2)]
 
