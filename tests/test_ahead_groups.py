@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from marft.ahead.groups import Group
+from marft.ahead.keeping import read_groups, write_groups
 from marft.collection import attempts_at
 from marft.game.game import Attempt
 from marft.runs.checkpoints import State
@@ -82,3 +84,14 @@ def test_a_group_is_as_old_as_the_oldest_of_all_its_attempts(late: int) -> None:
     collection = ahead(rollouts, State(step=2)).collect(State(step=2), lambda _: None)
     assert collection.metrics["ahead/dropped"] == 1
     assert first not in {episode.task.id for episode in collection.credit_inputs}
+
+
+def test_of_groups_that_are_kept_it_is_known_which_were_played_and_which_forked(tmp_path: Path) -> None:
+    """Whatever the order in which they are recorded."""
+    rollouts = fake(ahead_of(1))
+    found = [rollouts.episode(attempt, 3) for attempt in attempts_at(rollouts.run, TASKS, 0, 0, 2)]
+    write_groups(tmp_path, [Group(4, found[1:3], found), Group(6, found[:1], found[:2])], "ahead")
+    one, other = read_groups(tmp_path, TASKS, "ahead")
+    assert [(group.number, len(group.recorded)) for group in (one, other)] == [(4, 4), (6, 2)]
+    assert [episode.name for episode in one.played] == [episode.name for episode in found[1:3]]
+    assert list(other.played) == list(other.recorded[:1])
