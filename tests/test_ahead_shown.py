@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
 from marft.ahead.gathering import Synchronous
@@ -16,7 +17,7 @@ from marft.ahead.taken import taken
 from marft.game.game import Attempt
 from marft.playing import Rollouts
 from marft.runs.checkpoints import State
-from marft.types import Episode
+from marft.types import Choice, Episode
 from marft.usage import Usage
 from tests.episodes import make_action
 from tests.playing_ahead import TASKS, ahead, ahead_of, fake, next_step
@@ -109,8 +110,9 @@ class TestUsage:
 def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
     own = make_action("actor")
     remote = replace(make_action("judge"), usage=Usage(prompt_tokens=7, completion_tokens=3, cost=0.5, retries=1))
-    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote), "terminated")])
+    chosen = replace(own, choice=Choice((), 0, np.zeros(2, np.float32)))  # is read, and not sampled
+    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote, chosen), "terminated")])
     assert found == {
-        "sampled_tokens": float(len(own.tokens)), "prefill/asked": float(len(own.prompt)), "remote_prompt_tokens": 7.0,
+        "sampled_tokens": float(len(own.tokens)), "prefill/asked": 2.0 * len(own.prompt), "remote_prompt_tokens": 7.0,
         "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,
     }  # fmt: skip
