@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from marft import training
+from marft.ahead.gathering import Gathering
 from marft.ahead.keeping import read_groups
 from marft.config import RunSettings
 from marft.game.game import Attempt
@@ -19,7 +21,7 @@ from marft.playing import Rollouts
 from marft.ranks.learners import Learners
 from marft.runs.checkpoints import State
 from marft.runs.folder import RunFolder
-from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of
+from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
 
 LEARNERS = cast(
     "Learners",
@@ -144,3 +146,46 @@ def test_what_was_lost_is_counted_in_the_step_in_which_it_was(go: Callable[..., 
 
     _, _, rows = go(1, Losing())
     assert [row["workers_lost"] for row in rows] == [0, 1, 0, 0, 1, 0]
+
+
+class EnoughError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_goes_on_keeps_to_what_it_knew_and_has_what_it_had_played(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that begins with a checkpoint of its own, and does not go on from it, has played nothing."""
+    folder, run = run_of(1, tmp_path / "runs")
+    rollouts, asked = Published(run), list[Any]()
+    rollouts.models = SimpleNamespace(notes=list)  # type: ignore[attr-defined]
+    state = State(step=3, tasks_drawn=7, set_aside={"t2": "it ended its workers"})
+
+    def opened(*arguments: Any) -> None:
+        asked.extend([*arguments[2:], rollouts.now, dict(rollouts.set_aside)])
+        raise EnoughError
+
+    start = SimpleNamespace(
+        run=run, folder=folder, resume=resume, record=SimpleNamespace(path=tmp_path / "step_000003"),
+        with_tasks=lambda state, _: state,
+    )  # fmt: skip
+    learners = SimpleNamespace(join=lambda _: None, load=lambda _: state)
+    monkeypatch.setattr(training, "open_learners", lambda *_: nullcontext(learners))
+    monkeypatch.setattr(training, "open_rollouts", lambda *_, **__: nullcontext(rollouts))
+    monkeypatch.setattr(training, "training_tasks", lambda _: TASKS)
+    monkeypatch.setattr(training, "open_gathering", opened)
+    with pytest.raises(EnoughError):
+        training._train(cast("Any", start), Silent(), 0)
+    assert asked == [state, start.record.path if resume else None, 3, dict(state.set_aside)]
+
+
+def test_what_a_validation_played_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, told = ahead_of(1), list[Any]()
+    monkeypatch.setattr(training, "tasks_of", lambda *_: TASKS)
+    monkeypatch.setattr(
+        training, "evaluate", lambda *_, **__: (SimpleNamespace(accuracy=0.5, reward=None), ["episodes"])
+    )
+    gathering = cast("Gathering", SimpleNamespace(validated=told.extend))
+    assert training._validate(cast("Rollouts", fake(run)), gathering) == {"validation_accuracy": 0.5}
+    assert told == ["episodes"]
