@@ -54,6 +54,8 @@ def test_what_is_kept_is_not_counted_among_the_equal_ones_that_a_step_may_come_b
     _, collection = next_step(ahead(rollouts), rollouts, State())
     assert (collection.metrics["groups_discarded"], collection.tasks_drawn) == (6, 7)
     assert [episode.task.id for episode in collection.credit_inputs] == [first] * 2
+    assert [episode.name for episode in collection.recorded] == [episode.name for episode in collection.played]
+    assert len(collection.recorded) == 2 * 7
 
 
 def test_of_forks_nobody_hears_and_they_are_counted_recorded_and_learned_from() -> None:

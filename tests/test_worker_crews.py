@@ -20,18 +20,18 @@ from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
 from marft.game.rollout import as_it_is
 from marft.game.team import Team
-from marft.processes.starting import LocalStarter
+from marft.processes.starting import LocalStarter, NoRoomError
 from marft.rollouts import LocalRollouts
 from marft.types import Episode, Task
 from marft.workers import crew as crews
 from marft.workers import worker as workers
 from marft.workers.client import Client
-from marft.workers.crew import TRIES, Crew
+from marft.workers.crew import GRACE_SECONDS, TRIES, Crew
 from marft.workers.messages import Begin, Cancelled, Change
 from marft.workers.rollouts import WorkerRollouts
 from marft.workers.tried import Playing, Tried
 from marft.workers.worker import Worker
-from tests.helpers import until
+from tests.helpers import settings, until
 
 ATTEMPT = Attempt(Task("t/0", "begin"), "train/0")
 NOTHING_LOST = {"workers_lost": 0.0, "episodes_played_again": 0.0, "tasks_set_aside": 0.0}
@@ -44,7 +44,7 @@ class FakeLink:
     failures = 0  # how many of those that come next end before they have begun
 
     def __init__(self, child: Any, *given: object) -> None:
-        self.given, self.called_off = given, 0
+        self.given, self.called_off, self.ticks = given, 0, 0
         self.child, self.ready, self.live, self.most, self.usage = child, False, 0, math.inf, dict[str, float]()
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = loop.create_future()
@@ -63,7 +63,8 @@ class FakeLink:
         self.live += 1
         return self.played
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        self.ticks += 1
 
     async def end(self) -> None: ...
 
@@ -79,10 +80,16 @@ class FakeLink:
 class Starts(LocalStarter):
     """Starts nothing."""
 
-    fails = False
+    fails = full = False
     ended = 0
 
-    def start(self, name: str, *_: object, **__: object) -> Any:
+    def __init__(self) -> None:
+        self.places: list[tuple[str, int]] = []  # where workers were started
+
+    def start(self, name: str, *_: object, place: int = 0, **__: object) -> Any:
+        self.places.append((name, place))
+        if self.full:
+            raise NoRoomError(f"no node has room for {name}")
         if self.fails:
             raise OSError(f"{name}: too many processes")
         return SimpleNamespace(name=name, end=self.end)
@@ -168,6 +175,38 @@ class TestCrew:
 
         crewed(test, monkeypatch, count=2)
 
+    def test_a_worker_comes_to_the_place_of_the_one_that_was_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def test(_: Crew, starts: Starts) -> None:
+            starts.places.clear()
+            FakeLink.made[1].lose()
+            await asyncio.sleep(0.05)
+            assert starts.places == [("worker 1", 1)]
+
+        crewed(test, monkeypatch, count=2)
+
+    def test_where_there_is_no_room_for_it_that_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def test(crew: Crew, starts: Starts) -> None:
+            starts.places.clear()
+            starts.full = True
+            FakeLink.made[0].lose()
+            with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: no node has room"):
+                await crew.play(Tried(ATTEMPT, b""))
+            assert len(starts.places) == 1
+
+        crewed(test, monkeypatch)
+
+    def test_it_has_as_long_to_begin_as_it_takes_and_must_answer_from_then_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(_: Crew, __: Starts) -> None:
+            beginning, other = FakeLink.made
+            beginning.ready = False
+            await asyncio.sleep(0.05)
+            assert beginning.ticks == 0 < other.ticks
+
+        monkeypatch.setattr(crews, "TICK_SECONDS", 0.001)
+        crewed(test, monkeypatch, count=2)
+
     def test_an_attempt_waits_while_workers_let_go_of_what_was_called_off(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -212,6 +251,25 @@ class TestCrew:
         starts = crewed(test, monkeypatch)
         until(lambda: starts.ended == 1, 5.0)
         assert len(FakeLink.made) == 1
+
+
+def test_a_crew_is_as_the_recipe_says_and_what_it_sets_aside_is_set_aside_for_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Asked(Crew):
+        async def start(self, children: object) -> None:
+            assert children == ["a worker"]
+
+    rollouts = WorkerRollouts.__new__(WorkerRollouts)
+    rollouts.run = settings("tiny", "runs", "--rollout.tries", "7", "--rollout.timeout_seconds", "11")
+    rollouts.set_aside, rollouts._starter = {}, Starts()
+    rollouts._engine = cast("Any", "the engine")
+    rollouts._samplers = cast("Any", SimpleNamespace(renderer=SimpleNamespace(formats={})))
+    monkeypatch.setattr("marft.workers.rollouts.Crew", Asked)
+    crew = asyncio.run(rollouts._begin(b"", cast("Any", ["a worker"])))
+    assert (crew.tries, crew.patience, crew.engine) == (7, 11.0 + GRACE_SECONDS, "the engine")
+    assert crew.starter is rollouts._starter
+    assert crew.set_aside is rollouts.set_aside
 
 
 class TestTeams:

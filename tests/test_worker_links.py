@@ -235,6 +235,7 @@ class TestEpisodes:
                 of,
             )
             assert (tried.given_up.sample, tried.given_up.stream) == (1, attempt.stream)
+            assert 0.0 <= tried.given_up.seconds < 60.0
 
     def test_one_that_is_silent_for_too_long_is_ended_and_one_that_answers_is_not(self) -> None:
         async def test(worker: Peer) -> None:
