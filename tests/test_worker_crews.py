@@ -207,6 +207,28 @@ class TestCrew:
         monkeypatch.setattr(crews, "TICK_SECONDS", 0.001)
         crewed(test, monkeypatch, count=2)
 
+    def test_an_attempt_that_may_have_no_company_waits_for_the_rewards_of_what_is_beside_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
+            (link,), one = FakeLink.made, FakeLink.made[0].played
+            first = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            await asyncio.sleep(0)
+            alone = asyncio.create_task(crew.play(Tried(ATTEMPT, b"", most=1)))
+            await asyncio.sleep(0.001)
+            one.over.set_result(None)
+            await first
+            await asyncio.sleep(0.001)
+            assert (link.live, alone.done()) == (1, False)
+            link.live, link.played = 0, Playing(ATTEMPT, asyncio.Future(), asyncio.Future())
+            one.episode.set_result(Episode(ATTEMPT.task, "train/0", 0, (), "terminated"))
+            await asyncio.sleep(0.001)
+            assert link.live == 1
+            link.played.over.set_result(None)
+            await alone
+
+        crewed(test, monkeypatch)
+
     def test_an_attempt_waits_while_workers_let_go_of_what_was_called_off(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
