@@ -17,7 +17,6 @@ from marft.game.engine import Sampler
 from marft.game.game import Attempt, EpisodeFailedError, Replay
 from marft.processes.child import Child
 from marft.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
-from marft.workers.leases import Leases
 from marft.workers.link import Link
 from marft.workers.messages import (
     Answer,
@@ -43,7 +42,7 @@ from marft.workers.messages import (
     Turn,
 )
 from marft.workers.tried import LostError, Tried
-from marft.workers.wire import Wire
+from marft.workers.wire import HEADER, Wire
 
 KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), Begin(b"", b"", 0)
 PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))
@@ -257,6 +256,18 @@ class TestEpisodes:
 
         held_to(test, Engine())
 
+    def test_one_that_talks_nonsense_is_ended_and_that_is_said_of_what_it_played(self) -> None:
+        async def test(worker: Peer) -> None:
+            playing = worker.link.play(ATTEMPT, b"team")
+            worker.wire._writer.write(HEADER.pack(5) + b"abcde")
+            await asyncio.wait_for(worker.link.over, 5.0)
+            assert worker.child.ended == 1
+            with pytest.raises(LostError, match="sent what cannot be read, and was ended") as lost:
+                await playing.episode
+            assert lost.value.status == "failed"
+
+        held_to(test, Engine())
+
     def test_what_is_called_off_is_waited_for_until_it_is(self) -> None:
         async def test(worker: Peer) -> None:
             worker.link.play(ATTEMPT, b"team")
@@ -309,15 +320,17 @@ class TestRequests:
     @pytest.mark.parametrize("status", ["failed", "timed_out"])
     def test_what_fails_an_episode_is_told_and_what_the_engine_raises_ends_them_all(self, status: Any) -> None:
         async def test(worker: Peer) -> None:
-            playing = worker.link.play(ATTEMPT, b"team")
+            playing = [worker.link.play(ATTEMPT, b"team") for _ in range(2)]
             await worker.says(Sample(4, "p", PROMPT, Sampling(), KEY))
             (answer,) = worker.of(Answer)
             assert (answer.number, answer.outcome) == (4, Failure(status, "no"))
             worker.engine.outcome = RuntimeError("device lost")
             await worker.says(Sample(5, "p", PROMPT, Sampling(), KEY))
             assert len(worker.of(Answer)) == 1
-            with pytest.raises(RuntimeError, match="device lost"):
-                await playing.episode
+            for one in playing:
+                with pytest.raises(RuntimeError, match="device lost"):
+                    await asyncio.wait_for(one.episode, 1.0)
+            assert not worker.link._requests  # of what was answered nothing is kept
 
         held_to(test, Engine(EpisodeFailedError(status, "no")))
 
@@ -356,14 +369,24 @@ class TestRequests:
 
         held_to(test, Engine(), leases=Counted())
 
-    def test_turns_are_granted_as_far_apart_as_the_run_may_ask_whoever_asks(self) -> None:
-        async def test(worker: Peer) -> None:
-            await worker.says(*(Turn(number, "judge", 60 / 0.05) for number in range(3)))
-            assert [granted.number for granted in worker.of(Granted)] == [0]
-            await asyncio.sleep(0.2)
-            assert [granted.number for granted in worker.of(Granted)] == [0, 1, 2]
+    def test_a_turn_is_granted_when_it_comes(self) -> None:
+        asked, coming = list[tuple[str, float]](), asyncio.Semaphore(1)
 
-        held_to(test, Engine(), leases=Leases())
+        class Turns:
+            async def turn(self, name: str, per_minute: float) -> None:
+                asked.append((name, per_minute))
+                await coming.acquire()
+
+        async def test(worker: Peer) -> None:
+            await worker.says(*(Turn(number, "judge", 20.0) for number in range(3)))
+            assert asked == [("judge", 20.0)] * 3
+            assert [granted.number for granted in worker.of(Granted)] == [0]
+            await worker.says(GiveBack(1))  # which nobody waits for any more
+            coming.release()
+            await worker.passes()
+            assert [granted.number for granted in worker.of(Granted)] == [0, 2]
+
+        held_to(test, Engine(), leases=Turns())
 
 
 def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
