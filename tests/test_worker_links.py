@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -387,40 +387,3 @@ class TestRequests:
             assert [granted.number for granted in worker.of(Granted)] == [0, 2]
 
         held_to(test, Engine(), leases=Turns())
-
-
-def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
-    async def whole() -> list[Sequence[Any]]:
-        mine, theirs = socket.socketpair()
-        one, other = await Wire.over(mine), await Wire.over(theirs)
-        one.send(Still(1))
-        one.send(Still(2))
-        await asyncio.sleep(0)
-        one.send(Still(3))
-        frames = [await other.receive(), await other.receive()]
-        one.send(Still(4))
-        await one.drained()
-        one.close()
-        frames.append(await other.receive())
-        with pytest.raises(EOFError):
-            await other.receive()
-        other.close()
-        return frames
-
-    assert asyncio.run(whole()) == [[Still(1), Still(2)], [Still(3)], [Still(4)]]
-
-
-def test_who_goes_before_it_has_heard_all_has_gone() -> None:
-    """What it was sent is in its socket yet, so the system resets the connection."""
-
-    async def whole() -> None:
-        mine, theirs = socket.socketpair()
-        wire = await Wire.over(mine)
-        wire.send(Still(1))
-        await wire.drained()
-        theirs.close()
-        with pytest.raises(EOFError):
-            await wire.receive()
-        wire.close()
-
-    asyncio.run(whole())
