@@ -169,7 +169,8 @@ class TestTheWorkerItself:
                 for _pass in range(after):
                     await asyncio.sleep(0)
                 worker._heed(message)
-            await asyncio.sleep(0.02)
+            for _pass in range(200):
+                await asyncio.sleep(0)
             telling.cancel()
             return list(sent)  # without what is called off in the end
 
