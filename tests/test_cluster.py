@@ -59,10 +59,7 @@ def cluster() -> Iterator[Any]:
 
 def clustered(cluster: Any, run: RunSettings, *, patience: float = 60.0, strategy: str = "PACK") -> RunSettings:
     table = run.model_dump(mode="json", exclude_none=True)
-    nothing = {"gpus": 0.0}
-    table["cluster"] = {
-        "address": cluster.address, "patience_seconds": patience, "strategy": strategy, "engine": nothing,
-    }  # fmt: skip
+    table["cluster"] = {"address": cluster.address, "patience_seconds": patience, "strategy": strategy}
     return parse_recipe(table)
 
 
