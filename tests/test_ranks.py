@@ -26,7 +26,7 @@ from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
-from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, total
+from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, share_on, total
 from marft.learning.scoring import score_actions
 from marft.learning.update import Update
 from marft.models.backbone import Backbone
@@ -258,6 +258,21 @@ def test_a_rank_that_has_nothing_to_score_passes_through_the_backbone_with_the_o
     assert (read, idle) == ([sum(read)], [1])
 
 
+def test_what_is_scored_before_a_policy_moves_is_scored_by_one_rank(backbone: Backbone) -> None:
+    sample = Sample(make_action("a"), 1.0, np.zeros(1))
+
+    def scored(member: Member) -> Any:
+        forwarded = lengths_read(mine := deepcopy(backbone))
+        settings = AlgorithmSettings.model_validate({})
+        update = Update(settings, PPO(), {}, whole(mine, "a"), FixedLogProbs(), Meter(), 0, ranks=member)
+        update._score_old([sample])
+        return list(update.old), forwarded
+
+    (first, read), (second, idle) = together(2, scored)
+    assert first == second == [sample.action.key]
+    assert (read, idle) == ([sum(read)], [1])
+
+
 def test_policies_come_in_the_same_order_on_every_rank_and_step_on_gradients_of_all(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +342,16 @@ def test_shares_of_a_ragged_batch_are_within_a_hundredth_of_each_other(count: in
     assert max(loads) < 1.01 * min(loads)
 
 
+def test_what_is_learned_on_several_models_by_the_same_ranks_is_shared_as_one_load() -> None:
+    both, first = _Rank(0, 2), [("a", 9), ("b", 8), ("a", 7)]
+
+    class Whole(_Rank):
+        def on(self, base: str) -> _Rank:
+            return both
+
+    assert share_on(Whole(0, 2), first, lambda item: item[1], lambda item: item[0]) == [("a", 9)]
+
+
 class _Rank:
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
@@ -345,15 +370,15 @@ def test_sums_entries_and_counts_are_of_all_ranks() -> None:
     def work(member: Member) -> Any:
         meter = Meter()
         meter.add("loss", 2.0 * member.rank, 1.0 + member.rank)
-        meter.peak("largest", float(member.rank))
+        meter.peak("largest", 2.0 - member.rank)
         everyone = meter.of_all(member)
         return (
-            total(member, np.array([1.0, member.rank])).tolist(),
+            total(member, np.array([1.0, member.rank, (1e16, 1.0, -1e16)[member.rank]])).tolist(),
             merged(member, {member.rank: "x"}),
             everyone.means(),
         )
 
     for numbers, entries, means in together(3, work):
-        assert numbers == [3.0, 3.0]
+        assert numbers == [3.0, 3.0, 0.0], "in the ranks' order everywhere, in which the 1 is rounded away"
         assert entries == {0: "x", 1: "x", 2: "x"}
         assert means == {"loss": 1.0, "largest": 2.0}

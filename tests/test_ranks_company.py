@@ -155,7 +155,11 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> company._O
     [
         (Failed("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
         (Failed("no answer", "run", ""), RunError, "^no answer$"),
-        (Failed("KeyError: 'w'", "fault", "its traceback"), RankFaultError, "^in rank 2: KeyError: 'w'\nits traceback$"),
+        (
+            Failed("KeyError: 'w'", "fault", "its traceback"),
+            RankFaultError,
+            "^in rank 2: KeyError: 'w'\nits traceback$",
+        ),
         (
             Failed("Connection closed", "gone", ""),
             RanksLostError,

@@ -42,7 +42,9 @@ def close(found: Any, right: Any) -> bool:
 def test_every_rank_tells_of_all_actions_and_counts_nothing_twice(tmp_path: Path) -> None:
     """Stops and the team's KL are the same on all: they are no sums over ranks."""
     changes = ("--algorithm.epochs", "2", "--algorithm.minibatches", "2", "--algorithm.entropy", "0.01")
-    run = recipe(tmp_path, "ppo", *EPSILON, *changes, "--algorithm.team_kl", "1e-4", "--algorithm.kl_stop", "1e-7")
+    limits = ("--algorithm.team_kl", "1e-4", "--algorithm.kl_stop", "1e-7")
+    clipped = ("--algorithm.optimizer.max_gradient_norm", "1e-3")  # the sum's norm, and no rank's own
+    run = recipe(tmp_path, "ppo", *EPSILON, *changes, *limits, *clipped)
     batch = episodes(3, noise=0.02)
     expected, right, _ = told(run, batch, ALONE)
     assert expected["kl_stops"] == 1.0
@@ -53,6 +55,24 @@ def test_every_rank_tells_of_all_actions_and_counts_nothing_twice(tmp_path: Path
             assert mine.action.key == of_one.action.key
             for name in ("raw", "advantages", "values", "entropy", "difference", "gradient"):
                 assert close(getattr(mine, name), getattr(of_one, name)), name
+
+
+def test_policies_that_say_no_numbers_stop_all_and_all_have_their_scores(tmp_path: Path) -> None:
+    """What was scored is compared with the base's, by all ranks together."""
+    run, batch = recipe(tmp_path, "ppo", "--algorithm.kl_stop", "0.1", *EPSILON), episodes(2)
+
+    def stopped(ranks: Ranks) -> Any:
+        with LOADING:
+            learner = begun(run, ranks)
+        with torch.no_grad():
+            for optimizer in learner.optimizers.values():
+                next(iter(optimizer.parameters.values())).fill_(float("nan"))
+        return learner.learn(batch, Progress(0, 0))
+
+    expected = stopped(ALONE)
+    assert expected["kl_stops"] == 1.0
+    for metrics in test_ranks.together(2, stopped):
+        assert not same(metrics, expected)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if NIGHT or name in ("marft", "ppo")])
