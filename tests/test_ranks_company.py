@@ -179,11 +179,18 @@ def test_what_a_rank_failed_of_is_raised_though_this_one_had_done_its_part(
 
 def test_who_has_done_what_it_was_asked_for_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(company, "LAST_WORDS_SECONDS", 0.01)
-    led, ended = Led(), list[str]()
+    led, ended, waited, receive = Led(), list[str](), list[float | None](), Line.receive
     led._others = [other([Done(1)], ended), other([], ended)]
+
+    def noted(self: Line, seconds: float | None = None) -> Any:
+        waited.append(seconds)
+        return receive(self, seconds)
+
+    monkeypatch.setattr(Line, "receive", noted)
     with pytest.raises(RanksLostError, match=r"^rank 2 hung, and was ended$"):
         led._hear()
     assert ended == ["end"]
+    assert waited == [0.05, 0.05, 0.0, 0.01]
 
 
 def test_who_is_gone_does_not_hide_what_another_failed_of() -> None:

@@ -42,13 +42,14 @@ def close(found: Any, right: Any) -> bool:
 def test_every_rank_tells_of_all_actions_and_counts_nothing_twice(tmp_path: Path) -> None:
     """Stops and the team's KL are the same on all: they are no sums over ranks."""
     changes = ("--algorithm.epochs", "2", "--algorithm.minibatches", "2", "--algorithm.entropy", "0.01")
-    limits = ("--algorithm.team_kl", "1e-4", "--algorithm.kl_stop", "1e-7")
-    clipped = ("--algorithm.optimizer.max_gradient_norm", "1e-3")  # the sum's norm, and no rank's own
-    run = recipe(tmp_path, "ppo", *EPSILON, *changes, *limits, *clipped)
+    limits = ("--algorithm.team_kl", "0.1", "--algorithm.kl_stop", "1e-7")
+    steps = ("--algorithm.optimizer.learning_rate", "1e-3", "--algorithm.optimizer.max_gradient_norm", "1e-3")
+    run = recipe(tmp_path, "ppo", *EPSILON, *changes, *limits, *steps)
     batch = episodes(3, noise=0.02)
     expected, right, _ = told(run, batch, ALONE)
     assert expected["kl_stops"] == 1.0
-    assert 0.0 < expected["team_kl"] <= 1e-4
+    assert expected["team_kl"] > 1e-3
+    assert expected["gradient_norm"] > 1.0, "it is clipped, and so is no rank's own"
     for metrics, credits, _ in test_ranks.together(2, lambda member: told(run, batch, member)):
         assert not same(metrics, expected)
         for mine, of_one in zip(credits, right, strict=True):
