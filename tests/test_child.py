@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -42,6 +43,17 @@ def test_one_that_is_ended_hears_of_it_before_it_is_killed() -> None:
     child.end()
     assert child.outcome() == "was killed (SIGTERM)"
     child.close()
+
+
+def test_one_that_was_stopped_hears_of_its_end() -> None:
+    child = Child("worker 7", shell("exec sleep 300"), quiet=True)
+    os.kill(child._process.pid, signal.SIGSTOP)
+    try:
+        child.end()
+        assert child._process.wait(10) in {128 + signal.SIGTERM, 128 + signal.SIGKILL, -signal.SIGTERM}
+    finally:
+        child._process.kill()
+        child.close()
 
 
 def test_what_it_prints_is_shown_with_its_name_as_something_that_no_terminal_obeys(

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from marft.config import RunSettings
+from marft.learning.batching import MicroBatch, Packing
 from marft.learning.ranks import ALONE
+from marft.models.backbone import Backbone
 from marft.types import Episode
 from tests import test_ranks
 from tests.learners import episodes, recipe
@@ -87,6 +90,22 @@ def test_the_kl_of_all_stops_all_of_them_and_that_of_one_nobody(longer: str, sto
         policy = ("reasoner", "actor")[rank]
         held = [key for key in right if key.startswith((policy, "critic"))]
         assert all(torch.allclose(mine[key], right[key], rtol=1e-4, atol=2e-6) for key in held)
+
+
+def test_nobody_is_idle_on_a_model_that_it_does_not_learn_on() -> None:
+    """There it has no weights."""
+    one, two = (cast(Backbone, SimpleNamespace()) for _ in range(2))
+    packing = Packing(
+        {"a": one, "b": two}, dict.fromkeys("ab"), {}, "action-mean", "action", 9, constant_length=1,
+        teammate_text=False, bases={"a": "first", "b": "second"},
+    )  # fmt: skip
+
+    def work(member: Member) -> Any:
+        here = Placed(member, {"first": None if member.rank else member, "second": member})
+        mine = [cast(MicroBatch, SimpleNamespace(backbone=two if member.rank else one)) for _ in range(2)]
+        return [batch.backbone for batch in packing.in_step(mine, ["a", "b"], here)]
+
+    assert test_ranks.together(2, work) == [[one, one, two, two], [two, two]]
 
 
 def test_what_several_ranks_learn_on_weighs_as_much_as_what_one_does(tmp_path: Path) -> None:
