@@ -154,10 +154,10 @@ def test_what_is_carried_is_whole_before_it_is_told_where_it_is(made: Make, tmp_
 
     (tmp_path / "7" / "in").mkdir(parents=True)
     (tmp_path / "7" / "in" / "adapter").write_bytes(b"weights")
-    (tmp_path / "7" / "config").write_bytes(b"")
+    (tmp_path / "7" / "words").write_bytes(b"")
     child, actor = made(Slow())
     assert child.carried(tmp_path / "7") == "there/7"
-    assert actor.there.files == {"in/adapter": b"weights", "config": b""}
+    assert actor.there.files == {"in/adapter": b"weights", "words": b""}
     child.close()
 
 
