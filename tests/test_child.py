@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,20 @@ import pytest
 
 from marft.processes.child import Child, Command
 from marft.processes.starting import LocalStarter, start_all
+from tests.helpers import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes end with us on Linux alone")
 
 
 def shell(script: str) -> Command:
     return lambda descriptor: ["sh", "-c", script]
+
+
+def begun() -> Child:
+    """A process that would be there for long."""
+    child = Child("worker 7", shell("echo begun; exec sleep 300"), quiet=True)
+    until(lambda: child.said)
+    return child
 
 
 @pytest.mark.parametrize(
@@ -37,20 +46,19 @@ def test_how_it_ended_is_said(script: str, how: str) -> None:
 
 
 def test_one_that_is_ended_hears_of_it_before_it_is_killed() -> None:
-    child = Child("worker 7", shell("echo begun; exec sleep 300"), hear=(begun := list[str]()).append)
-    while not begun:
-        os.sched_yield()
+    child = begun()
     child.end()
     assert child.outcome() == "was killed (SIGTERM)"
     child.close()
 
 
 def test_one_that_was_stopped_hears_of_its_end() -> None:
-    child = Child("worker 7", shell("exec sleep 300"), quiet=True)
+    child = begun()
     os.kill(child._process.pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{child._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     try:
         child.end()
-        assert child._process.wait(10) in {128 + signal.SIGTERM, 128 + signal.SIGKILL, -signal.SIGTERM}
+        assert child._process.wait(5) == 128 + signal.SIGTERM
     finally:
         child._process.kill()
         child.close()
