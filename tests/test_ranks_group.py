@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,10 +63,23 @@ def test_gradients_are_sums_over_ranks_also_where_one_has_none_whatever_is_sent_
     assert test_ranks.together(3, summed) == [[[[6.0, 6.0], [6.0, 6.0]], [4.0, 4.0, 4.0], [0.0]]] * 3
 
 
-def test_who_does_not_learn_on_a_model_is_not_among_those_that_do(tmp_path: Path) -> None:
-    """A group of one process: it learns on one model, on another with all, and on the third not at all."""
+def test_who_does_not_learn_on_a_model_is_not_among_those_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of one process: it learns on one model, on another with all, and on the third not at all. Nobody is waited
+    for beyond the patience, in any of them."""
+    waited: list[timedelta] = []
+    for name in ("init_process_group", "new_group"):
+        real = getattr(dist, name)
+
+        def noted(*words: Any, real: Any = real, **more: Any) -> Any:
+            waited.append(more["timeout"])
+            return real(*words, **more)
+
+        monkeypatch.setattr(dist, name, noted)
     made = Group(str(tmp_path / "meeting"), 0, 1, torch.device("cpu"), 10.0, {"mine": [0]})
     try:
+        assert waited == [timedelta(seconds=10)] * 2
         mine = made.on("mine")
         assert mine is not None
         assert (mine is made, mine.count, made.on("any") is made) == (False, 1, True)

@@ -19,8 +19,9 @@ from marft.learning.optimizers import optimizer_tensors
 from marft.learning.ranks import Alone
 from marft.learning.undoing import Careful
 from marft.models.pool import Models
-from marft.ranks.member import Member, sharing_cores
-from marft.ranks.words import Learn
+from marft.ranks.member import Member, put_in_parts, sharing_cores
+from marft.ranks.program import _loaded
+from marft.ranks.words import Begin, Learn
 from tests import test_ranks
 from tests.learners import episodes, recipe
 from tests.test_optimizers import optimizer, values
@@ -154,8 +155,36 @@ def test_what_others_have_learned_the_first_rank_is_given_by_one_of_them_and_put
     assert moments[0]
     assert same(*moments)
     assert set(moved) == {torch.device("cpu")}
+    moved.clear()
+    first.learner.load_optimizer_state(second.learner.optimizer_state())
+    assert set(moved) == {torch.device("cpu")}, "what a checkpoint brings is put away, too"
     after = first.learner.optimizers["reasoner"].snapshot().parameters
     assert all(torch.equal(*pair) for pair in zip(reasoner, after, strict=True))
+
+
+@pytest.mark.parametrize(("rank", "elsewhere"), [(0, {"other"}), (1, {"base"}), (2, {"base"})])
+def test_a_rank_loads_the_models_that_it_learns_on_and_only_knows_of_others(
+    rank: int, elsewhere: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    monkeypatch.setattr("marft.ranks.program.Models", lambda _, **how: found.append(how["elsewhere"]))
+    run = recipe(tmp_path, "grpo", *PLACED)
+    _loaded(Begin(pickle.dumps(run), "", rank, 40))
+    assert found == [elsewhere]
+
+
+def test_all_ranks_compute_as_the_first_has_found_that_its_models_can(tmp_path: Path) -> None:
+    def taken(member: test_ranks.Member) -> Any:
+        took: list[object] = []
+        models = SimpleNamespace(
+            forwards=lambda: f"of {member.rank}", take_forwards=took.append, shard=lambda of: took.append("in parts")
+        )
+        put_in_parts(
+            cast(Any, models), cast(Any, SimpleNamespace(rank=member.rank, gather=member.gather, mesh_of=None))
+        )
+        return took
+
+    assert test_ranks.together(3, taken) == [["in parts"], ["of 0", "in parts"], ["of 0", "in parts"]]
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from marft.config.algorithm import OptimizerSettings
+from marft.learning.optimizers import PolicyOptimizer, optimizer_tensors, restore_optimizer
 from marft.models.backbone import Backbone
 from marft.models.packed_rows import PackedRows
 from marft.models.parts import in_parts, local
+from marft.models.parts import whole as gathered
 from marft.models.pool import Models
 from marft.ranks.group import Group
 from marft.ranks.member import put_in_parts
@@ -67,3 +70,14 @@ def test_a_pass_reads_weights_as_they_are_now(gathers: bool, models: Models) -> 
     if gathers:
         models.gather(keep=True)
     assert not torch.equal(read(backbone), before)
+
+
+def test_moments_of_a_checkpoint_are_read_whole_and_held_as_their_weights_are(models: Models) -> None:
+    """It may be of another number of ranks."""
+    named = models.policies["actor"].parameters()
+    mine = PolicyOptimizer(named, OptimizerSettings(), 0.1, 10)
+    tensors = {f"{name}.{key}": torch.ones(p.shape) for name, p in named.items() for key in ("exp_avg", "exp_avg_sq")}
+    restore_optimizer(mine.optimizer, named, tensors | {f"{name}.step": torch.ones(()) for name in named})
+    found = optimizer_tensors(mine.optimizer, named)
+    assert found.keys() >= tensors.keys()
+    assert all(in_parts(found[name]) and torch.equal(gathered(found[name]), right) for name, right in tensors.items())
