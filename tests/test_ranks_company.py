@@ -13,8 +13,9 @@ import pytest
 from marft.learning.interfaces import Progress
 from marft.ranks import company
 from marft.ranks.company import LOST, Company
+from marft.ranks.devices import device_of
 from marft.ranks.learners import RanksLostError
-from marft.ranks.words import Done, Failed, Learn, Line, Load
+from marft.ranks.words import Done, Failed, Learn, Line, Load, Meet
 from marft.runs.checkpoints import Record
 from marft.starting import Start
 
@@ -109,11 +110,11 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
         child = SimpleNamespace(
             socket=ours, end=lambda: ended.append(name), outcome=lambda: "was killed (SIGKILL)", close=lambda: None
         )
-        return company._Other(cast(Any, child)), Line(theirs)
+        return company._Other(cast(Any, child), 1.0), Line(theirs)
 
     (hung, _silent), (gone, line) = other("hung"), other("gone")
     line.close()
-    led = Led()
+    led, hung.busy = Led(), True
     led._others = [hung, gone]
     assert str(led._reason(EOFError())) == "rank 1 hung, and was ended and rank 2 was killed (SIGKILL)"
     assert ended == ["hung"]
@@ -124,6 +125,32 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
     assert isinstance(led._reason(EOFError()), ValueError)
 
 
+def test_what_a_rank_fails_of_is_raised_and_one_that_was_asked_for_nothing_is_not_taken_for_hung() -> None:
+    """Once heard, what it had said was forgotten: it had "ended itself"; and another one, idle, was said to have hung."""
+    ended: list[str] = []
+
+    def other(name: str) -> tuple[company._Other, Line]:
+        ours, theirs = socket.socketpair()
+        child = SimpleNamespace(
+            socket=ours, end=lambda: ended.append(name), outcome=lambda: "was killed (SIGKILL)", close=lambda: None
+        )
+        return company._Other(cast(Any, child), 1.0), Line(theirs)
+
+    (failing, line), (idle, _silent), (gone, killed) = other("failing"), other("idle"), other("gone")
+    line.send(Failed("there is no checkpoint on node b", "value", ""))
+    line.close()
+    killed.close()
+    led = Led()
+    led._others = [failing, idle]
+    with pytest.raises(ValueError, match="there is no checkpoint on node b"):
+        led._hear()
+    led._others = [gone, idle]
+    with pytest.raises(OSError, match="Broken pipe"):
+        gone.ask(Meet())
+    assert str(led._reason(EOFError())) == "rank 1 was killed (SIGKILL)"
+    assert ended == []
+
+
 def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     led, waited = Led(), list[float | None]()
 
@@ -131,7 +158,39 @@ def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.
         waited.append(seconds)
         return Done(7)
 
-    led._others = [cast(Any, SimpleNamespace(line=SimpleNamespace(receive=receive), pid=0))]
+    child: Any = SimpleNamespace(socket=socket.socketpair()[0])
+    led._others = [company._Other(child, 1.0)]
+    monkeypatch.setattr(led._others[0].line, "receive", receive)
     led._hear()
     assert waited == [0.05]
     assert led._others[0].pid == 7
+
+
+def test_more_ranks_than_a_processor_has_any_use_for_are_refused_before_one_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    run: Any = SimpleNamespace(device="cpu", cluster=None, training=SimpleNamespace(ranks=16))
+    assert device_of(run, 15) == "cpu"
+    run.training.ranks = 17
+    with pytest.raises(ValueError, match=r"training.ranks = 17: on a CPU .* there are 2"):
+        device_of(run, 16)
+
+
+def test_ranks_meet_once_all_have_what_they_learn_with_and_one_that_ends_before_is_heard_of_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever came to the meeting waited there for as long as the patience lasts, deaf to the end of the others."""
+    led, met = Led(), list[object]()
+    monkeypatch.setattr(company, "group_of", lambda *_: met.append("met"))
+    led._meeting, led.models = "", SimpleNamespace(device=None)
+    ours, theirs = socket.socketpair()
+    child = SimpleNamespace(socket=ours, end=lambda: None, outcome=lambda: "was killed (SIGKILL)", close=lambda: None)
+    led._others, line = [company._Other(cast(Any, child), 1.0)], Line(theirs)
+    line.send(Done(7))
+    led._meet()
+    assert (met, line.receive(1.0)) == (["met"], Meet())
+    line.close()
+    with pytest.raises(RanksLostError, match=r"rank 1 was killed \(SIGKILL\)"):
+        led._meet()
+    assert met == ["met"]

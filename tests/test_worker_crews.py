@@ -241,7 +241,7 @@ class TestCallingOff:
             worker.parts = cast("Any", SimpleNamespace(usage=lambda: {"x": 1.0}))
             worker._playing = {asyncio.create_task(play())}
             await asyncio.sleep(0)
-            await asyncio.wait_for(worker._cancel(), 5.0)
+            await asyncio.wait_for(worker._cancel(7, set(worker._playing)), 5.0)
             return sent
 
-        assert asyncio.run(whole()) == [Cancelled({"x": 1.0})]
+        assert asyncio.run(whole()) == [Cancelled(7, {"x": 1.0})]

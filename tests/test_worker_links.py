@@ -258,9 +258,9 @@ class TestEpisodes:
             worker.link.play(ATTEMPT, b"team")
             cancelling = asyncio.create_task(worker.link.cancel())
             await worker.passes()
-            assert len(worker.of(Cancel)) == 1
+            (cancel,) = worker.of(Cancel)
             assert not cancelling.done()
-            await worker.says(Cancelled({"x": 3.0}))
+            await worker.says(Cancelled(cancel.number, {"x": 3.0}))
             await cancelling
             assert (worker.link.live, worker.link.usage) == (0, {"x": 3.0})
             cancelling = asyncio.create_task(worker.link.cancel())
@@ -268,6 +268,26 @@ class TestEpisodes:
             assert not cancelling.done()
             await worker.goes()  # and nobody waits for one that is gone
             await cancelling
+
+        held_to(test, Engine())
+
+    def test_what_is_begun_after_it_was_called_off_is_played_however_many_called_it_off(self) -> None:
+        """Groups that are played ahead are called off each by itself, and answered one after the other."""
+
+        async def test(worker: Peer) -> None:
+            worker.link.play(ATTEMPT, b"team")
+            cancelling = [asyncio.create_task(worker.link.cancel()) for _ in range(2)]
+            await worker.passes()
+            first, second = worker.of(Cancel)
+            await worker.says(Cancelled(first.number, {}))
+            await cancelling[0]
+            playing = worker.link.play(ATTEMPT, b"team")
+            await worker.says(Cancelled(second.number, {}))
+            await cancelling[1]
+            assert worker.link.live == 1
+            number = worker.of(Play)[-1].number
+            await worker.says(Played(number, Episode(ATTEMPT.task, ATTEMPT.stream, 1, (), "failed"), {}))
+            await asyncio.wait_for(playing.episode, 1.0)
 
         held_to(test, Engine())
 

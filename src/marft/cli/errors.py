@@ -132,7 +132,7 @@ def _about_files(error: BaseException, only_full: bool = False) -> str:
         if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
             written = getattr(cause, "filename2", None) or getattr(cause, "filename", None)  # of two, the target
             return _about_file(number, written or _now.folder)
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return ""
 
 

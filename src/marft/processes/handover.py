@@ -1,4 +1,4 @@
-"""Folders in memory, where weights are handed to another process of this machine."""
+"""Folders in memory, where something is handed to another process of this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from safetensors import SafetensorError
 
 from marft.errors import RunError
 
 SHARED = Path("/dev/shm")  # memory, where Linux has it
-PREFIX = "marft-weights-"
+WEIGHTS = "marft-weights-"
 
 
 class SharedFolder:
@@ -24,14 +25,15 @@ class SharedFolder:
 
     Args:
         parent: of the folder, where it shall not be in memory.
+        prefix: of its name, as those of a kind have it.
     """
 
-    def __init__(self, parent: Path | None = None) -> None:
+    def __init__(self, parent: Path | None = None, prefix: str = WEIGHTS) -> None:
         parent = parent or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir()))
-        for old in parent.glob(f"{PREFIX}*"):
+        for old in parent.glob(f"{prefix}*"):
             _remove_abandoned(old)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
             with suppress(FileNotFoundError):  # somebody took it for abandoned, before it was held
                 self._held = _lock(self.path)
                 if self.path.exists():
@@ -73,9 +75,10 @@ class Handover:
 
     def __init__(self) -> None:
         self.folders = [SharedFolder()]
+        self._moving = Lock()
 
     def write(self, name: str, save: Callable[[Path], None]) -> str:
-        """Have weights written → where.
+        """Have weights written → where. Several threads may do so at one time.
 
         Args:
             name: which no others have.
@@ -83,16 +86,23 @@ class Handover:
         Raises:
             RunError: there is room for them neither in memory nor on disk.
         """
+        folder = self.folders[-1]
         try:
-            return _written(self.folders[-1].path / name, save)
+            return _written(folder.path / name, save)
         except (OSError, SafetensorError) as error:
-            if len(self.folders) > 1:
-                raise _no_room(self.folders[-1].path, error) from error
-        self.folders.append(SharedFolder(Path(tempfile.gettempdir())))
+            if folder is not self.folders[0]:
+                raise _no_room(folder.path, error) from None
         try:
-            return _written(self.folders[-1].path / name, save)
+            folder = self._on_disk()
+            return _written(folder.path / name, save)
         except (OSError, SafetensorError) as error:
-            raise _no_room(self.folders[-1].path, error) from error
+            raise _no_room(folder.path, error) from None
+
+    def _on_disk(self) -> SharedFolder:
+        with self._moving:
+            if len(self.folders) == 1:
+                self.folders.append(SharedFolder(Path(tempfile.gettempdir())))
+            return self.folders[1]
 
     def close(self) -> None:
         """Take away all that was written."""
@@ -112,5 +122,5 @@ def _written(folder: Path, save: Callable[[Path], None]) -> str:
 def _no_room(folder: Path, error: Exception) -> RunError:
     return RunError(
         f"weights for the engine could not be written to {folder.parent}: {error}; make room there, or set TMPDIR to a "
-        "folder with more"
+        "folder with more, and go on (--resume): everything saved before is whole"
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
@@ -21,13 +19,14 @@ from marft.learning.learner import Learner
 from marft.learning.ledger import Told
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models.pool import Models
+from marft.processes.handover import SharedFolder
 from marft.processes.starting import Started, start_all
 from marft.ranks.devices import device_of, for_others
 from marft.ranks.group import Group, open_store
 from marft.ranks.learners import RanksLostError
 from marft.ranks.member import Member, group_of
 from marft.ranks.program import rank_command
-from marft.ranks.words import Begin, Done, Failed, Learn, Line, Load, RankFaultError, Tell, of_company
+from marft.ranks.words import Begin, Done, Failed, Learn, Line, Load, Meet, RankFaultError, Tell, of_company
 from marft.runs.checkpoints import Record, State, restore
 from marft.starting import Start
 from marft.types import Episode
@@ -35,6 +34,7 @@ from marft.types import Episode
 T = TypeVar("T")
 LAST_WORDS_SECONDS = 10.0  # for a rank to say why it has given up, once another one has heard that something is wrong
 LOST = "ranks_lost"  # the metric
+MEETINGS = "marft-ranks-"  # folders in which ranks of this machine find each other
 
 
 class Company:
@@ -57,7 +57,7 @@ class Company:
         self._others: list[_Other] = []
         self._theirs = for_others(run)
         self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
-        self._folder = Path(tempfile.mkdtemp(prefix="marft-ranks-"))
+        self._folder = SharedFolder(prefix=MEETINGS)
         self._started = 0
         self._member: Member | None = None
         try:
@@ -174,20 +174,25 @@ class Company:
         from transformers.utils import logging
 
         self._started += 1
-        self._meeting = str(self._folder / f"meeting {self._started}")
+        self._meeting = str(self._folder.path / f"meeting {self._started}")
         if self._starter.host:
             self._store, self._meeting = open_store(self._starter.host)
         settings = pickle.dumps(self._theirs)
         names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
         for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
-            other = _Other(child)
+            other = _Other(child, self.run.training.rank_patience_seconds)
             self._others.append(other)
-            other.line.send(Begin(settings, self._meeting, rank, logging.get_verbosity()))
+            with suppress(OSError):  # it has ended already, which is heard when ranks meet
+                other.ask(Begin(settings, self._meeting, rank, logging.get_verbosity()))
 
     def _meet(self) -> Group:
+        """All ranks have what they learn with, and find each other. One that ends before is heard of at once."""
+        self._hear()
         try:
+            for other in self._others:
+                other.ask(Meet())
             return group_of(self.run, self._meeting, 0, self.models.device)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise self._reason(error) from error
 
     def _begin_again(self) -> None:
@@ -199,7 +204,7 @@ class Company:
         self._hear()
         state = self._mine.state()
         for other in self._others:
-            other.line.send(state)
+            other.ask(state)
         self._hear()
 
     def _lead(self, message: object, mine: Callable[[], T]) -> T:
@@ -210,7 +215,7 @@ class Company:
         """
         try:
             for other in self._others:
-                other.line.send(message)
+                other.ask(message)
             found = mine()
             self._hear()
         except (RuntimeError, OSError) as error:
@@ -227,12 +232,11 @@ class Company:
         """
         for other in self._others:
             try:
-                answer = other.line.receive(self.run.training.rank_patience_seconds)
+                other.hear(self.run.training.rank_patience_seconds)
             except (EOFError, TimeoutError) as error:
                 raise self._reason(error) from error
-            if not isinstance(answer, Done):
-                raise self._reason(RunError(answer.said))
-            other.pid = answer.pid
+            if other.failed:
+                raise self._reason(RunError(other.failed.said))
 
     def _reason(self, error: Exception) -> Exception:
         """What to raise once something is wrong with other ranks: what one of them failed of by itself, else that they
@@ -257,7 +261,7 @@ class Company:
         if self._member is not None:
             self._member.group.close()
         self._starter.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def __enter__(self) -> Company:
         return self
@@ -269,23 +273,50 @@ class Company:
 class _Other:
     """Another rank, from here."""
 
-    def __init__(self, child: Started) -> None:
-        self.child, self.line = child, Line(child.socket)
+    def __init__(self, child: Started, patience: float) -> None:
+        self.child, self.line = child, Line(child.socket, patience)
         self.pid = 0  # of its process, once it has begun
+        self.busy = False  # with what it was asked for
+        self.failed: Failed | None = None
+
+    def ask(self, message: object) -> None:
+        """
+        Raises:
+            OSError: it has gone, or takes nothing.
+        """
+        self.busy = True
+        self.line.send(message)
+
+    def hear(self, seconds: float) -> None:
+        """What it answers: that something is done, or that it has failed.
+
+        Raises:
+            EOFError: it has gone.
+            TimeoutError: nothing came in time.
+        """
+        answer = self.line.receive(seconds)
+        self.busy = False
+        if isinstance(answer, Failed):
+            self.failed = answer
+        else:
+            assert isinstance(answer, Done)
+            self.pid = answer.pid
 
     def last_words(self) -> tuple[Failed | None, str]:
-        """What it failed of, if it says so; and how it ended, if it has or does not answer."""
+        """What it failed of, if it says so; and how it ended, if it has or does not answer. One that was asked for
+        nothing has nothing to say."""
         try:
-            while True:
-                answer = self.line.receive(LAST_WORDS_SECONDS)
-                if isinstance(answer, Failed):
-                    return answer, ""
+            while self.failed is None:
+                self.hear(LAST_WORDS_SECONDS if self.busy else 0.0)
         except EOFError:
             return None, self.child.outcome()
         except TimeoutError:
+            if not self.busy:
+                return None, ""
             self.child.end()
             self.child.outcome()  # once it has ended
             return None, "hung, and was ended"
+        return self.failed, ""
 
     def close(self) -> None:
         self.line.close()

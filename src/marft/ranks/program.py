@@ -13,7 +13,7 @@ from marft.models.pool import Models
 from marft.processes.python_here import python_here
 from marft.ranks.devices import device_of
 from marft.ranks.member import Member, group_of, placed
-from marft.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, Load, Tell
+from marft.ranks.words import Adopt, Begin, Done, Failed, Learn, Line, Load, Meet, Tell
 
 
 def rank_command(descriptor: int) -> Sequence[str]:
@@ -42,14 +42,14 @@ def main(descriptor: int) -> None:
 
 
 def _follow(line: Line) -> None:
-    member = _joined(line.receive())
+    member = _joined(line.receive(), line)
     line.send(Done(os.getpid()))
     while True:
         _heed(member, line.receive())
         line.send(Done(os.getpid()))
 
 
-def _joined(begin: Begin) -> Member:
+def _joined(begin: Begin, line: Line) -> Member:
     from transformers.utils import logging
 
     logging.set_verbosity(begin.verbosity)
@@ -58,6 +58,9 @@ def _joined(begin: Begin) -> Member:
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
     elsewhere = {name for name, ranks in placed(run).items() if begin.rank not in ranks}
     models = Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
+    line.send(Done(os.getpid()))
+    met = line.receive()
+    assert isinstance(met, Meet)
     return Member(run, models, group_of(run, begin.meeting, begin.rank, models.device))
 
 

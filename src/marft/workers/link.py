@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
@@ -66,7 +66,7 @@ class Link:
         self.ready = False
         self.over: asyncio.Future[str] = loop.create_future()  # how the process ended
         self._started: asyncio.Future[None] = loop.create_future()
-        self._let_go = asyncio.Event()
+        self._cancels: dict[int, tuple[asyncio.Future[None], Sequence[int]]] = {}  # each of what was played by then
         self._numbers = count()
         self._playing: dict[int, Playing] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
@@ -127,11 +127,12 @@ class Link:
         self._wire.send(Ping())
 
     async def cancel(self) -> None:
-        """Have the worker let go of what it plays."""
-        self._let_go.clear()
+        """Have the worker let go of what it plays now; several may ask for that at one time."""
         if self.ready:
-            self._wire.send(Cancel())
-            await self._let_go.wait()
+            number, let_go = next(self._numbers), self._loop.create_future()
+            self._cancels[number] = let_go, list(self._playing)
+            self._wire.send(Cancel(number))
+            await let_go
 
     async def end(self) -> None:
         """Have the process end; one that does not is ended."""
@@ -184,10 +185,13 @@ class Link:
             case Broken(number, fault):
                 if playing := self._playing.pop(number, None):
                     playing.breaks(fault.error())
-            case Cancelled(usage):
+            case Cancelled(number, usage):
                 self.usage = usage
-                self._playing.clear()
-                self._let_go.set()
+                let_go, played = self._cancels.pop(number)
+                for each in played:
+                    self._playing.pop(each, None)
+                if not let_go.done():
+                    let_go.set_result(None)
             case Ready(pid, agents, usage):
                 self.pid, self.agents, self.usage, self.ready = pid, agents, usage, True
                 if not self._started.done():  # nobody waits any more where the run ends meanwhile
@@ -246,7 +250,9 @@ class Link:
         self._playing.clear()
         self._wait.close()
         self._wire.close()
-        self._let_go.set()
+        for let_go, _ in self._cancels.values():
+            if not let_go.done():
+                let_go.set_result(None)
         if not self._started.done():
             self._started.set_exception(RunError(f"a worker process {outcome} before it had begun"))
         self.over.set_result(outcome)

@@ -108,7 +108,9 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody needs what is being played any more."""
+    """Nobody needs what is being played any more. What is asked for after it is none of that."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +250,9 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nothing is played any more."""
+    """Nothing is played any more of what was when it was asked for under this number."""
 
+    number: int
     usage: Mapping[str, float]
 
 

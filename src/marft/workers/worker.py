@@ -93,7 +93,7 @@ class Worker:
         started.callback(self.parts.close)
         self.team = self.parts.game.team
         self._playing: set[asyncio.Task[None]] = set()
-        self._cancelling: asyncio.Task[None] | None = None
+        self._cancelling: set[asyncio.Task[None]] = set()
         self._received = 0  # messages that may have set something going
         self._set_going = asyncio.Event()
 
@@ -128,7 +128,9 @@ class Worker:
             own = self.parts.game.team
             self.team = Team(agents, organization or own.organization, channel or own.channel)
         elif isinstance(message, Cancel):
-            self._cancelling = asyncio.create_task(self._cancel())
+            cancelling = asyncio.create_task(self._cancel(message.number, set(self._playing)))
+            self._cancelling.add(cancelling)
+            cancelling.add_done_callback(self._cancelling.discard)
         elif isinstance(message, Ping):
             self.wire.send(Pong())
 
@@ -143,15 +145,14 @@ class Worker:
         except Exception as error:  # noqa: BLE001  the run must hear of it, whatever it is
             self.wire.send(Broken(number, Fault.of(error)))
 
-    async def _cancel(self) -> None:
-        """Let go of everything that is played; code that models wrote is ended, so that nobody waits for it."""
-        left = set(self._playing)
+    async def _cancel(self, number: int, left: set[asyncio.Task[None]]) -> None:
+        """Let go of what was played; code that models wrote is ended, so that nobody waits for it."""
         for task in left:
             task.cancel()
         while left:
             end_all()
             _, left = await asyncio.wait(left, timeout=POLL_SECONDS)
-        self.wire.send(Cancelled(self.parts.usage()))
+        self.wire.send(Cancelled(number, self.parts.usage()))
 
     async def _tell_when_still(self) -> None:
         while True:
