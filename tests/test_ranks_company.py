@@ -14,6 +14,7 @@ from marft.learning.interfaces import Progress
 from marft.ranks import company
 from marft.ranks.company import LOST, Company
 from marft.ranks.devices import device_of
+from marft.ranks.group import Group
 from marft.ranks.learners import RanksLostError
 from marft.ranks.words import Done, Failed, Learn, Line, Load, Meet
 from marft.runs.checkpoints import Record
@@ -149,6 +150,8 @@ def test_what_a_rank_fails_of_is_raised_and_one_that_was_asked_for_nothing_is_no
         gone.ask(Meet())
     assert str(led._reason(EOFError())) == "rank 1 was killed (SIGKILL)"
     assert ended == []
+    led._others = [idle]
+    assert "larger training.rank_patience_seconds waits longer" in str(led._reason(TimeoutError()))
 
 
 def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +197,9 @@ def test_ranks_meet_once_all_have_what_they_learn_with_and_one_that_ends_before_
     with pytest.raises(RanksLostError, match=r"rank 1 was killed \(SIGKILL\)"):
         led._meet()
     assert met == ["met"]
+
+
+def test_ranks_that_are_lost_before_they_meet_again_leave_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group they were in is closed by then, and was closed once more: an error that nobody foresaw."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    Group.close(cast(Any, None))

@@ -246,6 +246,9 @@ class Company:
             if failed is not None and failed.kind != "gone":
                 return _error_of(failed, rank)
         lost = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
+        if not lost and isinstance(error, TimeoutError):  # one that answers by now
+            patience = self.run.training.rank_patience_seconds
+            lost = [f"a rank said nothing for {patience:g} s; a larger training.rank_patience_seconds waits longer"]
         return RanksLostError(" and ".join(lost) if lost else f"ranks cannot reach each other ({error})")
 
     def _end_others(self) -> None:

@@ -121,8 +121,9 @@ class Group(Some):
         return found[0]
 
     def close(self) -> None:
-        """Leave. Whoever waits for this rank hears of it."""
-        dist.destroy_process_group()
+        """Leave. Whoever waits for this rank hears of it. Once is enough."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def open_store(host: str) -> tuple[Any, str]:
