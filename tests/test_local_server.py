@@ -7,12 +7,16 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from marft.config import parse_recipe
+from marft.engines.apart import local_server
+from marft.engines.apart.local_server import Server
+from marft.engines.apart.words import Alive
 from marft.errors import RunError
 from marft.game.game import Attempt
 from marft.marks import Grammar
@@ -68,6 +72,34 @@ def assert_same(one: Completion, other: Completion) -> None:
     assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
     assert (one.text, one.finish, one.forced) == (other.text, other.finish, other.forced)
     assert [len(step) for step in one.alternatives] == [len(step) for step in other.alternatives]
+
+
+def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action of many tokens is told at its end alone, and the run starts again what says nothing for too long."""
+    monkeypatch.setattr(local_server, "BEAT_SECONDS", 0.001)
+
+    async def whole() -> tuple[list[object], int]:
+        sent, computing = list[object](), asyncio.Event()
+
+        async def between_tokens(_: object) -> None:
+            if len(sent) == 3:
+                await computing.wait()
+
+        server = Server.__new__(Server)
+        server.engine = cast("Any", SimpleNamespace(between_tokens=between_tokens))
+        server.connection = cast("Any", SimpleNamespace(send=sent.append))
+        beating = asyncio.create_task(server.beat())
+        await asyncio.sleep(0.1)
+        hung = len(sent)
+        computing.set()
+        await asyncio.sleep(0.05)
+        beating.cancel()
+        return sent, hung
+
+    sent, hung = asyncio.run(whole())
+    assert hung == 3
+    assert len(sent) > 3
+    assert {type(message) for message in sent} == {Alive}
 
 
 @slow
