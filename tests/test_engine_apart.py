@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import python_of
 from marft.engines.apart.frames import LENGTHS, packed, unpacked
 from marft.engines.apart.options import nodes
-from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Ready, Said
+from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Option, Prompt, Sampling, Versions
@@ -131,28 +129,6 @@ def test_what_was_sampled_with_several_weights_has_all_their_versions(tiny_token
     for lowest, highest, finish in ((3, 4, ""), (3, 5, ""), (4, 4, "length")):
         asked.take(Said(1, np.array([5], np.int32), np.zeros(1, np.float32), finish, lowest, highest))
     assert asked.completion(tiny_tokenizer, (2,), Sampling()).versions == Versions(3, 5)
-
-
-def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, seconds in (("TICK_SECONDS", 0.01), ("HUSH_SECONDS", 0.03)):
-        monkeypatch.setattr(f"marft.engines.apart.engine.{name}", seconds)
-
-    async def whole() -> str:
-        engine = EngineApart("fake", command, Open("", "", 0, 0, 0, 0, 0), {}, seed=1, patience=0.1)
-        ours, theirs = socket.socketpair()
-        theirs.sendall(packed(Ready("a fake, 1.0")))
-        engine._loading[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does
-        with theirs:
-            why = await engine._listen(cast("Any", SimpleNamespace(socket=ours)))
-        engine._handover.close()
-        return why
-
-    assert asyncio.run(whole()) == "said nothing for 0.1 s, and was ended"
-    assert [record.getMessage() for record in caplog.records] == [
-        "fake has said nothing for 0.03 s; after 0.1 s it is started again"
-    ]
 
 
 @pytest.mark.slow

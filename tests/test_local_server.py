@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,11 @@ import pytest
 
 from marft.config import parse_recipe
 from marft.engines.apart import local_server
+from marft.engines.apart.engine import EngineApart
+from marft.engines.apart.environment import own_command
+from marft.engines.apart.frames import packed
 from marft.engines.apart.local_server import Server
-from marft.engines.apart.words import Alive
+from marft.engines.apart.words import Alive, Open, Ready
 from marft.errors import RunError
 from marft.game.game import Attempt
 from marft.marks import Grammar
@@ -100,6 +104,28 @@ def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(mo
     assert hung == 3
     assert len(sent) > 3
     assert {type(message) for message in sent} == {Alive}
+
+
+def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("TICK_SECONDS", 0.01), ("HUSH_SECONDS", 0.03)):
+        monkeypatch.setattr(f"marft.engines.apart.engine.{name}", seconds)
+
+    async def whole() -> str:
+        engine = EngineApart("fake", own_command, Open("", "", 0, 0, 0, 0, 0), {}, seed=1, patience=0.1)
+        ours, theirs = socket.socketpair()
+        theirs.sendall(packed(Ready("a fake, 1.0")))
+        engine._loading[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does
+        with theirs:
+            why = await engine._listen(cast("Any", SimpleNamespace(socket=ours)))
+        engine._handover.close()
+        return why
+
+    assert asyncio.run(whole()) == "said nothing for 0.1 s (engine.patience_seconds), and was ended"
+    assert [record.getMessage() for record in caplog.records] == [
+        "fake has said nothing for 0.03 s; after 0.1 s it is started again"
+    ]
 
 
 @slow

@@ -310,7 +310,7 @@ class EngineApart:
             if self._beginning:
                 self._beginning.cancel()
             self._connection.close()
-        return f"said nothing for {self.patience:g} s, and was ended"
+        return f"said nothing for {self.patience:g} s (engine.patience_seconds), and was ended"
 
     def _say_that_it_is_silent(self) -> None:
         logging.getLogger("marft").warning(
