@@ -15,6 +15,7 @@ from marft.ranks import company
 from marft.ranks.company import LOST, Company
 from marft.ranks.devices import device_of
 from marft.ranks.group import Group
+from marft.ranks.heeding import Heeding
 from marft.ranks.learners import RanksLostError
 from marft.ranks.words import Done, Failed, Learn, Line, Load, Meet
 from marft.runs.checkpoints import Record
@@ -186,7 +187,7 @@ def test_ranks_meet_once_all_have_what_they_learn_with_and_one_that_ends_before_
     """Whoever came to the meeting waited there for as long as the patience lasts, deaf to the end of the others."""
     led, met = Led(), list[object]()
     monkeypatch.setattr(company, "group_of", lambda *_: met.append("met"))
-    led._meeting, led.models = "", SimpleNamespace(device=None)
+    led._meeting, led.models, led._heeding = "", SimpleNamespace(device=None), Heeding(lambda: None)
     ours, theirs = socket.socketpair()
     child = SimpleNamespace(socket=ours, end=lambda: None, outcome=lambda: "was killed (SIGKILL)", close=lambda: None)
     led._others, line = [company._Other(cast(Any, child), 1.0)], Line(theirs)
@@ -196,6 +197,7 @@ def test_ranks_meet_once_all_have_what_they_learn_with_and_one_that_ends_before_
     line.close()
     with pytest.raises(RanksLostError, match=r"rank 1 was killed \(SIGKILL\)"):
         led._meet()
+    led._heeding.close()
     assert met == ["met"]
 
 

@@ -23,6 +23,7 @@ from marft.processes.handover import SharedFolder
 from marft.processes.starting import Started, start_all
 from marft.ranks.devices import device_of, for_others
 from marft.ranks.group import Group, open_store
+from marft.ranks.heeding import Heeding
 from marft.ranks.learners import RanksLostError
 from marft.ranks.member import Member, group_of
 from marft.ranks.program import rank_command
@@ -58,6 +59,7 @@ class Company:
         self._theirs = for_others(run)
         self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
         self._folder = SharedFolder(prefix=MEETINGS)
+        self._heeding = Heeding(self._let_go)
         self._started = 0
         self._member: Member | None = None
         try:
@@ -191,7 +193,8 @@ class Company:
         try:
             for other in self._others:
                 other.ask(Meet())
-            return group_of(self.run, self._meeting, 0, self.models.device)
+            with self._heeding.waiting():
+                return group_of(self.run, self._meeting, 0, self.models.device)
         except (RuntimeError, OSError) as error:
             raise self._reason(error) from error
 
@@ -216,7 +219,8 @@ class Company:
         try:
             for other in self._others:
                 other.ask(message)
-            found = mine()
+            with self._heeding.waiting():
+                found = mine()
             self._hear()
         except (RuntimeError, OSError) as error:
             if isinstance(error, RunError) or not of_company(error):
@@ -258,8 +262,13 @@ class Company:
         for other in others:
             other.close()
 
+    def _let_go(self) -> None:
+        for other in self._others:
+            other.child.end()
+
     def close(self) -> None:
         """End the other ranks."""
+        self._heeding.close()
         self._end_others()
         if self._member is not None:
             self._member.group.close()
