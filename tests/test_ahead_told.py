@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from marft import training
 from marft.ahead.gathering import Gathering
@@ -23,6 +24,7 @@ from marft.runs.checkpoints import State
 from marft.runs.folder import RunFolder
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
 
+MODELS: Any = SimpleNamespace(device=torch.device("cpu"))
 LEARNERS = cast(
     "Learners",
     SimpleNamespace(
@@ -111,7 +113,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
         rollouts = Published(run)
         observer.rollouts = rollouts
         playing, gathering = cast("Rollouts", rollouts), ahead(rollouts)
-        state = training._go_on(playing, cast("Any", None), LEARNERS, State(), gathering, folder, observer)
+        state = training._go_on(playing, MODELS, LEARNERS, State(), gathering, folder, observer)
         return state, rollouts, folder.read_metrics()
 
     return gone

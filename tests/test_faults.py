@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -320,6 +321,26 @@ class TestFaults:
             int("no number")
         assert ended.value.code == 1
         assert "unforeseen: ValueError: invalid literal for int()" in capsys.readouterr().err
+
+    def test_where_no_folder_for_temporary_files_takes_any_it_is_said_and_not_a_second_error(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """One disk that is full has all of them. Torch asks for one as it is imported; the traceback of what nobody
+        foresaw was to go there too."""
+
+        def no_folder() -> str:
+            raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+        monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+        with pytest.raises(SystemExit) as ended, errors.friendly():
+            tempfile.gettempdir()
+        assert ended.value.code == 2
+        assert "found in ['/tmp', '/var/tmp']: make room in one of them, or set TMPDIR" in capsys.readouterr().err
+        monkeypatch.setattr(errors, "NO_RUN", tmp_path / "nowhere" / "there" / "error.txt")
+        (tmp_path / "nowhere").write_text("")
+        with pytest.raises(SystemExit), errors.friendly():
+            raise KeyError("odd")
+        assert "unforeseen: KeyError: 'odd'" in capsys.readouterr().err
 
     def test_causes_that_go_in_a_circle_are_followed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         """What asyncio passes on from a thread can be its own cause's context: the command once never ended."""

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
-from marft.errors import RunError
+from marft.cli.errors import friendly
 from marft.processes import handover
 
 
@@ -62,11 +64,40 @@ class TestHandover:
         there.close()
         assert not list((tmp_path / "memory").iterdir()) + list((tmp_path / "disk").iterdir())
 
-    def test_where_there_is_none_on_disk_either_the_run_ends_with_the_remedy(self) -> None:
+    def test_weights_that_find_no_room_in_memory_at_one_time_are_all_written_to_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second is told so when the first has already moved to disk: that is no second failure."""
+        monkeypatch.setattr(handover, "SHARED", tmp_path / "memory")
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
+        for folder in ("memory", "disk"):
+            (tmp_path / folder).mkdir()
+        there, both = handover.Handover(), Barrier(2, timeout=10)
+
+        def save(folder: Path) -> None:
+            if folder.is_relative_to(tmp_path / "memory"):
+                both.wait()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            folder.mkdir()
+
+        with ThreadPoolExecutor(2) as threads:
+            paths = list(threads.map(lambda name: Path(there.write(name, save)), ("1", "2")))
+        assert all(path.is_dir() and path.is_relative_to(tmp_path / "disk") for path in paths)
+        assert len(there.folders) == 2
+        there.close()
+
+    def test_where_there_is_none_on_disk_either_the_run_ends_with_the_remedy(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It names where there is none: the command once said that the run's folder was full."""
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
         def save(_: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         there = handover.Handover()
-        with pytest.raises(RunError, match="No space left on device; make room there, or set TMPDIR"):
+        with pytest.raises(SystemExit), friendly():
             there.write("1", save)
+        said = capsys.readouterr().err
+        assert f"could not be written to {tmp_path}: [Errno 28] No space left on device; make room there, or" in said
         there.close()

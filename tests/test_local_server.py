@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from marft.config import parse_recipe
+from marft.engines.apart import local_server
+from marft.engines.apart.engine import EngineApart
+from marft.engines.apart.environment import own_command
+from marft.engines.apart.frames import packed
+from marft.engines.apart.local_server import Server
+from marft.engines.apart.words import Alive, Open, Ready
 from marft.errors import RunError
 from marft.game.game import Attempt
 from marft.marks import Grammar
@@ -68,6 +76,56 @@ def assert_same(one: Completion, other: Completion) -> None:
     assert np.abs(one.log_probs - other.log_probs).max() < CLOSE
     assert (one.text, one.finish, one.forced) == (other.text, other.finish, other.forced)
     assert [len(step) for step in one.alternatives] == [len(step) for step in other.alternatives]
+
+
+def test_it_says_that_it_is_at_work_for_as_long_as_it_comes_to_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action of many tokens is told at its end alone, and the run starts again what says nothing for too long."""
+    monkeypatch.setattr(local_server, "BEAT_SECONDS", 0.001)
+
+    async def whole() -> tuple[list[object], int]:
+        sent, computing = list[object](), asyncio.Event()
+
+        async def between_tokens(_: object) -> None:
+            if len(sent) == 3:
+                await computing.wait()
+
+        server = Server.__new__(Server)
+        server.engine = cast("Any", SimpleNamespace(between_tokens=between_tokens))
+        server.connection = cast("Any", SimpleNamespace(send=sent.append))
+        beating = asyncio.create_task(server.beat())
+        await asyncio.sleep(0.1)
+        hung = len(sent)
+        computing.set()
+        await asyncio.sleep(0.05)
+        beating.cancel()
+        return sent, hung
+
+    sent, hung = asyncio.run(whole())
+    assert hung == 3
+    assert len(sent) > 3
+    assert {type(message) for message in sent} == {Alive}
+
+
+def test_an_engine_that_says_nothing_is_named_before_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("TICK_SECONDS", 0.01), ("HUSH_SECONDS", 0.03)):
+        monkeypatch.setattr(f"marft.engines.apart.engine.{name}", seconds)
+
+    async def whole() -> str:
+        engine = EngineApart("fake", own_command, Open("", "", 0, 0, 0, 0, 0), {}, seed=1, patience=0.1)
+        ours, theirs = socket.socketpair()
+        theirs.sendall(packed(Ready("a fake, 1.0")))
+        engine._loading[1] = asyncio.get_running_loop().create_future()  # which it is at, and never does
+        with theirs:
+            why = await engine._listen(cast("Any", SimpleNamespace(socket=ours)))
+        engine._handover.close()
+        return why
+
+    assert asyncio.run(whole()) == "said nothing for 0.1 s (engine.patience_seconds), and was ended"
+    assert [record.getMessage() for record in caplog.records] == [
+        "fake has said nothing for 0.03 s; after 0.1 s it is started again"
+    ]
 
 
 @slow

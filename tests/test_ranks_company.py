@@ -17,6 +17,9 @@ from marft.learning.interfaces import Progress
 from marft.processes.held import HeldFolder
 from marft.ranks import company
 from marft.ranks.company import LOST, Company
+from marft.ranks.devices import device_of
+from marft.ranks.group import Group
+from marft.ranks.heeding import Heeding
 from marft.ranks.learners import RanksLostError
 from marft.ranks.words import Done, Failed, Learn, Line, Load, RankFaultError, Tell
 from marft.runs.checkpoints import Record
@@ -35,6 +38,8 @@ class Led(Company):
         training = SimpleNamespace(shard=shard, rank_patience_seconds=0.05)
         self.run: Any = SimpleNamespace(training=training)
         self.models: Any = None
+        self._heeding = Heeding(lambda: None)
+        self._heeding.close()
         note, did = self.did.append, self.did
         learner = SimpleNamespace(
             optimizers={"actor": SimpleNamespace(learning_rate=0.5)},
@@ -115,7 +120,7 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
         child = SimpleNamespace(
             socket=ours, end=lambda: ended.append(name), outcome=lambda: "was killed (SIGKILL)", close=lambda: None
         )
-        return company._Other(cast(Any, child)), Line(theirs)
+        return company._Other(cast(Any, child), 1.0), Line(theirs)
 
     (hung, _silent), (gone, line) = other("hung"), other("gone")
     line.close()
@@ -147,7 +152,7 @@ def other(words: Sequence[object], ended: list[str] | None = None) -> company._O
     child = SimpleNamespace(
         socket=ours, end=lambda: end("end"), outcome=lambda: "ended itself (exit status 0)", close=lambda: end("close")
     )
-    return company._Other(cast(Any, child))
+    return company._Other(cast(Any, child), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -300,3 +305,27 @@ def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.
     led._hear()
     assert waited == [0.05]
     assert led._others[0].pid == 7
+
+
+def test_one_that_answers_too_late_is_said_to_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(company, "LAST_WORDS_SECONDS", 0.01)
+    led = Led()
+    led._others = [other([Done(1)])]
+    assert "larger training.rank_patience_seconds waits longer" in str(led._reason(TimeoutError()))
+
+
+def test_more_ranks_than_a_processor_has_any_use_for_are_refused_before_one_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    run: Any = SimpleNamespace(device="cpu", cluster=None, training=SimpleNamespace(ranks=16))
+    assert device_of(run, 15) == "cpu"
+    run.training.ranks = 17
+    with pytest.raises(ValueError, match=r"training.ranks = 17: on a CPU .* there are 2"):
+        device_of(run, 16)
+
+
+def test_ranks_that_are_lost_before_they_meet_again_leave_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group they were in is closed by then, and was closed once more: an error that nobody foresaw."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
+    Group.close(cast(Any, None))

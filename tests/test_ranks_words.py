@@ -38,6 +38,16 @@ def test_who_is_waited_for_in_vain_is_late_and_who_has_gone_is_gone() -> None:
         ours.send(Done(2))
 
 
+def test_who_takes_nothing_is_not_waited_for_longer_than_the_patience_lasts() -> None:
+    """A rank that is stopped reads nothing, and a step's episodes are more than a connection holds."""
+    (ours, theirs), large = socket.socketpair(), bytes(2**22)
+    line = Line(ours, 0.05)
+    with pytest.raises(BlockingIOError):
+        line.send(large)
+    assert of_company(BlockingIOError())
+    theirs.close()
+
+
 def test_who_goes_in_the_middle_of_a_message_is_gone() -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(b"\0\0\0\x09half")

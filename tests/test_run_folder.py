@@ -28,7 +28,7 @@ from marft.runs.changes import changes, notes
 from marft.runs.checkpoints import Checkpoints, State, load_critic, load_policies, read_record
 from marft.runs.folder import RunFolder
 from marft.runs.log import Log, Mark, read_rows, rewind
-from marft.runs.removing import remove_run
+from marft.runs.removing import remove_checkpoint, remove_run
 from marft.runs.sinks import MetricSinks
 from marft.training import Silent, _rate, train
 from tests.helpers import recipe, settings
@@ -100,6 +100,31 @@ class TestRemoving:
         folder.check_free(overwrite=True)
         assert remove_run(folder.path) == []
         assert sorted(path.name for path in folder.path.iterdir()) == ["config.toml", "run.json"]
+
+    @pytest.mark.parametrize("moment", range(4))
+    def test_what_a_kill_leaves_of_a_checkpoint_that_was_being_removed_is_the_runs_still(
+        self, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without its list nobody knew whose the rest of it was, and no run could take its place any more."""
+        files = ["recipe.toml", "policies/actor/model.safetensors", "ahead.parquet"]
+        folder = begun(tmp_path, *(f"checkpoints/step_000001/{name}" for name in files))
+        checkpoint = folder.checkpoints / "step_000001"
+        (checkpoint / "state.json").write_text(json.dumps({"files": dict.fromkeys(files, "0")}))
+        unlink, left = Path.unlink, [moment]
+
+        def mortal(self: Path, missing_ok: bool = False) -> None:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            unlink(self, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", mortal)
+        with pytest.raises(KeyboardInterrupt):
+            remove_checkpoint(checkpoint)
+        monkeypatch.setattr(Path, "unlink", unlink)
+        folder.check_free(overwrite=True)
+        assert remove_run(folder.path) == []
+        assert not folder.checkpoints.exists()
 
     def test_links_go_and_not_what_they_lead_to(self, tmp_path: Path) -> None:
         folder = begun(tmp_path / "runs")

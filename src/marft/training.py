@@ -18,7 +18,7 @@ from pathlib import Path
 from marft.ahead.gathering import Gathering
 from marft.ahead.opening import open_gathering
 from marft.collection import training_tasks
-from marft.config.run import RunSettings
+from marft.config.run import RunSettings, idle_cluster
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
@@ -87,7 +87,7 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
     nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
     with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
-        for text in rollouts.models.notes():
+        for text in (*rollouts.models.notes(), *idle_cluster(run)):
             observer.note(text)
         state = learners.load(start)
         rollouts.set_aside.update(state.set_aside)

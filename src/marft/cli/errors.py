@@ -46,6 +46,7 @@ REMEDIES = {  # what the system says about a file, and what can be done
     errno.ENFILE: "the system has too many open files",
     errno.EIO: "the disk is damaged, or its connection lost",
 }
+NO_TEMPORARY = "No usable temporary directory"  # what Python says where none takes anything
 IN_SAFETENSORS = re.compile(r"os error (\d+)|Os \{ code: (\d+)")  # their errors are none of the system's
 
 
@@ -128,11 +129,13 @@ def _about_files(error: BaseException, only_full: bool = False) -> str:
     seen: set[int] = set()  # chains of causes can lead back to where they began
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
+        if isinstance(cause, FileNotFoundError) and str(cause.strerror).startswith(NO_TEMPORARY):
+            return f"{cause.strerror}: make room in one of them, or set TMPDIR to a folder that has some"
         number = _number(cause)
         if number in FULL or (number in REMEDIES and not only_full and not place_of(error)):
             written = getattr(cause, "filename2", None) or getattr(cause, "filename", None)  # of two, the target
             return _about_file(number, written or _now.folder)
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return ""
 
 
@@ -210,7 +213,9 @@ def _keep(error: Exception) -> str:
     )
     text = masked(list(secrets_typed(sys.argv[1:])), text)
     folder = _now.folder
-    places = [NO_RUN, Path(tempfile.gettempdir()) / NO_RUN]
+    places = [NO_RUN]
+    with suppress(OSError):  # no folder for temporary files takes any
+        places.append(Path(tempfile.gettempdir()) / NO_RUN)
     if folder is not None and folder.is_dir():
         places.insert(0, folder / IN_A_RUN)
     for place in places:

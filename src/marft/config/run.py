@@ -223,6 +223,16 @@ def refuse_missing_packages(run: RunSettings) -> None:
             )
 
 
+def idle_cluster(run: RunSettings) -> Iterable[str]:
+    """What to say where a recipe has ``[cluster]``, and no process that is started there."""
+    if run.cluster and not run.engine.apart and not run.rollout.processes and run.training.ranks == 1:
+        yield (
+            "[cluster]: the cluster is not joined, for all of this run is one process: what is started there are "
+            "workers (rollout.processes), ranks (training.ranks) and an engine apart (engine.kind = 'process' or "
+            "'vllm')"
+        )
+
+
 def _alike(run: RunSettings) -> Iterable[str]:
     roles = dict.fromkeys(agent.role for agent in run.agents)
     for kind, names in (("models", run.models), ("policies", run.policies), ("tools", run.tools), ("agents", roles)):

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 from safetensors import SafetensorError
 
@@ -34,9 +35,10 @@ class Handover:
 
     def __init__(self) -> None:
         self.folders = [SharedFolder()]
+        self._moving = Lock()
 
     def write(self, name: str, save: Callable[[Path], None]) -> str:
-        """Have weights written → where.
+        """Have weights written → where. Several threads may do so at one time.
 
         Args:
             name: which no others have.
@@ -44,16 +46,23 @@ class Handover:
         Raises:
             RunError: there is room for them neither in memory nor on disk.
         """
+        folder = self.folders[-1]
         try:
-            return _written(self.folders[-1].path / name, save)
+            return _written(folder.path / name, save)
         except (OSError, SafetensorError) as error:
-            if len(self.folders) > 1:
-                raise _no_room(self.folders[-1].path, error) from error
-        self.folders.append(SharedFolder(Path(tempfile.gettempdir())))
+            if folder is not self.folders[0]:
+                raise _no_room(folder.path, error) from None
         try:
-            return _written(self.folders[-1].path / name, save)
+            folder = self._on_disk()
+            return _written(folder.path / name, save)
         except (OSError, SafetensorError) as error:
-            raise _no_room(self.folders[-1].path, error) from error
+            raise _no_room(folder.path, error) from None
+
+    def _on_disk(self) -> SharedFolder:
+        with self._moving:
+            if len(self.folders) == 1:
+                self.folders.append(SharedFolder(Path(tempfile.gettempdir())))
+            return self.folders[1]
 
     def close(self) -> None:
         """Take away all that was written."""
@@ -73,5 +82,5 @@ def _written(folder: Path, save: Callable[[Path], None]) -> str:
 def _no_room(folder: Path, error: Exception) -> RunError:
     return RunError(
         f"weights for the engine could not be written to {folder.parent}: {error}; make room there, or set TMPDIR to a "
-        "folder with more"
+        "folder with more, and go on (--resume): everything saved before is whole"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from marft.processes.held import HeldFolder
 from marft.processes.starting import Started, start_all
 from marft.ranks.devices import device_of, for_others
 from marft.ranks.group import Group, open_store
+from marft.ranks.heeding import Heeding
 from marft.ranks.learners import RanksLostError
 from marft.ranks.member import Member, group_of
 from marft.ranks.program import rank_command
@@ -60,6 +61,7 @@ class Company:
         self._theirs = for_others(run)
         self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
         self._folder = HeldFolder(Path(tempfile.gettempdir()), PREFIX)
+        self._heeding = Heeding(self._let_go)
         self._started = 0
         self._group: Group | None = None
         self._member: Member | None = None
@@ -188,14 +190,16 @@ class Company:
         settings = pickle.dumps(self._theirs)
         names = [f"rank {rank}" for rank in range(1, self.run.training.ranks)]
         for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
-            other = _Other(child)
+            other = _Other(child, self.run.training.rank_patience_seconds)
             self._others.append(other)
-            other.ask(Begin(settings, self._meeting, rank, logging.get_verbosity()))
+            with suppress(OSError):  # it has ended already, which is heard before ranks meet
+                other.ask(Begin(settings, self._meeting, rank, logging.get_verbosity()))
 
     def _meet(self) -> Group:
         try:
-            self._group = group_of(self.run, self._meeting, 0, self.models.device)
-        except RuntimeError as error:
+            with self._heeding.waiting():
+                self._group = group_of(self.run, self._meeting, 0, self.models.device)
+        except (RuntimeError, OSError) as error:
             raise self._reason(error) from error
         return self._group
 
@@ -221,7 +225,8 @@ class Company:
         with self._reasons():
             for other in self._others:
                 other.ask(message)
-            found = mine()
+            with self._heeding.waiting():
+                found = mine()
             self._hear()
         return found
 
@@ -255,6 +260,9 @@ class Company:
             if failed is not None and failed.kind != "gone":
                 return _error_of(failed, rank)
         lost = [f"rank {rank} {outcome}" for rank, (_, outcome) in enumerate(ends, 1) if outcome]
+        if not lost and isinstance(error, TimeoutError):  # one that answers by now
+            patience = self.run.training.rank_patience_seconds
+            lost = [f"a rank said nothing for {patience:g} s; a larger training.rank_patience_seconds waits longer"]
         return RanksLostError(" and ".join(lost) if lost else f"ranks cannot reach each other ({error})")
 
     def _end_others(self) -> None:
@@ -264,8 +272,13 @@ class Company:
         for other in others:
             other.close()
 
+    def _let_go(self) -> None:
+        for other in self._others:
+            other.child.end()
+
     def close(self) -> None:
         """End the other ranks."""
+        self._heeding.close()
         self._end_others()
         if self._group is not None:
             self._group.close()
@@ -282,8 +295,8 @@ class Company:
 class _Other:
     """Another rank, from here."""
 
-    def __init__(self, child: Started) -> None:
-        self.child, self.line = child, Line(child.socket)
+    def __init__(self, child: Started, patience: float) -> None:
+        self.child, self.line = child, Line(child.socket, patience)
         self.pid = 0  # of its process, once it has begun
         self._owes = 1  # answers: one more than it has been asked for, for it says that it is there
         self._failed: Failed | None = None
@@ -291,7 +304,7 @@ class _Other:
     def ask(self, message: object) -> None:
         """
         Raises:
-            OSError: it has gone.
+            OSError: it has gone, or takes nothing.
         """
         self._owes += 1
         self.line.send(message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from marft.cluster.opening import asking
 from marft.config.run import RunSettings
 from marft.models.loading import pick_device
+
+MOST_A_CORE = 8  # ranks that share one: each is a whole process
 
 
 def device_of(run: RunSettings, rank: int) -> str:
@@ -14,13 +18,19 @@ def device_of(run: RunSettings, rank: int) -> str:
     On a cluster it is what Ray shows the rank.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks.
+        ValueError: there are fewer GPUs than ranks, or far fewer cores.
     """
     if run.cluster is not None and rank:
         kind = run.device.partition(":")[0]
         return "cuda:0" if pick_device(kind).type == "cuda" else kind
     device = pick_device(run.device)
     if device.type != "cuda":
+        cores = os.cpu_count() or 1
+        if run.training.ranks > MOST_A_CORE * cores:
+            raise ValueError(
+                f"training.ranks = {run.training.ranks}: on a CPU ranks share its cores, and there are {cores}; give "
+                f"{cores} or fewer, for more are no faster and each holds the models once more"
+            )
         return run.device
     number = (device.index or 0) + rank
     if number >= torch.cuda.device_count():

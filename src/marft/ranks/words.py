@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
+import struct
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from marft.errors import RunError
 from marft.faults import deliberate, described
 from marft.learning.interfaces import Progress
 from marft.types import Episode
+
+LONGEST_SECONDS = 10**6  # that a system can be asked to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +104,22 @@ def of_company(error: Exception) -> bool:
 
 
 class Line:
-    """One end of a connection between two processes of ours, which block on it."""
+    """One end of a connection between two processes of ours, which block on it.
 
-    def __init__(self, end: socket.socket) -> None:
+    Args:
+        patience: seconds in which the other side must begin to take what is sent, and go on with it; 0: for ever.
+    """
+
+    def __init__(self, end: socket.socket, patience: float = 0.0) -> None:
+        whole = int(min(patience, LONGEST_SECONDS))
+        microseconds = int((min(patience, LONGEST_SECONDS) - whole) * 1e6)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, microseconds))
         self._connection = Connection(end.detach())
 
     def send(self, message: object) -> None:
         """
         Raises:
-            OSError: the other side has gone.
+            OSError: the other side has gone, or takes nothing.
         """
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 

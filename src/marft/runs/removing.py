@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from marft.atomic import UNFINISHED, read_json
 
+LIST = "state.json"  # of a checkpoint, which names its files
 CHECKPOINT = re.compile(r"checkpoints/(step_\d{6,}|start_\d{1,9})(?=/|$)")
 IN_CHECKPOINTS = re.compile(
-    r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors"
+    r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors|(ahead|again)\.(json|parquet)"
     r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
 )
 EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
@@ -63,7 +64,7 @@ def remove_run(folder: Path, start: Path | None = None) -> list[Path]:
         start: a checkpoint that the next run is to begin with, which stays too.
     """
     kept = {folder / "run.json", folder / "config.toml", folder / "run.lock"}
-    for path in list(written_by_a_run(folder)):
+    for path in _lists_last(written_by_a_run(folder)):
         if path not in kept and start not in path.parents:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     _remove_empty(folder)
@@ -74,7 +75,7 @@ def remove_run(folder: Path, start: Path | None = None) -> list[Path]:
 def remove_checkpoint(path: Path) -> None:
     """Remove what was written as a checkpoint; where somebody has put something beside it, that stays."""
     run = path.parents[1]
-    for file in list(written_by_a_run(run, path)):
+    for file in _lists_last(written_by_a_run(run, path)):
         file.unlink()
     _remove_empty(run)
 
@@ -102,9 +103,14 @@ def _remove_empty(folder: Path) -> None:
             path.rmdir()
 
 
+def _lists_last(paths: Iterable[Path]) -> list[Path]:
+    """In the order in which to remove them: where that is cut short, what is left can still be known as the run's."""
+    return sorted(paths, key=lambda path: path.name == LIST)
+
+
 def _listed(checkpoint: Path) -> frozenset[str]:
     """The files that a checkpoint says it has."""
     try:
-        return frozenset(read_json(checkpoint / "state.json")["files"])
+        return frozenset(read_json(checkpoint / LIST)["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return frozenset()

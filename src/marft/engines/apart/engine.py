@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,7 @@ MOST_DEATHS = 3  # one after the other, without an answer in between
 MOST_LIVES = 8  # where it was killed, which may happen again while it starts
 LARGEST_SEED = 2**63 - 1
 TICK_SECONDS = 1.0  # how often it is looked whether anything was heard
+HUSH_SECONDS = 60.0  # without a word, after which that is said
 LAST_WORDS = 12  # lines of a dead engine's that an error shows
 
 
@@ -293,7 +295,9 @@ class EngineApart:
         try:
             while quiet < self.patience:
                 done, _ = await asyncio.wait([receiving], timeout=TICK_SECONDS)
-                quiet = quiet + TICK_SECONDS if self._busy() and not done else 0.0
+                before, quiet = quiet, quiet + TICK_SECONDS if self._busy() and not done else 0.0
+                if before < HUSH_SECONDS <= quiet and self._ready.done():  # one that starts may take long
+                    self._say_that_it_is_silent()
                 if done:
                     self._heed(receiving.result())
                     receiving = asyncio.ensure_future(self._connection.receive())
@@ -306,7 +310,12 @@ class EngineApart:
             if self._beginning:
                 self._beginning.cancel()
             self._connection.close()
-        return f"said nothing for {self.patience:g} s, and was ended"
+        return f"said nothing for {self.patience:g} s (engine.patience_seconds), and was ended"
+
+    def _say_that_it_is_silent(self) -> None:
+        logging.getLogger("marft").warning(
+            "%s has said nothing for %g s; after %g s it is started again", self.name, HUSH_SECONDS, self.patience
+        )
 
     def _busy(self) -> bool:
         return bool(self._waiting or self._loading) or self._ready is None or not self._ready.done()

@@ -27,11 +27,13 @@ from marft import __version__
 from marft.config.models import ModelSettings
 from marft.engines.apart.frames import Connection
 from marft.engines.apart.words import (
+    BEAT_SECONDS,
     NO_BITS,
     NO_IDS,
     NO_NUMBERS,
     NO_PLACES,
     TO_ENGINE,
+    Alive,
     Ask,
     Bits,
     Failed,
@@ -123,8 +125,12 @@ async def _serve(end: socket.socket, thread: CallerThreadExecutor) -> None:
         raise
     server = Server(connection, backbone, format, thread, opened)
     connection.send(Ready(f"MARFT {__version__}"))
-    while True:
-        server.heed(await connection.receive())
+    beating = asyncio.create_task(server.beat())
+    try:
+        while True:
+            server.heed(await connection.receive())
+    finally:
+        beating.cancel()
 
 
 def _load(opened: Open) -> tuple[Backbone, Format]:
@@ -177,6 +183,13 @@ class Server:
                 before, slot = self._slots.get(message.policy), _slot(message)
                 self._slots[message.policy] = slot
                 self._begin(self._take(message, slot, before))
+
+    async def beat(self) -> None:
+        """Say now and then that the engine is at work, for as long as it comes to the next token."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await self.engine.between_tokens(lambda: None)
+            self.connection.send(Alive())
 
     def _begin(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(coroutine)

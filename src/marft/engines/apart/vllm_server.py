@@ -26,6 +26,7 @@ import numpy as np
 from marft.engines.apart.frames import Connection
 from marft.engines.apart.options import nodes
 from marft.engines.apart.words import (
+    BEAT_SECONDS,
     NO_IDS,
     NO_NUMBERS,
     TO_ENGINE,
@@ -45,7 +46,6 @@ from marft.engines.apart.words import (
 )
 from marft.engines.schemas import schema_text
 
-BEAT_SECONDS = 5.0
 MOST_AT_ONCE = 128  # ids whose log-probs can be asked for in one request
 SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",

@@ -13,6 +13,7 @@ Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint8]
 NO_IDS, NO_NUMBERS = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32)
+BEAT_SECONDS = 5.0  # from one sign that an engine is at work to the next
 NO_PLACES, NO_BITS = np.zeros(0, np.int32), np.zeros((0, 0), np.uint8)
 
 
