@@ -25,6 +25,7 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from tests.helpers import settings
+from tests.runs import Listening
 
 LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")
 
@@ -305,3 +306,15 @@ def test_a_run_that_is_trained_twice_in_one_process_is_the_same_run(tmp_path: Pa
         train(run.model_copy(update={"algorithm": shared}), folder)
         metrics.append([row["policy_loss"] for row in folder.read_metrics()])
     assert metrics[0] == metrics[1]
+
+
+def test_a_cluster_that_has_nothing_to_start_is_named_and_not_asked(tmp_path: Path) -> None:
+    run, listening = (
+        settings("tiny", tmp_path, "--training.steps", "1", "--cluster.address", "127.0.0.1:9"),
+        Listening(),
+    )
+    train(run, RunFolder.create(run), observer=listening)
+    (note,) = listening.notes
+    assert note.startswith("cluster: this run has no process")
+    for key in ("rollout.processes", "engine.kind", "training.ranks"):
+        assert key in note

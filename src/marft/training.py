@@ -86,7 +86,7 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
     nothing_passes = run.training.shard and run.engine.apart  # through the models here, until they lie in parts
     with open_learners(run, lost) as learners, open_rollouts(run, for_parts=nothing_passes) as rollouts:
         learners.join(rollouts.models)
-        for text in rollouts.models.notes():
+        for text in (*rollouts.models.notes(), *_nothing_to_start(run)):
             observer.note(text)
         state = learners.load(start)
         rollouts.set_aside.update(state.set_aside)
@@ -105,6 +105,14 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
                 return _go_on(rollouts, rollouts.models, learners, state, gathering, folder, watching)
             except RanksLostError as error:
                 return error
+
+
+def _nothing_to_start(run: RunSettings) -> Iterator[str]:
+    if run.cluster is not None and not (run.rollout.processes or run.engine.apart or run.training.ranks > 1):
+        yield (
+            "cluster: this run has no process that could be there, and does everything here; rollout.processes, an "
+            "engine.kind with a process of its own, or training.ranks give it some"
+        )
 
 
 def _go_on(
