@@ -106,14 +106,21 @@ class TestFrames:
         with pytest.raises(ValueError, match="no message"):
             unpacked(body, size, KINDS)
 
+    def test_what_holds_more_than_its_head_says_is_refused(self) -> None:
+        frame = packed(Ask(1, "actor", np.arange(9, dtype=np.int32), 1.0, 5, 1.0, 0, 1, []))
+        _, size = LENGTHS.unpack(frame[: LENGTHS.size])
+        with pytest.raises(ValueError, match="4 bytes too many"):
+            unpacked(frame[LENGTHS.size :] + bytes(4), size, KINDS)
+
     def test_a_message_of_the_other_direction_is_none(self) -> None:
         frame = packed(Load(1, "actor", 0))
         _, size = LENGTHS.unpack(frame[: LENGTHS.size])
         with pytest.raises(ValueError, match="no message"):
             unpacked(frame[LENGTHS.size :], size, {kind.__name__: kind for kind in FROM_ENGINE})
 
-    def test_arrays_of_objects_are_no_message(self) -> None:
-        frame = packed(Said(1, np.zeros(1, np.int32), np.zeros(1, np.float32), "", 0, 0)).replace(b"<i4", b"|O8")
+    @pytest.mark.parametrize(("kind", "other"), [(b"<i4", b"|O8"), (b'"finish": ""', b'"finish": 12')])
+    def test_arrays_of_objects_and_numbers_for_texts_are_no_message(self, kind: bytes, other: bytes) -> None:
+        frame = packed(Said(1, np.zeros(1, np.int32), np.zeros(1, np.float32), "", 0, 0)).replace(kind, other)
         _, size = LENGTHS.unpack(frame[: LENGTHS.size])
         with pytest.raises(ValueError, match="no message"):
             unpacked(frame[LENGTHS.size :], size, KINDS)
@@ -366,14 +373,22 @@ def test_a_folder_in_its_place_is_named(tmp_path: Path) -> None:
 
 
 def test_a_python_that_hangs_is_named_without_what_it_was_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("marft.engines.apart.environment.LOOK_SECONDS", 1.0)
+    monkeypatch.setattr("marft.engines.apart.environment.LOOK_SECONDS", 0.4)
+    monkeypatch.setattr("marft.engines.apart.environment.SAY_SECONDS", 0.1)
     hangs = tmp_path / "python"
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)
-    with pytest.raises(ValueError, match=r"python has not answered in 1 seconds; install it:"):
+    with pytest.raises(ValueError, match=r"python has not answered in 0\.4 seconds; install it:"):
         python_of("vllm", str(hangs))
+    said = f"engine.python: {hangs} is asked whether it has vllm, and has not answered in 0.1 seconds; it has 0.4\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_python_that_answers_is_waited_for_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert python_of("numpy", sys.executable) == sys.executable
+    assert capsys.readouterr().err == ""
 
 
 def test_a_python_without_the_engine_is_named() -> None:

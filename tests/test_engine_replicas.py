@@ -44,8 +44,8 @@ def opened(folder: Path, **does: Any) -> Open:
     return Open("model", "float32", 64, 4, 1, 8, 0, {"folder": str(folder), **does})
 
 
-@pytest.mark.slow
 class TestReplicas:
+    @pytest.mark.slow
     def test_all_get_the_weights_which_are_written_once_and_share_the_requests(
         self, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
     ) -> None:

@@ -64,8 +64,10 @@ def test_a_line_leaves_out_what_is_not_there_and_what_says_nothing() -> None:
     )
 
 
-def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path) -> None:
+def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets that write more are looked at where each of them trains (tests/test_algorithms.py)."""
+    monkeypatch.setattr("marft.gauging.reported_name", lambda _: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("marft.gauging.peak_memory", lambda _: 5)
     table = recipe("tiny", tmp_path, rewards=[{"name": "outcome"}, {"name": "format", "pattern": ".*"}])
     run = settings(
         "tiny", tmp_path, "--algorithm.nll", "0.1", "--evaluation.every", "1", "--evaluation.validation_tasks", "2",
@@ -74,7 +76,8 @@ def test_whatever_a_run_writes_is_in_the_catalogue(tmp_path: Path) -> None:
     train(run, folder := RunFolder.create(run))
     written = {name for row in folder.read_metrics() for name in row} - {"step"}
     assert {name for name in written if find(name) is None} == set()
-    assert {"rewards/format", "validation_accuracy", "likelihood/successes"} <= written
+    assert {"rewards/format", "validation_accuracy", "likelihood/successes", "learner/mfu"} <= written
+    assert [row["device/peak_memory"] for row in folder.read_metrics()] == [5.0]
 
 
 def test_a_batchs_metrics_are_of_what_could_be_scored_and_add_up_by_hand() -> None:

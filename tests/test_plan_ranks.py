@@ -33,6 +33,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SMALL, LARGE = KNOWN["qwen2.5-0.5b"], KNOWN["qwen2.5-3b"]
 PARTS = 4
 VLLM = ("--engine.kind", "vllm")
+SHARED = ("--engine.options.gpu_memory_utilization", "0.45")  # by two of its processes
 LINK, HOST = 0.6 * 450e9, 0.25 * 64e9  # bytes a second that an H100's links are taken to reach
 
 
@@ -247,8 +248,8 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 
 
 def test_parts_are_advised_where_they_make_it_fit() -> None:
-    words = (*VLLM, "--models.base.dtype", "float32")
-    made = planned(ranked(*words, "--policies.actor.train", "full", "--policies.reasoner.train", "frozen"), gpus=5)
+    words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--models.base.dtype", "float32")
+    made = planned(ranked(*VLLM, *SHARED, *words), gpus=5)
     assert not made.fits
     assert {"training.shard": True} in [one.keys for one in changes(made)]
 
@@ -261,7 +262,7 @@ def test_weights_are_advised_whole_where_the_first_rank_has_no_room_for_its_part
 
 
 def test_moments_on_the_host_are_advised_where_they_make_it_fit() -> None:
-    run = math(*VLLM, "--policies.actor.train", "full", "--policies.reasoner.train", "full", size="0.5B")
+    run = math(*VLLM, *SHARED, "--policies.actor.train", "full", "--policies.reasoner.train", "full", size="0.5B")
     made = planned(run, "rtx4090", gpus=2)
     assert not made.fits
     assert {"training.offload_optimizer": True} in [one.keys for one in changes(made)]

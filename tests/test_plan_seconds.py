@@ -8,11 +8,12 @@ import pytest
 
 from marft.config import RunSettings, load_recipe
 from marft.planning.cards import card_named
+from marft.planning.efficiencies import Efficiencies
 from marft.planning.known import KNOWN
 from marft.planning.memory import Place, micro_batch
 from marft.planning.plan import Ask, Split, plan
 from marft.planning.seconds import learned
-from marft.planning.work import Known, work_of
+from marft.planning.work import Known, Lengths, PolicyWork, work_of
 
 SHAPE = KNOWN["qwen2.5-3b"]
 VLLM = ("--engine.kind", "vllm")
@@ -82,3 +83,47 @@ def test_micro_batches_are_cut_evenly() -> None:
     # 12 rows of each agent: 12,000 tokens in two of 6,000, give or take half a row
     assert micro_batch(place, work.policies[:1], 1) == 6000 + 500
     assert micro_batch(place, work.policies[:1], 2) == 6000
+    halves = run.model_copy(update={"algorithm": run.algorithm.model_copy(update={"minibatches": 3})})
+    assert micro_batch(Place(halves, place.shapes, work, place.card), work.policies[:1], 1) == 4000
+
+
+def a_policy(**more: Any) -> PolicyWork:
+    given = {"train": "lora", "rank": 8, "targets": ("q_proj", "v_proj"), **more}
+    return PolicyWork("actor", "base", actions=4, lengths=Lengths(150, 50, 50), here=True, **given)  # type: ignore[arg-type]
+
+
+def test_where_all_is_trained_a_weight_takes_six_operations_and_else_four() -> None:
+    whole, frozen = (
+        learned(SHAPE, a_policy(train=train, rank=0, targets=()), False, False) for train in ("full", "lora")
+    )
+    attention = 3.5 * 2 * 200 * SHAPE.queries * SHAPE.layers
+    assert whole == pytest.approx(6 * SHAPE.matrix_parameters + attention + 8 * SHAPE.head_parameters / 4)
+    assert frozen == pytest.approx(4 * SHAPE.matrix_parameters + attention + 4 * SHAPE.head_parameters / 4)
+
+
+@pytest.mark.parametrize(("dtype", "flops"), [("bfloat16", 989e12), ("float32", 67e12)])
+def test_what_is_trained_whole_is_computed_at_the_rate_of_its_precision(dtype: str, flops: float) -> None:
+    words = ("--policies.actor.train", "full", "--policies.reasoner.train", "frozen", "--algorithm.epochs", "1")
+    reached = Efficiencies().with_changes(["launch=1e-9"])
+    known = Known(prompt=1500, action=500, longest=500)
+    made = plan(math(*words, "--models.base.dtype", dtype), Ask(1, card_named("h100"), known, efficiencies=reached))
+    actor = next(policy for policy in made.work.policies if policy.name == "actor")
+    rate = reached.rate(flops, 3350e9)
+    assert seconds(made.best, "update") == pytest.approx(actor.tokens * learned(SHAPE, actor, False, False) / rate)
+
+
+def test_a_critic_of_tokens_reads_actions_too() -> None:
+    known = Known(prompt=300, action=100, longest=100)
+    tokens, actions = (
+        seconds(split(math("--algorithm.level", level), known=known), "critic") for level in ("token", "action")
+    )
+    assert actions / tokens == pytest.approx(300 / 400)
+
+
+def test_kl_to_the_base_takes_a_reading_of_it() -> None:
+    known = Known(prompt=300, action=100, longest=100)
+    run = math("--algorithm.kl.coefficient", "0.1")
+    scores = seconds(split(run, known=known), "scores of the base")
+    token_level = math("--algorithm.kl.coefficient", "0.1", "--algorithm.level", "token")
+    assert scores == pytest.approx(seconds(split(token_level, known=known), "critic"))
+    assert seconds(split(math(), known=known), "scores of the base") == 0

@@ -44,7 +44,7 @@ class Timed(FakeEngine):
         super().__init__(lambda key, prompt: f"{name} for {key.agent}")
         self.held: list[str] = []
         self.published: list[tuple[list[str], int]] = []
-        self.ended = False
+        self.settled = self.ended = False
 
     def external_wait(self) -> Any:
         self.held.append("held")
@@ -58,6 +58,9 @@ class Timed(FakeEngine):
 
     def usage(self) -> dict[str, float]:
         return {"sampled_tokens": 2.0, "remote_cost": 0.5}
+
+    async def settle(self) -> None:
+        self.settled = True
 
     async def close(self) -> None:
         self.ended = True
@@ -95,6 +98,21 @@ class TestRouting:
         assert of(router, "p").text == "engine for a"
         assert of(router, "p", KEY._replace(agent="b")).text == "person for b"
         assert engine.held == ["held"]  # while the person thinks
+
+    def test_whoever_has_a_seat_keeps_it_while_others_sit_down(self) -> None:
+        engine, first, second = Timed("engine"), Timed("first"), Timed("second")
+        router = Router({"p": engine}).seating({"a": first}).seating({"b": second})
+        assert [of(router, "p", KEY._replace(agent=agent)).text for agent in "abc"] == [
+            "first for a",
+            "second for b",
+            "engine for c",
+        ]
+
+    def test_it_has_settled_when_all_engines_have(self) -> None:
+        first, second = Timed("1"), Timed("2")
+        asyncio.run(Router({"a": first, "b": second}).settle())
+        assert first.settled
+        assert second.settled
 
     def test_each_engine_is_given_its_own_policies_and_asked_for_their_versions(self) -> None:
         first, second = Timed("1"), Timed("2")

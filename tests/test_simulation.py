@@ -106,3 +106,29 @@ def test_a_lag_makes_up_for_long_episodes() -> None:
     seconds = [simulate(replace(scene, lag=lag)).seconds for lag in (0, 1, 2)]
     assert seconds[0] > 1.2 * seconds[1]
     assert seconds[1] >= 0.99 * seconds[2]
+
+
+def test_whoever_waits_for_a_slot_gets_it_in_the_order_of_asking() -> None:
+    lengths = iter([10.0, 20.0, 30.0, 40.0])
+    scene = Scene(1, 1, lambda _: 1.0, lambda _: [Turn(next(lengths), 0.0)], 1, 1, 0.0, lag=2, steps=2)
+    assert simulate(scene).ends == pytest.approx([10.0, 30.0])
+
+
+def test_engines_share_out_those_that_wait_too() -> None:
+    scene = Scene(2, 1, lambda _: 1.0, lambda _: [Turn(10.0, 0.0)], 4, 1, 0.0, steps=1)
+    assert simulate(scene).seconds == pytest.approx(20.0)  # two on each
+
+
+def test_shares_of_time_are_those_of_what_was_written_and_learned() -> None:
+    scene = fixed((10.0, 2.0), (5.0, 1.0))  # 25.5 seconds a step: 15 written in 6 of 1,000 slots, 7 learned
+    out = simulate(scene)
+    assert out.engines_busy(scene) == pytest.approx(15 / 25.5)
+    assert out.slots_busy(scene) == pytest.approx(6 * 15 / 25.5 / 1000)
+    assert out.learner_busy() == pytest.approx(7 / 25.5)
+    full = Scene(2, 4, lambda rows: float(rows), lambda _: [Turn(5.0, 0.0)], 2, 4, 0.0, steps=1)
+    assert (simulate(full).engines_busy(full), simulate(full).slots_busy(full)) == pytest.approx((1.0, 1.0))
+
+
+def test_with_a_lag_groups_are_as_old_as_they_may_be_where_the_learner_is_what_takes_the_time() -> None:
+    ages = simulate(replace(fixed((3.0, 0.0)), lag=1, steps=6)).ages
+    assert ages == [0, 0] + [1] * 10

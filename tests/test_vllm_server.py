@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,8 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from marft.engines.apart import vllm_server
 from marft.engines.apart.vllm_server import Server
-from marft.engines.apart.words import Ask, Forget, Load, Loaded, Said, Weigh, Weighed
+from marft.engines.apart.words import (
+    Alive,
+    Ask,
+    Failed,
+    Forget,
+    Load,
+    Loaded,
+    Refused,
+    Said,
+    Weigh,
+    Weighed,
+)
 
 ASK = Ask(10, "actor", np.array([5, 6], np.int32), 0.7, 4, 0.9, 5, 123, [2, 3])
 
@@ -29,6 +42,13 @@ class Engine:
         self.asked: list[SimpleNamespace] = []
         self.adapters: list[int] = []
         self.calls: list[tuple[str, str]] = []
+        self.finish = "length"
+        self.likely: dict[int, int] = {}  # ranks of other tokens
+
+    async def is_sleeping(self) -> bool:
+        if self.errored:
+            raise RuntimeError("EngineCore died")
+        return False
 
     async def add_lora(self, adapter: Any) -> None:
         await self.room.wait()
@@ -45,7 +65,8 @@ class Engine:
         self.asked.append(SimpleNamespace(**prompt, sampling=sampling, name=name, adapter=number))
         await self.let.wait()
         step = {id: SimpleNamespace(logprob=-float(id), rank=id) for id in (7, *sampling.logprob_token_ids)}
-        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7], logprobs=[step], finish_reason="length")])
+        step |= {id: SimpleNamespace(logprob=-float(rank), rank=rank) for id, rank in self.likely.items()}
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7], logprobs=[step], finish_reason=self.finish)])
 
 
 class Connection:
@@ -222,3 +243,91 @@ def test_options_are_weighed_by_their_tokens_after_each_beginning() -> None:
         assert weighed.log_probs.tolist() == [-9.0, -10.0, -8.0]
 
     served(use)
+
+
+def test_the_likeliest_tokens_come_by_their_rank() -> None:
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        engine.let.set()
+        engine.likely = {30: 3, 10: 1, 20: 2}
+        server.heed(Load(1, "actor", 3))
+        server.heed(replace(ASK, alternatives=2))
+        await turns()
+        assert (sent[-1].top_ids.tolist(), sent[-1].top_log_probs.tolist()) == ([[10, 20]], [[-1.0, -2.0]])
+
+    served(use)
+
+
+def test_an_action_that_vllm_gave_up_is_no_action() -> None:
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        engine.let.set()
+        engine.finish = "abort"
+        server.heed(Load(1, "actor", 3))
+        server.heed(ASK)
+        await turns()
+        assert isinstance(sent[-1], Refused)
+        assert (sent[-1].number, sent[-1].reason) == (10, "ValueError: it was ended: abort")
+
+    served(use)
+
+
+def test_a_grammar_that_vllm_does_not_take_fails_its_episode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: str) -> None:
+        raise ValueError("Failed to convert the grammar")
+
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        engine.let.set()
+        server.heed(Load(1, "actor", 3))
+        server.heed(replace(ASK, grammar=["lark", "start: x"]))
+        await turns()
+        assert isinstance(sent[-1], Failed)
+        assert sent[-1].number == 10
+
+    monkeypatch.setattr(vllm_server, "_held", refused)
+    served(use)
+
+
+class Ended(BaseException):
+    """In the place of the process's end."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(vllm_server, "BEAT_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("ends")
+def test_our_process_ends_with_an_engine_that_is_dead() -> None:
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        engine.errored = True
+        await server.beat()
+
+    with pytest.raises(Ended):
+        served(lambda *parts: asyncio.wait_for(use(*parts), 5))
+
+
+@pytest.mark.usefixtures("ends")
+def test_it_says_that_it_lives_for_as_long_as_the_engine_answers() -> None:
+    async def use(server: Server, engine: Engine, sent: list[Any]) -> None:
+        asked = asyncio.Event()
+
+        async def hangs() -> bool:
+            asked.set()
+            await asyncio.Event().wait()
+            return False
+
+        beating = asyncio.create_task(server.beat())
+        while not sent:
+            await asyncio.sleep(0.001)
+        assert isinstance(sent[0], Alive)
+        engine.is_sleeping = hangs  # type: ignore[method-assign]
+        await asked.wait()
+        said = len(sent)
+        await asyncio.sleep(0.02)
+        assert len(sent) == said
+        beating.cancel()
+
+    served(lambda *parts: asyncio.wait_for(use(*parts), 5))

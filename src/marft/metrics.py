@@ -295,6 +295,15 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower", advice="training.record_credit = false records none"),
         Metric("episodes_per_second", "episodes/s", "of the whole step", ".0f", better="higher"),
         Metric("tokens_per_second/*", "tokens/s", "sampled, or read while learning", ".0f", better="higher"),
+        Metric("device/peak_memory", "peak memory", "the most that tensors had of the learner's GPU at any time of the "
+               "step, of several ranks the first one's; what the allocator keeps beside it is not in it; absent on a "
+               "CPU", ".3g", "bytes", better="lower", advice="`marft plan` says what it is made of; "
+               "training.tokens_per_micro_batch lowers it"),
+        Metric("learner/mfu", "MFU", "operations of the policies' forward and backward passes over those of the GPUs' "
+               "sheets in the seconds of learning (model FLOPs utilization, Chowdhery et al. 2022); what is computed "
+               "again counts once, critic and scores before the update not at all; absent on a CPU, on cards that "
+               "`marft plan` does not know, and of models whose sizes it does not", ".1%", better="higher",
+               advice="small micro-batches and short rows keep it low: raise training.tokens_per_micro_batch"),
         Metric("remote_*", "remote", "what teammates behind endpoints took: prompt_tokens, completion_tokens, retries",
                ".0f", scopes=BOTH),
         Metric("remote_cost", "cost", "of teammates behind endpoints, in the currency of the recipe's prices", ".4f",

@@ -24,6 +24,7 @@ from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
 from marft.evaluation.metrics import episode_metrics, remote_metrics
 from marft.evaluation.writing.characters import format_rates
+from marft.gauging import Gauge
 from marft.guards.history import RETURNED
 from marft.guards.watch import Watch
 from marft.learning.cautions import Cautions
@@ -131,14 +132,14 @@ def _go_on(
         learners.noting(sinks.note)
         returning = Returning(run, checkpoints, models, learners.kept, learners.restore, sinks.note)
         returning.begin(state)
-        cautions = Cautions(run.algorithm, sinks.note)
+        cautions, gauge = Cautions(run.algorithm, sinks.note), Gauge(run, models.device)
         watch = Watch(run.guards, folder.read_metrics(), sinks.note, sinks.guard)
         observer.began(state.step, run.training.steps)
         lost = _lost(rollouts)
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             known = set(state.set_aside)
-            state, metrics = _step(rollouts, learners, state, gathering, folder, observer)
+            state, metrics = _step(rollouts, learners, state, gathering, folder, observer, gauge)
             for task in state.set_aside.keys() - known:
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
@@ -179,8 +180,10 @@ def _step(
     gathering: Gathering,
     folder: RunFolder,
     observer: Observer,
+    gauge: Gauge,
 ) -> tuple[State, dict[str, float]]:
     run, watch = rollouts.run, _Watch()
+    gauge.begin()
     with watch("sampling"):
         collection = gathering.collect(state, observer.episode)
     used, sampling_seconds = gathering.used(), gathering.seconds(watch.seconds["sampling"])
@@ -224,6 +227,7 @@ def _step(
             write_episodes(folder.episodes / name, collection.recorded)
             metrics |= _record_credit(folder.credit / name, _of(collection.recorded, credits, run))
     read = sum(tokens_read(a) for episode in collection.credit_inputs for a in episode.actions)
+    metrics |= gauge.metrics(collection.credit_inputs, watch.seconds["learning"])
     return state, metrics | watch.metrics() | {
         "tokens_per_second/sampling": sampled / sampling_seconds,
         "tokens_per_second/learning": read / watch.seconds["learning"],

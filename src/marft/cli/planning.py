@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ def run_plan(
     lag: int | None, efficiencies: Sequence[str], model_config: Path | None, how: How,
 ) -> None:  # fmt: skip
     """``marft plan``."""
+    _check_finite(given, environment_seconds)
     run, known, measured_seconds = _asked_about(path, overrides, given)
     seconds = environment_seconds if environment_seconds is not None else measured_seconds
     reached = Efficiencies().with_changes(efficiencies)
@@ -53,10 +53,20 @@ def _asked_about(path: Path, overrides: Sequence[str], given: Known) -> tuple[Ru
     run, found = folder.settings_in_place(overrides), recorded(folder)
     if found is None:
         return run, given, 0.0
-    known = replace(
-        found.known, **{key: value for key in ("prompt", "action", "longest") if (value := getattr(given, key))}
-    )
-    return run, known, found.environment_seconds
+    return run, found.known.but(given), found.environment_seconds
+
+
+def _check_finite(given: Known, environment_seconds: float | None) -> None:
+    """
+    Raises:
+        ValueError: one of them is no number, or without end.
+    """
+    for option, value in (
+        ("--prompt-tokens", given.prompt), ("--action-tokens", given.action), ("--longest-action", given.longest),
+        ("--environment-steps", given.environment_steps), ("--environment-seconds", environment_seconds),
+    ):  # fmt: skip
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{option}: {value} is no number; write {option} 512")
 
 
 def as_json(made: Plan, found: Sequence[Change]) -> dict[str, Any]:

@@ -62,6 +62,23 @@ class Awaited:
             then(numbers)
 
 
+def reported_name(device: torch.device) -> str:
+    """What the driver of a device calls it; "" of a processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """From here on :func:`peak_memory` counts anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that tensors had there at any time since :func:`forget_peak_memory`; None of a processor, whose
+    allocator does not count."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
 def half_product(a_TK: Tensor, b_KN: Tensor) -> Tensor:
     """A GPU's product of matrices in half precision that is added up, and stays, in float32."""
     return torch.mm(a_TK, b_KN, out_dtype=torch.float32)

@@ -22,7 +22,10 @@ def find_shape(name: str, model: ModelSettings, given: Path | None = None) -> Sh
         ValueError: they are not known here.
     """
     if given is not None:
-        return _read(given / CONFIG if given.is_dir() else given, f"--model-config {given}")
+        file = given / CONFIG if given.is_dir() else given
+        if not file.exists():
+            raise ValueError(f"--model-config: there is no {file}; give a model's config.json, or the folder it is in")
+        return _read(file, "--model-config")
     folder = BUNDLED.get(model.path, Path(model.path))
     if (folder / CONFIG).is_file():
         return _read(folder / CONFIG, f"models.{name}.path {model.path!r}")
@@ -52,8 +55,10 @@ def _cached(model: ModelSettings) -> Path | None:
 def _read(path: Path, where: str) -> Shape:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: cannot read {path}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{where}: cannot read {path}: {error.strerror}; give one that can be read") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: cannot read {path}: {error}; give a model's config.json") from error
     if not isinstance(table, dict):
         raise ValueError(f"{where}: {path} holds no table; give a model's config.json")
     return shape_of(table, where)

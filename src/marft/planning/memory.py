@@ -14,7 +14,7 @@ from marft.planning.company import Company, named
 from marft.planning.precisions import Precision
 from marft.planning.shapes import Shape
 from marft.planning.shards import Sharded, gathered, gathering
-from marft.planning.work import PolicyWork, Work
+from marft.planning.work import PolicyWork, Sampled, Work
 
 When = Literal["always", "learning", "stepping", "sampling", "loading"]
 FIRST_COLUMNS, MOST_COLUMNS = 64, 1024  # how a running batch's cache grows (models/running_rows.py, models/cache.py)
@@ -94,6 +94,11 @@ class Place:
     def precision(self, model: str) -> Precision:
         return Precision.of(self.run.models[model], self.card)
 
+    def sampling_precision(self, one: Sampled) -> Precision:
+        """What is tuned whole is sampled from in what it is computed in."""
+        found = self.precision(one.model)
+        return Precision(half=False, on_cpu=True) if one.whole and found.widened else found
+
 
 ALONE = Company()
 
@@ -118,8 +123,8 @@ def learner(
     parts += [*_brought_back(place, company, rank), *_together(sharded, rank, place.card, samples)]
     parts += [*_critic(place, company.ranks), *_learning(place, company, rank)]
     if samples and rank == 0:
-        for model in place.shapes:
-            parts += local_engine(place, model)
+        for one in place.work.sampled():
+            parts += own_engine(place, one)
     if not place.card.is_cpu:
         parts.append(Part("CUDA", CONTEXT))
     parts += [
@@ -290,24 +295,21 @@ def rows_at_once(place: Place, engines: int = 1) -> float:
     return max(1.0, min(most, place.work.asked_at_once / engines))
 
 
-def local_engine(place: Place, model: str) -> list[Part]:
-    """The in-process engine: keys and values of the running batch, which stay until weights change, kept prefixes, and
-    while it samples the logits of all rows, or a forward over prompts."""
-    policies = [policy for policy in place.work.of_model(model) if policy.here]
-    if not policies:
-        return []
-    shape, precision = place.shapes[model], place.precision(model)
+def own_engine(place: Place, one: Sampled) -> list[Part]:
+    """Our own engine on one set of weights: keys and values of the running batch, which stay until weights change, kept
+    prefixes, and while it samples the logits of all rows, or a forward over prompts."""
+    shape, precision = place.shapes[one.model], place.sampling_precision(one)
     rows = rows_at_once(place)
-    columns = max(capacity(p.lengths.prompt, p.lengths.longest_row) for p in policies)
+    columns = max(capacity(p.lengths.prompt, p.lengths.longest_row) for p in one.policies)
     token = precision.element * shape.cache_numbers()
     kept_mb = float(getattr(place.run.engine, "prefix_cache_mb", 0))
-    prefixes = min(kept_mb * 2**20, token * sum(policy.tokens for policy in policies))
+    prefixes = min(kept_mb * 2**20, token * sum(policy.tokens for policy in one.policies))
     logits = 3.0 * FLOAT * rows * shape.vocabulary
-    prompts = min(float(PREFILL), max(rows * p.lengths.prompt for p in policies))
+    prompts = min(float(PREFILL), max(rows * p.lengths.prompt for p in one.policies))
     return [
-        Part(f"keys and values of {model}", token * rows * columns),
-        Part(f"kept prefixes of {model}", prefixes),
-        Part(f"sampling on {model}", max(logits, read(shape, precision, prompts)), "sampling"),
+        Part(f"keys and values of {one.name}", token * rows * columns),
+        Part(f"kept prefixes of {one.name}", prefixes),
+        Part(f"sampling on {one.name}", max(logits, read(shape, precision, prompts)), "sampling"),
     ]
 
 
@@ -323,14 +325,15 @@ def capacity(prompt: float, longest: float) -> float:
     return float(columns)
 
 
-def vllm_bytes(place: Place, model: str) -> tuple[float, float]:
-    """vLLM's weights with slots for adapters, and keys and values of one token, in bytes."""
-    shape, policies = place.shapes[model], place.work.of_model(model)
-    full = any(policy.train == "full" for policy in policies)
-    precision = place.precision(model)
-    element = precision.element if full else 2 if precision.half else FLOAT
-    slots = sum(_numbers(place, policy) for policy in policies if policy.rank)
-    return element * (shape.parameters + slots), element * float(shape.cache_numbers())
+def engine_bytes(place: Place, one: Sampled) -> tuple[float, float]:
+    """Of an engine apart: its weights with slots for adapters, which vLLM has in the precision that it computes in, and
+    keys and values of one token."""
+    shape, precision = place.shapes[one.model], place.sampling_precision(one)
+    slots = 0 if one.whole else sum(_numbers(place, policy) for policy in one.policies)
+    cache = precision.element * float(shape.cache_numbers())
+    if place.run.engine.name == "vllm":
+        return float(precision.element * (shape.parameters + slots)), cache
+    return precision.weights(shape) + FLOAT * slots, cache
 
 
 def vllm_share(run: RunSettings) -> float:
@@ -349,7 +352,7 @@ def sleeps(place: Place) -> bool:
     return takes_a_share(place) and bool(getattr(place.run.engine, "sleep", False))
 
 
-def sampler(place: Place, model: str, cards: int, room: float, count: int = 1) -> Process:
+def sampler(place: Place, one: Sampled, cards: int, room: float, count: int = 1) -> Process:
     """An engine in a process of its own, over ``cards`` cards by tensor parallelism: what it takes of each.
 
     vLLM takes its whole share: what weights leave of it are keys and values. Others take what their rows need.
@@ -357,10 +360,15 @@ def sampler(place: Place, model: str, cards: int, room: float, count: int = 1) -
     Args:
         count: engines that are alike.
     """
-    weights, token = vllm_bytes(place, model)
-    longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
+    name = f"{place.run.engine.name} of {one.name}"
+    weights, token = engine_bytes(place, one)
+    if place.run.engine.name != "vllm":
+        own = [Part(f"weights of {one.name}", weights), *own_engine(place, one)]
+        own += [Part("Python", PYTHON, on_host=True), *([] if place.card.is_cpu else [Part("CUDA", CONTEXT)])]
+        return Process(name, tuple(own), room, place.card.name)
+    longest = max(policy.lengths.longest_row for policy in one.policies)
     rows = rows_at_once(place, count)
-    logits = 2.0 * FLOAT * rows * place.shapes[model].vocabulary / cards
+    logits = 2.0 * FLOAT * rows * place.shapes[one.model].vocabulary / cards
     cache = token * rows * longest / cards
     if takes_a_share(place):
         share = vllm_share(place.run) * place.card.memory
@@ -369,11 +377,10 @@ def sampler(place: Place, model: str, cards: int, room: float, count: int = 1) -
     when: When = "sampling" if sleeps(place) else "always"
     waiting = [Part("weights, while it sleeps", weights, on_host=True)] if sleeps(place) else []
     parts = (
-        Part(f"weights of {model}", weights / cards, when),
+        Part(f"weights of {one.name}", weights / cards, when),
         Part("logits", logits, when),
         Part("keys and values", cache, when),
         Part("Python", PYTHON, on_host=True),
         *waiting,
     )
-    name = f"{place.run.engine.name} of {model}"
     return Process(name if count == 1 else f"each of {count} × {name}", parts, room, place.card.name, count)

@@ -14,7 +14,7 @@ from marft.planning.configurations import find_shape
 from marft.planning.efficiencies import Efficiencies
 from marft.planning.memory import Place, Process, learner, sampler, sleeps, workers
 from marft.planning.seconds import Phase, environment, learning, publishing, sampling, tensor_parallel
-from marft.planning.work import Known, Work, work_of
+from marft.planning.work import Known, Work, check_lengths, work_of
 
 HEADROOM = 0.03  # of a card that is left to what an allocator rounds and cuts; an assumption
 
@@ -99,11 +99,12 @@ def plan(run: RunSettings, ask: Ask) -> Plan:
     """Plan a recipe.
 
     Raises:
-        ValueError: a model's sizes are not known here, or the recipe asks for what cannot be.
+        ValueError: a model's sizes are not known here, or the recipe, or who asks, wants what cannot be.
     """
     local = {name: model for name, model in run.models.items() if model.endpoint is None}
     shapes = {name: find_shape(name, model, ask.model_config) for name, model in local.items()}
     place = Place(run, shapes, work_of(run, ask.known), ask.card)
+    check_lengths(run, place.work, ask.known, {name: shape.context for name, shape in shapes.items()})
     lag = ask.lag if ask.lag is not None else run.rollout.max_policy_lag
     if lag and not run.engine.apart:
         raise ValueError(
@@ -145,7 +146,7 @@ def _split(place: Place, ask: Ask, samplers: int, lag: int) -> Split:
         if all(process.fits for process in in_parts):
             company, processes = parts, in_parts
     phases = (
-        *sampling(place, ask.efficiencies, samplers or (ranks if place.run.engine.apart else 1)),
+        *sampling(place, ask.efficiencies, samplers or (ranks if place.run.engine.name == "vllm" else 1)),
         environment(place, ask.environment_seconds),
         *learning(place, ask.efficiencies, company),
         publishing(place, ask.efficiencies),
@@ -160,13 +161,13 @@ def _processes(place: Place, company: Company, samplers: int, room: float) -> li
     """Ranks and engines; on cards that both are on, what one always has is no room for the other."""
     apart, left = place.run.engine.apart, room
     engines = []
-    for model in place.shapes if apart else ():
-        group = 1 if not samplers else min(tensor_parallel(place, model), samplers)
-        engines.append(sampler(place, model, group, room, max(1, (samplers or company.ranks) // group)))
+    for one in place.work.sampled() if apart else ():
+        group = 1 if not samplers else min(tensor_parallel(place, one), samplers)
+        engines.append(sampler(place, one, group, room, max(1, (samplers or company.ranks) // group)))
     if apart and not samplers and not sleeps(place):
         left = room - sum(engine.on_card for engine in engines)
-    total = sum(engine.on_card for engine in engines)  # of all bases: they are on the same cards
-    engines = [replace(one, room=min(one.room, room - total + one.on_card)) for one in engines]
+    total = sum(engine.on_card for engine in engines)  # of all: they are on the same cards
+    engines = [replace(engine, room=min(engine.room, room - total + engine.on_card)) for engine in engines]
     learners = [learner(place, not apart, left, company, alike) for alike in company.alike()]
     if len(learners) == 2 and learners[0].parts == learners[1].parts:  # the first one holds no more than others
         learners = [learner(place, not apart, left, company, tuple(range(company.ranks)))]
@@ -189,7 +190,7 @@ def _keys(place: Place, company: Company, samplers: int) -> Iterator[tuple[str, 
         if samplers and getattr(run.engine, "device", "") != f"cuda:{first}":
             yield "engine.device", f"cuda:{first}"
         return
-    group = max(min(tensor_parallel(place, model), samplers or 1) for model in place.shapes)
+    group = max((min(tensor_parallel(place, one), samplers or 1) for one in place.work.sampled()), default=1)
     devices = [str(number) for number in range(first, first + samplers)] if samplers else []
     wanted = {"engine.replicas": max(1, (samplers or company.ranks) // group), "engine.devices": devices}
     said = {key: getattr(run.engine, key.rpartition(".")[2], None) for key in wanted}

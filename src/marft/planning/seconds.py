@@ -17,15 +17,15 @@ from marft.planning.efficiencies import Efficiencies
 from marft.planning.memory import (
     MOMENTS,
     Place,
+    engine_bytes,
     micro_batch,
     rows_at_once,
     takes_a_share,
     trained_numbers,
-    vllm_bytes,
     vllm_share,
 )
 from marft.planning.shapes import Shape
-from marft.planning.work import PolicyWork
+from marft.planning.work import PolicyWork, Sampled
 
 BACK = 2.5  # of attention's forward (Dao 2023, FlashAttention-2)
 
@@ -95,18 +95,16 @@ def sampling(place: Place, reached: Efficiencies, cards: int) -> list[Phase]:
     Actions come in waves of as many as have a place; a wave ends with its longest action, whose row is alone by then.
     """
     prefill = decode = 0.0
-    for model, shape in place.shapes.items():
-        policies = [policy for policy in place.work.of_model(model) if policy.here]
-        if not policies:
-            continue
-        group = tensor_parallel(place, model) if place.run.engine.apart else 1
+    for one in place.work.sampled():
+        shape, policies = place.shapes[one.model], one.policies
+        group = tensor_parallel(place, one) if place.run.engine.apart else 1
         engines = max(1, cards // group) if place.run.engine.apart else 1
-        engine = _engine(place, model, group, reached)
+        engine = _engine(place, one, group, reached)
         prompt = _mean(policies, lambda policy: policy.lengths.prompt)
         tokens = sum(policy.actions for policy in policies) * prompt
         prefill += tokens * forward(shape, prompt) / (engines * reached.rate(engine.rate, engine.bandwidth))
         action = _mean(policies, lambda policy: policy.lengths.action)
-        rows = min(rows_at_once(place, engines), _rows_that_fit(place, model, group))
+        rows = min(rows_at_once(place, engines), _rows_that_fit(place, one, group))
         actions = sum(policy.actions for policy in policies)
         turns = max(1.0, actions / place.work.asked_at_once)  # one after the other
         rounds = max(actions / engines / rows, turns)
@@ -227,41 +225,36 @@ def publishing(place: Place, reached: Efficiencies) -> Phase:
     return Phase("publishing", sent / (place.card.link * reached.link), "publishing")
 
 
-def tensor_parallel(place: Place, model: str) -> int:
-    """Cards that an engine of a model needs: vLLM the fewest, doubling, on which weights leave room for a row."""
+def tensor_parallel(place: Place, one: Sampled) -> int:
+    """Cards that an engine needs: vLLM the fewest, doubling, on which weights leave room for a row."""
     if not takes_a_share(place):
         return 1
-    weights, token = vllm_bytes(place, model)
-    row = token * max(policy.lengths.longest_row for policy in place.work.of_model(model))
-    cards = 1
-    while (weights + row) / cards > vllm_share(place.run) * place.card.memory and cards < place.shapes[model].key_heads:
+    weights, token = engine_bytes(place, one)
+    row = token * max(policy.lengths.longest_row for policy in one.policies)
+    share, most, cards = vllm_share(place.run) * place.card.memory, place.shapes[one.model].key_heads, 1
+    while (weights + row) / cards > share and cards < most:
         cards *= 2
     return cards
 
 
-def _engine(place: Place, model: str, group: int, reached: Efficiencies) -> Engine:
-    """The engine of a model on ``group`` cards."""
-    shape, precision, card = place.shapes[model], place.precision(model), place.card
-    full = any(policy.train == "full" for policy in place.work.of_model(model))
-    rate = precision.rate(card) * group
-    if place.run.engine.apart:
-        weights, token = vllm_bytes(place, model)
-        own = reached.cpu_launch if card.is_cpu else reached.launch
-        launch = reached.captured if takes_a_share(place) else own
-    else:
-        weights = precision.element * shape.parameters if full else precision.weights(shape)
-        token = precision.element * float(shape.cache_numbers())
-        launch = reached.cpu_launch if card.is_cpu else reached.launch
+def _engine(place: Place, one: Sampled, group: int, reached: Efficiencies) -> Engine:
+    """The engine of one set of weights on ``group`` cards."""
+    shape, precision, card = place.shapes[one.model], place.sampling_precision(one), place.card
+    weights, token = engine_bytes(place, one)
+    if not place.run.engine.apart:
+        weights = precision.weights(shape)
+    own = reached.cpu_launch if card.is_cpu else reached.launch
+    launch = reached.captured if takes_a_share(place) else own
     iteration = 0.0 if card.is_cpu else reached.iteration
-    return Engine(shape, weights, token, rate, card.bandwidth * group, launch, iteration)
+    return Engine(shape, weights, token, precision.rate(card) * group, card.bandwidth * group, launch, iteration)
 
 
-def _rows_that_fit(place: Place, model: str, group: int) -> float:
+def _rows_that_fit(place: Place, one: Sampled, group: int) -> float:
     if not takes_a_share(place):
         return float("inf")
-    weights, token = vllm_bytes(place, model)
+    weights, token = engine_bytes(place, one)
     room = vllm_share(place.run) * place.card.memory * group - weights
-    longest = max(policy.lengths.longest_row for policy in place.work.of_model(model))
+    longest = max(policy.lengths.longest_row for policy in one.policies)
     return max(1.0, room / (token * longest))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # dense decoders whose parameters are counted here
@@ -30,6 +30,7 @@ class Shape:
     output_bias: bool = False  # on what attention gives
     feed_forward_bias: bool = False
     head_norms: bool = False  # Qwen3's, of queries and keys
+    context: int = field(default=0, compare=False)  # tokens that it is made for; 0: not known
 
     @property
     def queries(self) -> int:
@@ -124,6 +125,7 @@ def shape_of(table: Mapping[str, Any], where: str) -> Shape:
             output_bias=kind != "qwen2" and biased,
             feed_forward_bias=bool(table.get("mlp_bias", False)),
             head_norms=kind == "qwen3",
+            context=int(table.get("max_position_embeddings") or 0),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error} is missing or no number; it is no whole config.json") from error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marft.config.models import local_model
 from marft.config.run import RunSettings
 
 PROMPT = 512  # tokens of a prompt, where neither the recipe's context nor anybody says how many
+MOST = 2**20  # tokens that a model reads, where nothing says how many: no model whose sizes are known here reads more
 ONE_BY_ONE = ("chain", "reflective", "hierarchical", "orchestrated")  # organizations whose agents take turns
 
 
@@ -56,6 +57,20 @@ class PolicyWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """What is sampled from one set of weights: all policies on a base, or one that is tuned whole and has its own."""
+
+    model: str  # that they are on
+    policies: tuple[PolicyWork, ...]
+    whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of whose weights they are: the model's, or the policy's own."""
+        return self.policies[0].name if self.whole else self.model
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """A training step.
 
@@ -75,6 +90,16 @@ class Work:
         """The policies on a model."""
         return tuple(policy for policy in self.policies if policy.model == model)
 
+    def sampled(self) -> tuple[Sampled, ...]:
+        """What is sampled here, by the weights that it is sampled from: an engine apart has a process for each."""
+        found = []
+        for model in dict.fromkeys(policy.model for policy in self.policies):
+            here = [policy for policy in self.of_model(model) if policy.here]
+            on_base = tuple(policy for policy in here if policy.train != "full")
+            found += [Sampled(model, on_base)] if on_base else []
+            found += [Sampled(model, (policy,), whole=True) for policy in here if policy.train == "full"]
+        return tuple(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -89,6 +114,17 @@ class Known:
     environment_steps: float | None = None
     actions: Mapping[str, float] | None = None
     source: str = "given"
+
+    def but(self, given: Known) -> Known:
+        """The same but for what is given: with the steps of an episode its actions become more, or fewer."""
+        steps, actions = given.environment_steps, self.actions
+        if steps and self.environment_steps and actions:
+            actions = {role: count * steps / self.environment_steps for role, count in actions.items()}
+        longest = given.longest or (max(self.longest, given.action or 0.0) if self.longest else None)
+        return replace(
+            self, prompt=given.prompt or self.prompt, action=given.action or self.action, longest=longest,
+            environment_steps=steps or self.environment_steps, actions=actions,
+        )  # fmt: skip
 
 
 def work_of(run: RunSettings, known: Known = Known()) -> Work:
@@ -117,9 +153,38 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
 def _lengths(run: RunSettings, model: str, limit: int, known: Known) -> Lengths:
     context = run.models[model].context
     longest = known.longest or float(limit)
-    prompt = known.prompt if known.prompt is not None else float(context - limit if context > limit else PROMPT)
+    most = max(limit, longest, known.action or 0.0)
+    prompt = known.prompt if known.prompt is not None else float(context - most if context > most else PROMPT)
     action = known.action if known.action is not None else longest
     told = [known.prompt is not None, known.action is not None or known.longest is not None]
     of_limits = "the recipe's limits" if context > limit else f"limits, and prompts of {PROMPT} tokens assumed"
     source = known.source if all(told) else f"{known.source}, else {of_limits}" if any(told) else of_limits
     return Lengths(prompt, action, max(longest, action), source)
+
+
+def check_lengths(run: RunSettings, work: Work, known: Known, contexts: Mapping[str, int]) -> None:
+    """
+    Args:
+        contexts: tokens that each local model is made for; 0 where that is not known.
+
+    Raises:
+        ValueError: actions are longer than a policy's model reads, or longer on average than the longest.
+    """
+    if known.longest and known.action and known.longest < known.action:
+        raise ValueError(
+            f"--longest-action {known.longest:,.0f}: actions have {known.action:,.0f} tokens on average, and the "
+            "longest has no fewer; raise it, or lower --action-tokens"
+        )
+    if not (known.prompt or known.action or known.longest):
+        return
+    for policy in work.policies:
+        model, lengths = run.policies[policy.name].model, policy.lengths
+        said = run.models[model].context
+        context = said or contexts.get(policy.model, 0) or MOST
+        if max((known.prompt or 0.0) + lengths.action, lengths.longest) > context:
+            key = f"models.{model}.context = {context:,}" if said else f"the {context:,} that models.{model} reads"
+            raise ValueError(
+                f"--prompt-tokens, --action-tokens, --longest-action: {known.prompt or 0:,.0f} tokens of a prompt and "
+                f"{lengths.action:,.0f} of an action (the longest {lengths.longest:,.0f}) are more than {key}; give "
+                f"fewer{', or raise that' if said else ''}"
+            )

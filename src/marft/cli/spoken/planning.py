@@ -20,7 +20,7 @@ def plan(
     gpu: Annotated[
         str, typer.Option(help="h100, h200, h20, b200, a100-40, a100-80, l40s, rtx4090, mi300x, cpu.")
     ] = "h100",
-    prompt_tokens: Annotated[float | None, typer.Option(min=0, help="Of a prompt, on average.")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(min=1, help="Of a prompt, on average.")] = None,
     action_tokens: Annotated[float | None, typer.Option(min=1, help="Of an action, on average.")] = None,
     longest_action: Annotated[float | None, typer.Option(min=1, help="Tokens of the longest one.")] = None,
     environment_steps: Annotated[float | None, typer.Option(min=1, help="Of an episode, on average.")] = None,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from marft.processes.child import show
 from marft.processes.python_here import python_here
 
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 60.0  # that a Python has to answer in
+SAY_SECONDS = 5.0  # before it is said that it is waited for
 PACKAGE = Path(__file__).parents[2]  # of MARFT
 START = """\
 import sys, types
@@ -47,14 +50,34 @@ def python_of(engine: str, given: str) -> str:
         raise ValueError(f"engine.python: there is no {python}; {remedy}")
     look = f"import importlib.util as u; print(u.find_spec('{engine}') is not None)"
     try:
-        found = subprocess.run([str(python), "-c", look], check=False, capture_output=True, timeout=LOOK_SECONDS).stdout
+        found = _answer([str(python), "-c", look], f"{python} is asked whether it has {engine}")
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"engine.python: {python} has not answered in {LOOK_SECONDS:.0f} seconds; {remedy}") from error
+        raise ValueError(f"engine.python: {python} has not answered in {LOOK_SECONDS:g} seconds; {remedy}") from error
     except OSError as error:
         raise ValueError(f"engine.python: {python} is no Python that can be run ({error}); {remedy}") from error
     if found.strip() != b"True":
         raise ValueError(f"engine.python: {python} has no {engine}; {remedy}")
     return str(python)
+
+
+def _answer(words: Sequence[str], why: str) -> bytes:
+    """What a program prints; where that takes long, it is said what is waited for.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it has not ended in time.
+    """
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as program:  # fmt: skip
+        with suppress(subprocess.TimeoutExpired):
+            return program.communicate(timeout=SAY_SECONDS)[0]
+        show("engine.python", f"{why}, and has not answered in {SAY_SECONDS:g} seconds; it has {LOOK_SECONDS:g}")
+        try:
+            return program.communicate(timeout=LOOK_SECONDS - SAY_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            program.kill()
+            raise
 
 
 def command(python: str, program: str, descriptor: int) -> Sequence[str]:

@@ -53,6 +53,8 @@ def unpacked(body: bytes, size: int, kinds: dict[str, type]) -> Any:
             count = math.prod(shape)
             arrays[name] = np.frombuffer(body, np.dtype(dtype), count, at).reshape(shape)
             at += arrays[name].nbytes
+        if at != len(body):
+            raise ValueError(f"{len(body) - at} bytes too many")
         message = kinds[kind](**plain, **arrays)
         for field in fields(message):
             if not isinstance(getattr(message, field.name), KINDS.get(str(field.type), object)):

@@ -1,0 +1,143 @@
+"""Processes of engines apart that are only played: in this process, at the other end of a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marft.engines.apart.frames import Connection
+from marft.engines.apart.words import TO_ENGINE, Ask, Forget, Load, Loaded, Open, Ready, Rest, Said, Weigh, Weighed
+
+ENDED = "ended itself (exit status 3)"
+
+
+class Life:
+    """One process from inside: what it was told, and what it says."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.told: list[Any] = []
+        self.versions: dict[str, int] = {}
+
+    async def begin(self) -> None:
+        assert isinstance(await self.connection.receive(), Open)
+        self.connection.send(Ready("played", ""))
+
+    async def next(self, *kinds: type) -> Any:
+        """The next message of one of these kinds; what is to be loaded meanwhile is."""
+        while True:
+            message = await self.connection.receive()
+            self.told.append(message)
+            if isinstance(message, kinds):
+                return message
+            if isinstance(message, Load | Rest):
+                self.loaded(message)
+
+    def loaded(self, message: Load | Rest) -> None:
+        if isinstance(message, Load):
+            self.versions[message.policy] = message.version
+        self.connection.send(Loaded(message.number))
+
+    def say(self, ask: Ask, *tokens: int, finish: str = "length") -> None:
+        version = self.versions[ask.policy]
+        ids = np.array(tokens, np.int32)
+        self.connection.send(Said(ask.number, ids, -ids.astype(np.float32), finish, version, version))
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [message for message in self.told if isinstance(message, kinds)]
+
+
+class Process:
+    """One process from outside."""
+
+    def __init__(self, number: int, how: str) -> None:
+        self.number, self.how, self.name = number, how, "played"
+        self.said: deque[str] = deque()
+        self.socket, self.theirs = socket.socketpair()
+        self.free = threading.Event()  # to take what is carried to it
+        self.dropped_folders: list[Path] = []
+
+    def end(self) -> None: ...
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def outcome(self) -> str:
+        return self.how
+
+    def carried(self, folder: Path) -> str:
+        assert self.free.wait(10)
+        return f"/{self.number}{folder}"
+
+    def dropped(self, folder: Path) -> None:
+        self.dropped_folders.append(folder)
+
+
+class Starter:
+    """Plays a life after the other, the last one again and again.
+
+    Args:
+        how: each of them ends.
+        busy: the number of one to which nothing can be carried, until it is let.
+    """
+
+    host = ""
+
+    def __init__(self, *plays: Callable[[Life], Awaitable[None]], how: str = ENDED, busy: int = -1) -> None:
+        self.plays, self.how, self.busy = plays, how, busy
+        self.loop = asyncio.get_running_loop()
+        self.lives: list[Life] = []
+        self.processes: list[Process] = []
+
+    def start(self, *_: object, **__: object) -> Process:
+        process = Process(len(self.processes), self.how)
+        if process.number != self.busy:
+            process.free.set()
+        play = self.plays[min(process.number, len(self.plays) - 1)]
+        self.processes.append(process)
+        asyncio.run_coroutine_threadsafe(self._live(process, play), self.loop)
+        return process
+
+    async def _live(self, process: Process, play: Callable[[Life], Awaitable[None]]) -> None:
+        connection = await Connection.over(process.theirs, TO_ENGINE)
+        self.lives.append(life := Life(connection))
+        try:
+            await play(life)
+        except EOFError:  # it was ended
+            pass
+        finally:
+            connection.close()
+
+    def close(self) -> None: ...
+
+
+async def answers(life: Life) -> None:
+    """One that does what it is asked for."""
+    await life.begin()
+    while True:
+        message = await life.next(Ask, Weigh, Forget)
+        if isinstance(message, Ask):
+            life.say(message, *np.resize(message.prompt, message.most).tolist())
+        elif isinstance(message, Weigh):
+            likely = -message.sizes.astype(np.float32) * message.temperature
+            life.connection.send(Weighed(message.number, likely, 0, 0))
+
+
+async def dies_asked(life: Life) -> None:
+    """One that ends when it is asked for something."""
+    await life.begin()
+    await life.next(Ask, Weigh)
+
+
+async def mute(life: Life) -> None:
+    """One that takes what it is asked for, and says nothing."""
+    await life.begin()
+    while True:
+        await life.next(Ask)

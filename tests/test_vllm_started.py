@@ -1,0 +1,83 @@
+"""What vLLM is started with, without vLLM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import make_dataclass, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marft.engines.apart import vllm_server
+from marft.engines.apart.words import Open
+
+OPENED = Open("model", "bfloat16", 100, 7, 2, 16, 5, {"enforce_eager": True})
+TAKEN = (
+    "model", "dtype", "max_model_len", "max_num_seqs", "seed", "skip_tokenizer_init", "generation_config",
+    "logprobs_mode", "max_logprobs", "enable_prefix_caching", "disable_log_stats", "enable_chunked_prefill",
+    "enable_lora", "max_loras", "max_lora_rank", "enforce_eager", "enable_sleep_mode",
+)  # fmt: skip
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What vLLM is started with."""
+
+    def start(opened: Open, on_cpu: bool = False) -> dict[str, Any]:
+        made: list[Any] = []
+        modules = {
+            "vllm": {"__version__": "1.0"}, "vllm.engine": {}, "vllm.v1": {}, "vllm.v1.engine": {},
+            "vllm.engine.arg_utils": {
+                "AsyncEngineArgs": make_dataclass("AsyncEngineArgs", [(name, Any, None) for name in TAKEN])
+            },
+            "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: on_cpu)},
+            "vllm.v1.engine.async_llm": {"AsyncLLM": SimpleNamespace(from_engine_args=made.append)},
+        }  # fmt: skip
+        for name, values in modules.items():
+            module = ModuleType(name)
+            vars(module).update(values)
+            monkeypatch.setitem(sys.modules, name, module)
+        assert vllm_server._start(opened, tmp_path)[1] == "vLLM 1.0"
+        return {name: value for name, value in vars(made[0]).items() if value is not None}
+
+    return start
+
+
+def test_vllm_is_started_as_the_run_has_it_and_samples_as_policies_do(started: Any) -> None:
+    given = started(OPENED)
+    assert [given[name] for name in ("model", "dtype", "max_model_len", "max_num_seqs", "seed")] == [
+        "model", "bfloat16", 100, 7, 5,
+    ]  # fmt: skip
+    assert (given["enable_lora"], given["max_loras"], given["max_lora_rank"]) == (True, 2, 16)
+    assert given["logprobs_mode"] == "processed_logprobs"  # of the distribution that a token was drawn from
+    assert given["generation_config"] == "vllm"  # nothing of the model's own
+    assert (given["enforce_eager"], "enable_sleep_mode" in given, "enable_chunked_prefill" in given) == (
+        True, False, False,
+    )  # fmt: skip
+    assert started(replace(OPENED, rests=True))["enable_sleep_mode"] is True
+    on_cpu = started(replace(OPENED, rests=True, adapters=0), on_cpu=True)
+    assert "enable_sleep_mode" not in on_cpu
+    assert "enable_lora" not in on_cpu
+    assert on_cpu["enable_chunked_prefill"] is False
+
+
+def test_what_a_recipe_says_of_vllm_comes_last_and_what_it_does_not_take_is_named(started: Any) -> None:
+    assert started(replace(OPENED, options={"max_num_seqs": 3, "dtype": "float32"}))["max_num_seqs"] == 3
+    with pytest.raises(ValueError, match=r"engine\.options: vLLM 1\.0 takes no gpu_memory_utilisation"):
+        started(replace(OPENED, options={"gpu_memory_utilisation": 0.5}))
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in vllm_server.SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setattr(vllm_server, "_serve", lambda end: end)
+    monkeypatch.setattr(vllm_server.socket, "socket", lambda fileno: fileno)
+    monkeypatch.setattr(vllm_server.asyncio, "run", lambda end: end)
+    vllm_server.main(3)
+    assert os.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
