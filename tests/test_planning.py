@@ -183,6 +183,19 @@ def test_without_a_lag_a_step_is_the_sum_of_its_sides_and_with_one_the_longer() 
         assert split.seconds == pytest.approx(max(sides) + between)
 
 
+def test_a_lag_that_was_asked_for_is_among_the_keys_to_run_it_so() -> None:
+    assert planned(math(*VLLM), gpus=4, lag=1).best.keys["rollout.max_policy_lag"] == 1
+    has_one = math(*VLLM, "--rollout.max_policy_lag", "1")
+    assert "rollout.max_policy_lag" not in planned(has_one, gpus=4).best.keys
+    assert planned(has_one, gpus=4, lag=0).best.keys["rollout.max_policy_lag"] == 0
+
+
+def test_a_lag_of_an_engine_that_shares_the_learners_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--lag 1: engine 'local' .* add --engine.kind vllm"):
+        planned(math(), gpus=4, lag=1)
+    assert planned(math(), gpus=4, lag=0).best.keys["training.ranks"] == 4
+
+
 @given(st.integers(2, 16), st.integers(0, 2), st.sampled_from(sorted(set(CARDS) - {"cpu"})))
 def test_the_best_split_is_no_slower_than_any_that_fits(gpus: int, lag: int, card: str) -> None:
     made = planned(math(*VLLM, "--rollout.tasks_per_step", "64"), card, gpus, lag=lag)

@@ -92,6 +92,16 @@ def test_the_line_of_the_team_gives_up_what_matters_least_and_never_a_warning() 
         assert word in narrow
 
 
+def test_the_line_of_the_team_says_what_was_lost_and_what_the_learner_waited_for() -> None:
+    metrics = {**METRICS, "ranks_lost": 0.0, "engine_restarts": 1.0, "ahead/learner_idle": 1.25}
+    whole = team_line(metrics, 1000)
+    assert "engine restarts 1" in whole
+    assert "ranks lost" not in whole
+    assert whole.endswith("learner idle 1.25 s  2.5 s")
+    assert "engine restarts 1" in team_line(metrics, 60)
+    assert "idle" not in team_line(METRICS, 1000)  # without a lag there is none
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_every_line_that_moves_fits_the_terminal(width: int) -> None:
     times = iter(range(1000))

@@ -13,9 +13,9 @@ TEAM = (
     "sft/loss", "sft/held_out_loss",
     "reward", "reward_std", "accuracy", "success_unknown", "validation_accuracy", "validation_reward", "policy_loss",
     "critic/loss", "critic/explained_variance", "zero_advantage_fraction", "kl_stops", "episodes_dropped",
-    "workers_lost", "tasks_set_aside", "ranks_lost",
+    "workers_lost", "tasks_set_aside", "ranks_lost", "engine_restarts",
     "truncated_tokens", "skipped_updates", "undone_steps", "remote_cost", "judge/cost", "episodes_per_second",
-    "seconds",
+    "ahead/learner_idle", "seconds",
 )  # fmt: skip
 AGENT = (
     "sft/loss", "sft/held_out_loss", "action_length", "entropy", "kl", "clip_fraction", "gradient_share",
@@ -49,7 +49,9 @@ def said(metrics: Mapping[str, float], name: str, prefix: str = "") -> str:
     if math.isnan(value) or (value == 0 and metric.unless_zero):
         return ""
     shown = metric.shown(value)
-    return {"reward_std": f"±{shown}", "seconds": f"{shown} s"}.get(name, f"{metric.label} {shown}")
+    return {
+        "reward_std": f"±{shown}", "ahead/learner_idle": f"{metric.label} {shown} s", "seconds": f"{shown} s"
+    }.get(name, f"{metric.label} {shown}")  # fmt: skip
 
 
 def team_line(metrics: Mapping[str, float], width: int) -> str:

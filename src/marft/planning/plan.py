@@ -106,6 +106,11 @@ def plan(run: RunSettings, ask: Ask) -> Plan:
     place = Place(run, shapes, work_of(run, ask.known), ask.card)
     check_lengths(run, place.work, ask.known, {name: shape.context for name, shape in shapes.items()})
     lag = ask.lag if ask.lag is not None else run.rollout.max_policy_lag
+    if lag and not run.engine.apart:
+        raise ValueError(
+            f"--lag {lag}: engine {run.engine.name!r} samples with the learner's own weights, so nothing can be "
+            "sampled while they move; add --engine.kind vllm (or process), or leave --lag out"
+        )
     return Plan(run, ask, place.work, tuple(_split(place, ask, count, lag) for count in _samplers(run, ask.gpus)))
 
 
@@ -146,7 +151,10 @@ def _split(place: Place, ask: Ask, samplers: int, lag: int) -> Split:
         *learning(place, ask.efficiencies, company),
         publishing(place, ask.efficiencies),
     )
-    return Split(samplers, ranks, (*processes, *workers(place)), phases, lag, dict(_keys(place, company, samplers)))
+    keys = dict(_keys(place, company, samplers))
+    if place.run.engine.apart and lag != place.run.rollout.max_policy_lag:
+        keys["rollout.max_policy_lag"] = lag
+    return Split(samplers, ranks, (*processes, *workers(place)), phases, lag, keys)
 
 
 def _processes(place: Place, company: Company, samplers: int, room: float) -> list[Process]:
