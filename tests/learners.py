@@ -35,7 +35,7 @@ def begun(run: RunSettings, ranks: Ranks = ALONE) -> Learner:
     torch.manual_seed(0)
     models = Models(run)
     for role in ROLES:  # a policy of whole weights has none
-        for adapter in models.bases["base"].adapters(role).values():
+        for adapter in (one for base in models.bases.values() for one in base.adapters(role).values()):
             torch.nn.init.normal_(adapter.b, std=0.05)
     return Learner(run, models, ranks)
 

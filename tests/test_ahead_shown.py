@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import pytest
 
+from marft.ahead.gathering import Synchronous
 from marft.ahead.reuse import Reusing
 from marft.ahead.taken import taken
+from marft.game.game import Attempt
 from marft.playing import Rollouts
 from marft.runs.checkpoints import State
-from marft.types import Episode
+from marft.types import Choice, Episode
 from marft.usage import Usage
 from tests.episodes import make_action
-from tests.playing_ahead import TASKS, ahead, ahead_of, fake
+from tests.playing_ahead import TASKS, ahead, ahead_of, fake, next_step
 
 
 class TestMetrics:
@@ -56,7 +60,7 @@ class TestMetrics:
             assert collection.metrics["ahead/sampler_idle"] == idled
             assert collection.metrics["ahead/overlap"] == pytest.approx(overlap)
             assert collection.metrics["ahead/learner_idle"] == 0.0
-            assert gathering.seconds(0.0) == waited
+            assert gathering.seconds(0.5) == waited
             state = replace(state, step=state.step + 1, tasks_drawn=collection.tasks_drawn)
             gathering.published(state)
 
@@ -79,6 +83,22 @@ class TestUsage:
         assert (used["sampled_tokens"], used["remote_cost"]) == (40.0, 1.0)
         assert gathering.used()["sampled_tokens"] == 0.0
 
+    def test_without_a_lag_it_is_what_was_taken_since_a_step_began(self) -> None:
+        rollouts = fake(ahead_of(0))
+        counted = {"sampled_tokens": 7.0}
+
+        def play(attempts: Sequence[Attempt], *_: object, **__: object) -> list[Episode]:
+            counted["sampled_tokens"] += len(attempts)
+            return [rollouts.episode(attempt, 0) for attempt in attempts]
+
+        rollouts.play = play  # type: ignore[attr-defined]
+        rollouts.usage = lambda: dict(counted)  # type: ignore[method-assign]
+        gathering, state = Synchronous(cast("Rollouts", rollouts), TASKS), State()
+        for _ in range(2):
+            state, _ = next_step(gathering, rollouts, state)
+            assert gathering.used() == {"sampled_tokens": 4.0}
+            counted["sampled_tokens"] += 100.0  # of a validation
+
     def test_what_is_learned_from_again_passes_a_validation_on(self) -> None:
         rollouts = fake(ahead_of(1))
         gathering = Reusing(ahead(rollouts), cast("Rollouts", rollouts), TASKS)
@@ -90,8 +110,9 @@ class TestUsage:
 def test_what_episodes_took_is_told_as_engines_and_endpoints_count_it() -> None:
     own = make_action("actor")
     remote = replace(make_action("judge"), usage=Usage(prompt_tokens=7, completion_tokens=3, cost=0.5, retries=1))
-    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote), "terminated")])
+    chosen = replace(own, choice=Choice((), 0, np.zeros(2, np.float32)))  # is read, and not sampled
+    found = taken([Episode(TASKS[0], "validation/sampled", 0, (own, remote, chosen), "terminated")])
     assert found == {
-        "sampled_tokens": float(len(own.tokens)), "prefill/asked": float(len(own.prompt)), "remote_prompt_tokens": 7.0,
+        "sampled_tokens": float(len(own.tokens)), "prefill/asked": 2.0 * len(own.prompt), "remote_prompt_tokens": 7.0,
         "remote_completion_tokens": 3.0, "remote_cost": 0.5, "remote_retries": 1.0,
     }  # fmt: skip

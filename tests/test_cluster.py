@@ -59,10 +59,7 @@ def cluster() -> Iterator[Any]:
 
 def clustered(cluster: Any, run: RunSettings, *, patience: float = 60.0, strategy: str = "PACK") -> RunSettings:
     table = run.model_dump(mode="json", exclude_none=True)
-    nothing = {"gpus": 0.0}
-    table["cluster"] = {
-        "address": cluster.address, "patience_seconds": patience, "strategy": strategy, "engine": nothing,
-    }  # fmt: skip
+    table["cluster"] = {"address": cluster.address, "patience_seconds": patience, "strategy": strategy}
     return parse_recipe(table)
 
 
@@ -183,7 +180,7 @@ class TestLostNodes:
         """A worker a node: the place of the lost one is given up, for there is no other node."""
         environment = {"name": "tests.crews:Doomed", "folder": str(tmp_path), "seconds": 1.0}
         run = crew(tmp_path, environment, "--rollout.timeout_seconds", "60")
-        run = clustered(cluster, run, patience=2.0, strategy="STRICT_SPREAD")
+        run = clustered(cluster, run, strategy="STRICT_SPREAD")
 
         def lose() -> None:
             until(lambda: len(list(tmp_path.glob("stepping-fine-*"))) >= 2)
@@ -191,6 +188,8 @@ class TestLostNodes:
 
         with open_rollouts(run) as rollouts:
             assert len(set(nodes_of(rollouts))) == 2
+            starter = cast(Any, rollouts)._starter  # workers are there: from here on nobody is waited for as long
+            starter.settings = starter.settings.model_copy(update={"patience_seconds": 2.0})
             losing = threading.Thread(target=lose)
             losing.start()
             episodes = rollouts.play(attempts(*["fine"] * 6))

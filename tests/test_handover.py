@@ -58,6 +58,7 @@ class TestHandover:
 
         paths = [Path(there.write(name, save)) for name in ("1", "2")]
         assert all(path.is_relative_to(tmp_path / "disk") and (path / "adapter").is_file() for path in paths)
+        assert not list(there.folders[0].path.iterdir()), "half of what had no room"
         there.close()
         assert not list((tmp_path / "memory").iterdir()) + list((tmp_path / "disk").iterdir())
 

@@ -116,13 +116,16 @@ class TestTheParts:
 
 
 class TestWhatIsCarriedOn:
-    def test_goes_to_the_part_it_is_of_and_one_that_nothing_is_said_of_keeps_its_own(self, tmp_path: Path) -> None:
+    def test_goes_to_the_part_it_is_of_and_one_that_nothing_is_said_of_begins_again(self, tmp_path: Path) -> None:
+        """A baseline that had seen nothing says nothing; it once kept what a step that was lost had told it."""
         mine = learner_of(of(tmp_path, "rae", "--algorithm.schedule", "{ name = 'agent-by-agent', interval = 9 }"))
         both = {"credit/actor": 0.5, "schedule/turn": 3, "schedule/since": 70}
         mine.load_state_dict(both)
         assert mine.state_dict() == both
         mine.load_state_dict({"credit/actor": 0.25})
-        assert mine.state_dict() == {**both, "credit/actor": 0.25}
+        assert mine.state_dict() == {"credit/actor": 0.25, "schedule/turn": 0, "schedule/since": 0}
+        mine.load_state_dict({})
+        assert mine.state_dict() == {"schedule/turn": 0, "schedule/since": 0}
 
     def test_is_nothing_where_no_part_carries_anything(self, tmp_path: Path) -> None:
         assert learner_of(of(tmp_path, "grpo")).state_dict() == {}

@@ -15,6 +15,7 @@ from marft.learning.measuring import (
     BASE_KL_ACTIONS,
     advantage_metrics,
     advantage_sizes,
+    effective_sizes,
     first_of_each_agent,
     gradient_shares,
     measure_base_kl,
@@ -22,6 +23,7 @@ from marft.learning.measuring import (
     measure_gradient_share,
     measure_tokens,
     measure_units,
+    measure_weights,
 )
 from marft.learning.metering import Meter
 from marft.learning.scoring import k3
@@ -125,6 +127,19 @@ def test_shares_of_the_gradient_are_of_sizes_and_add_up() -> None:
     shares = gradient_shares(meter, ("planner", "coder", "judge"))
     names = ("planner", "coder", "judge")
     assert [shares[f"agents/{name}/gradient_share"] for name in names] == [0.5, 0.5, 0.0]
+
+
+def test_effective_sizes_are_of_all_micro_batches_for_the_team_and_each_agent_that_has_any_weight() -> None:
+    """(1 + 1/2 + 3/2 + 2)² / (5 · (1 + 1/4 + 9/4 + 4)); the judge's only one, the fifth, is masked."""
+    meter, awaited, more = Meter(), Awaited(), batch()
+    more.unit_agents = lambda: np.array([0, 2])  # type: ignore[method-assign, misc]
+    more.agent_names = ("planner", "coder", "judge")  # type: ignore[misc]
+    measure_weights(awaited, meter, batch(), torch.tensor([1.0, 0.5, 1.5]))
+    measure_weights(awaited, meter, more, torch.tensor([2.0, 0.0]))
+    awaited.read()
+    assert effective_sizes(meter, ("planner", "coder", "judge")) == pytest.approx({
+        "ess": 25 / (5 * 7.5), "agents/planner/ess": 9 / (2 * 5), "agents/coder/ess": 4 / (2 * 2.5),
+    })  # fmt: skip
 
 
 def test_nobody_has_a_share_of_no_gradient() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from marft.learning.batching import Denominators, FixedLogProbs
 from marft.learning.interfaces import Floats
-from marft.learning.measuring import gradient_shares
+from marft.learning.measuring import effective_sizes, gradient_shares
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
 from marft.learning.scoring import score
@@ -88,7 +88,7 @@ def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: 
         p: sum(len(s.action.tokens) for s in batch.samples if s.action.policy == p and s.successful) for p in POLICIES
     }
     actions = {p: sum(s.action.policy == p for s in batch.samples) for p in POLICIES}
-    loss, kls, entropies, offs, weights = 0.0, [], [], [], []
+    loss, kls, entropies, offs, weights, of_units = 0.0, [], [], [], [], []
     for sample in batch.samples:
         policy, (now, entropy) = sample.action.policy, scores_of(double, sample)
         old, base, engine = (
@@ -106,6 +106,7 @@ def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: 
             units = [(sum(now) / z, sum(old) / z, corrections[0], advantage)]
         for n, o, correct, advantage in units:
             unit = 1 / (count[policy] if level == "token" else actions[policy])
+            of_units.append(correct)
             loss += unit * correct * references.ppo_term(n, o, advantage, 0.2, 0.2, math.inf)
         loss -= 0.02 * sum(entropy) * each
         loss += 0.4 * each * sum(math.exp(b - n) - 1 - (b - n) for n, b in zip(now, base, strict=True))
@@ -118,6 +119,9 @@ def test_the_loss_is_what_the_formulas_say(level: str, correction: str, tokens: 
     assert means["policy_loss"] == pytest.approx(loss, rel=1e-5)
     for name, rows in (("kl", kls), ("entropy", entropies), ("log_prob_difference", offs), ("sampler_weight", weights)):
         assert means[name] == pytest.approx(sum(rows) / len(rows), rel=1e-5), name
+    left = sum(of_units) ** 2 / (len(of_units) * sum(w * w for w in of_units))
+    assert left < 0.9999
+    assert effective_sizes(update.meter, POLICIES)["ess"] == pytest.approx(left, rel=1e-5)
     assert sum(gradient_shares(update.meter, POLICIES).values()) == pytest.approx(1.0)
     assert "agents/one/clip_fraction" in means
 

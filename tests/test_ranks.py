@@ -26,7 +26,7 @@ from marft.learning.interfaces import Progress, UpdatePhase
 from marft.learning.learner import Learner
 from marft.learning.metering import Meter
 from marft.learning.objectives.ppo import PPO
-from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, total
+from marft.learning.ranks import ALONE, Alone, Ranks, merged, share, share_on, total
 from marft.learning.scoring import score_actions
 from marft.learning.update import Update
 from marft.models.backbone import Backbone
@@ -186,18 +186,15 @@ def test_the_kl_stop_is_decided_by_all_or_none(tmp_path: Path) -> None:
         assert said[0]["kl_stops"] == rows[0]["kl_stops"]
 
 
-def test_a_rank_without_a_share_goes_through_the_motions(tmp_path: Path) -> None:
-    """One episode of two actions for three ranks: one has nothing, and steps as the others do."""
-    run = recipe(tmp_path, "marft")
-    right, _ = learned(run, [episodes(1)], ALONE)
-    for mine, _ in together(3, lambda member: learned(run, [episodes(1)], member)):
-        assert all(torch.allclose(mine[key], right[key], rtol=1e-4, atol=2e-6) for key in right)
+OWN_BODY = ("mappo", "--algorithm.critic.body", "lora")
 
 
-@pytest.mark.parametrize(("count", "several"), [(2, 5), (3, 1)])
-def test_every_rank_passes_through_a_backbone_equally_often(count: int, several: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "several", "words"), [(2, 5, ("grpo",)), (3, 1, ("grpo",)), (3, 1, OWN_BODY)])
+def test_every_rank_passes_through_a_backbone_equally_often(
+    count: int, several: int, words: tuple[str, ...], tmp_path: Path
+) -> None:
     """Long actions on one rank, none on another: a sharded base would wait for ever for the one that is done."""
-    run = recipe(tmp_path, "grpo", "--training.tokens_per_micro_batch", "60")
+    run = recipe(tmp_path, *words, "--training.tokens_per_micro_batch", "60")
     batch = episodes(several)
 
     def passes(member: Member) -> int:
@@ -258,6 +255,21 @@ def test_a_rank_that_has_nothing_to_score_passes_through_the_backbone_with_the_o
 
     (first, read), (second, idle) = together(2, scored)
     assert first.keys() == second.keys() == {sample.action.key}
+    assert (read, idle) == ([sum(read)], [1])
+
+
+def test_what_is_scored_before_a_policy_moves_is_scored_by_one_rank(backbone: Backbone) -> None:
+    sample = Sample(make_action("a"), 1.0, np.zeros(1))
+
+    def scored(member: Member) -> Any:
+        forwarded = lengths_read(mine := deepcopy(backbone))
+        settings = AlgorithmSettings.model_validate({})
+        update = Update(settings, PPO(), {}, whole(mine, "a"), FixedLogProbs(), Meter(), 0, ranks=member)
+        update._score_old([sample])
+        return list(update.old), forwarded
+
+    (first, read), (second, idle) = together(2, scored)
+    assert first == second == [sample.action.key]
     assert (read, idle) == ([sum(read)], [1])
 
 
@@ -330,6 +342,16 @@ def test_shares_of_a_ragged_batch_are_within_a_hundredth_of_each_other(count: in
     assert max(loads) < 1.01 * min(loads)
 
 
+def test_what_is_learned_on_several_models_by_the_same_ranks_is_shared_as_one_load() -> None:
+    both, first = _Rank(0, 2), [("a", 9), ("b", 8), ("a", 7)]
+
+    class Whole(_Rank):
+        def on(self, base: str) -> _Rank:
+            return both
+
+    assert share_on(Whole(0, 2), first, lambda item: item[1], lambda item: item[0]) == [("a", 9)]
+
+
 class _Rank:
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
@@ -348,15 +370,15 @@ def test_sums_entries_and_counts_are_of_all_ranks() -> None:
     def work(member: Member) -> Any:
         meter = Meter()
         meter.add("loss", 2.0 * member.rank, 1.0 + member.rank)
-        meter.peak("largest", float(member.rank))
+        meter.peak("largest", 2.0 - member.rank)
         everyone = meter.of_all(member)
         return (
-            total(member, np.array([1.0, member.rank])).tolist(),
+            total(member, np.array([1.0, member.rank, (1e16, 1.0, -1e16)[member.rank]])).tolist(),
             merged(member, {member.rank: "x"}),
             everyone.means(),
         )
 
     for numbers, entries, means in together(3, work):
-        assert numbers == [3.0, 3.0]
+        assert numbers == [3.0, 3.0, 0.0], "in the ranks' order everywhere, in which the 1 is rounded away"
         assert entries == {0: "x", 1: "x", 2: "x"}
         assert means == {"loss": 1.0, "largest": 2.0}

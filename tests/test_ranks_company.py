@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from marft.errors import RunError
 from marft.learning.interfaces import Progress
+from marft.processes.held import HeldFolder
 from marft.ranks import company
 from marft.ranks.company import LOST, Company
 from marft.ranks.learners import RanksLostError
-from marft.ranks.words import Done, Failed, Learn, Line, Load
+from marft.ranks.words import Done, Failed, Learn, Line, Load, RankFaultError, Tell
 from marft.runs.checkpoints import Record
 from marft.starting import Start
+from marft.types import Episode, Task
+from tests.helpers import settings
 
 
 class Led(Company):
@@ -124,14 +130,173 @@ def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of
     assert isinstance(led._reason(EOFError()), ValueError)
 
 
+WAITING = list[Line]()  # of ranks that have not ended
+
+
+def other(words: Sequence[object], ended: list[str] | None = None) -> company._Other:
+    """A rank that has said something, and waits for more where it has failed of nothing."""
+    ours, theirs = socket.socketpair()
+    line = Line(theirs)
+    for word in words:
+        line.send(word)
+    if any(isinstance(word, Failed) for word in words):
+        line.close()
+    else:
+        WAITING.append(line)
+    end = (ended if ended is not None else []).append
+    child = SimpleNamespace(
+        socket=ours, end=lambda: end("end"), outcome=lambda: "ended itself (exit status 0)", close=lambda: end("close")
+    )
+    return company._Other(cast(Any, child))
+
+
+@pytest.mark.parametrize(
+    ("failed", "raised", "said"),
+    [
+        (Failed("there is no checkpoint", "value", ""), ValueError, "^there is no checkpoint$"),
+        (Failed("no answer", "run", ""), RunError, "^no answer$"),
+        (
+            Failed("KeyError: 'w'", "fault", "its traceback"),
+            RankFaultError,
+            "^in rank 2: KeyError: 'w'\nits traceback$",
+        ),
+        (
+            Failed("Connection closed", "gone", ""),
+            RanksLostError,
+            r"^ranks cannot reach each other \(Connection closed\)$",
+        ),
+    ],
+)
+def test_what_a_rank_failed_of_is_raised_though_this_one_had_done_its_part(
+    failed: Failed, raised: type[Exception], said: str
+) -> None:
+    led = Led()
+    led._others = [other([Done(1)]), other([failed])]
+    with pytest.raises(raised, match=said) as found:
+        led._hear()
+    assert found.type is raised
+
+
+def test_who_has_done_what_it_was_asked_for_did_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(company, "LAST_WORDS_SECONDS", 0.01)
+    led, ended, waited, receive = Led(), list[str](), list[float | None](), Line.receive
+    led._others = [other([Done(1)], ended), other([], ended)]
+
+    def noted(self: Line, seconds: float | None = None) -> Any:
+        waited.append(seconds)
+        return receive(self, seconds)
+
+    monkeypatch.setattr(Line, "receive", noted)
+    with pytest.raises(RanksLostError, match=r"^rank 2 hung, and was ended$"):
+        led._hear()
+    assert ended == ["end"]
+    assert waited == [0.05, 0.05, 0.0, 0.01]
+
+
+def test_who_is_gone_does_not_hide_what_another_failed_of() -> None:
+    led = Led()
+    led._others = [other([Failed("closed by peer", "gone", "")]), other([Failed("no such node", "value", "")])]
+    with pytest.raises(ValueError, match="no such node"):
+        led._hear()
+
+
+def test_ranks_are_there_before_they_are_met_and_all_are_ended_before_one_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits at the meeting for one that could not load its model waits for the whole patience."""
+    led, ended = Led(), list[str]()
+    led._others = [other([Failed("no room for it", "run", "")], ended), other([Done(2)], ended)]
+    monkeypatch.setattr(Led, "_meet", lambda _: pytest.fail("nobody comes"))
+    with pytest.raises(RunError, match="no room for it"):
+        led.join(cast(Any, None))
+    led._end_others()
+    assert ended == ["end", "end", "close", "close"]
+
+
+def test_what_a_rank_fails_of_while_models_are_put_in_parts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = Led()
+    led._others = [other([Done(1), Failed("models.base cannot lie in parts", "value", "")])]
+
+    def member(*_: object) -> None:
+        raise RuntimeError("gloo: Connection closed by peer")
+
+    monkeypatch.setattr(Led, "_meet", lambda _: None)
+    monkeypatch.setattr(company, "Member", member)
+    with pytest.raises(ValueError, match="cannot lie in parts"):
+        led.join(cast(Any, None))
+
+
+def test_each_meeting_has_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in which ranks have met before says where the dead are."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(company, "start_all", lambda *_: [])
+    with Company(settings("tiny", tmp_path, "--training.ranks", "2")) as made:
+        first = made._meeting
+        made._begin()
+        assert made._meeting != first
+
+
+@pytest.mark.parametrize("losses", [0, 1])
+def test_what_was_made_of_actions_is_told_once_though_the_ranks_are_lost_after_it_was(
+    losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led, told, left = Led(), list[object](), iter([True] * losses + [False])
+
+    def lead(self: Led, message: object, mine: Callable[[], Any]) -> Any:
+        found = mine()
+        if next(left):
+            raise RanksLostError("rank 1 is gone")
+        return found
+
+    monkeypatch.setattr(Led, "_lead", lead)
+    led._mine.learn = lambda message, hear: hear(["what"]) or {}  # type: ignore[method-assign]
+    assert led.learn([], Progress(3, 0), told.extend) == {LOST: float(losses)}
+    assert told == ["what"]
+
+
+def test_episodes_travel_without_what_tasks_are_graded_with_and_rates_as_no_schedule_has_changed_them() -> None:
+    led = Led()
+    task = Task("t", "o", {"grading": lambda: None})
+    episode = Episode(task, "train/0", 0, (), "terminated", ())
+    led.learn([episode], Progress(0, 0))
+    (message,) = (word for word in led.did if isinstance(word, Learn))
+    sent = pickle.loads(pickle.dumps(message))
+    assert [one.task.id for one in sent.episodes] == ["t"]
+    assert task.data, "here it is graded still"
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_only_moments_in_parts_are_brought_together_by_all(shard: bool) -> None:
+    led = Led(shard)
+    led.learner.optimizer_state = lambda: {"policies/actor/w.step": torch.ones(())}  # type: ignore[method-assign]
+    assert list(led.optimizer_state()) == ["policies/actor/w.step"]
+    assert led.did == [Tell()] * shard
+
+
+def test_folders_in_which_ranks_of_a_run_that_is_gone_have_met_are_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(company, "start_all", lambda *_: [])
+    stale = tmp_path / f"{company.PREFIX}7-gone"
+    stale.mkdir()
+    (stale / "meeting 1").write_text("nobody comes")
+    others = HeldFolder(tmp_path, company.PREFIX)
+    with Company(settings("tiny", tmp_path, "--training.ranks", "2")):
+        assert not stale.exists()
+        assert len(list(tmp_path.glob(f"{company.PREFIX}*"))) == 2
+    assert list(tmp_path.glob(f"{company.PREFIX}*")) == [others.path]
+    others.close()
+
+
 def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     led, waited = Led(), list[float | None]()
 
-    def receive(seconds: float | None = None) -> object:
+    def hear(seconds: float) -> Done:
         waited.append(seconds)
         return Done(7)
 
-    led._others = [cast(Any, SimpleNamespace(line=SimpleNamespace(receive=receive), pid=0))]
+    led._others = [cast(Any, SimpleNamespace(hear=hear, pid=0))]
     led._hear()
     assert waited == [0.05]
     assert led._others[0].pid == 7

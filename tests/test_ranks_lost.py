@@ -13,6 +13,7 @@ import pytest
 from marft import training
 from marft.learning.interfaces import Progress
 from marft.learning.undoing import Careful
+from marft.models.pool import Models
 from marft.ranks.company import LOST, Company
 from marft.ranks.learners import RanksLostError
 from marft.runs.folder import RunFolder
@@ -104,6 +105,23 @@ def test_a_rank_that_hangs_is_given_up_after_the_patience_and_ended(
     assert_same(folder, right, 2)
     assert [row[LOST] for row in folder.read_metrics()] == [0.0, 1.0]
     assert any("rank 1 hung, and was ended" in note for note in notes), notes
+
+
+@pytest.mark.slow
+@night
+def test_a_rank_that_ends_while_it_loads_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who had gone to meet it waited for the whole patience."""
+    join, began = Company.join, list[float]()
+
+    def mortal(self: Company, models: Models) -> None:
+        self._others[0].child.end()
+        began.append(time.monotonic())
+        join(self, models)
+
+    monkeypatch.setattr(Company, "join", mortal)
+    with pytest.raises(RanksLostError, match="rank 1 was killed"):
+        trained(run_of(tmp_path, 2, *HANGS))
+    assert time.monotonic() - began[0] < PATIENCE / 2
 
 
 @pytest.mark.slow

@@ -38,6 +38,14 @@ def test_who_is_waited_for_in_vain_is_late_and_who_has_gone_is_gone() -> None:
         ours.send(Done(2))
 
 
+def test_who_goes_in_the_middle_of_a_message_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"\0\0\0\x09half")
+    theirs.close()
+    with pytest.raises(EOFError):
+        Line(ours).receive(1.0)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -132,6 +134,38 @@ class TestRelay:
         found = relay.look([str(tmp_path), "/no/such/folder"])
         assert (found.version, found.missing) == (__version__, ("/no/such/folder",))
         assert sys.version.startswith(found.python)
+
+
+class TestWithoutAProcess:
+    def test_a_command_is_asked_for_with_the_runs_modules_and_in_its_folder_as_far_as_they_are_here(
+        self, relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found: list[object] = []
+
+        def asked(_: int) -> list[str]:
+            found.append((sys.path[-1], str(Path.cwd())))
+            raise ValueError("seen")
+
+        monkeypatch.chdir(Path.cwd())
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        for folder in (str(tmp_path), "/no/such/folder"):
+            with pytest.raises(ValueError, match="seen"):
+                relay.begin("worker 0", asked, [str(tmp_path), "/no/such/modules"], folder)
+        assert found == [(str(tmp_path), str(tmp_path))] * 2
+        assert sys.path.count(str(tmp_path)) == 1
+
+    def test_its_last_lines_are_told_with_how_it_ended_and_its_folder_goes(self) -> None:
+        relay, did = Relay(), list[str]()
+
+        def outcome() -> str:
+            relay._hear("KeyError: 'w'")
+            return "ended itself (exit status 1)"
+
+        end = SimpleNamespace(close=lambda: did.append("let go"))
+        relay._child = cast(Any, SimpleNamespace(outcome=outcome, socket=end))
+        relay._folder = cast(Any, SimpleNamespace(close=lambda: did.append("taken away")))
+        assert relay.outcome() == ("ended itself (exit status 1)", ("KeyError: 'w'",))
+        assert did == ["let go", "taken away"]
 
 
 class TestStarting:

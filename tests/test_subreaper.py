@@ -94,6 +94,50 @@ def test_a_request_to_end_that_comes_while_the_command_is_started_reaches_it() -
 
 
 @linux
+def test_word_that_the_parent_is_gone_which_comes_again_while_it_is_heeded_is_in_nobodys_way() -> None:
+    """It comes once for every thread of the parent."""
+    twice = (
+        "import os, runpy, signal, sys\n"
+        "fork, change, told = os.fork, signal.signal, []\n"
+        "def forked():\n"
+        "    child = fork()\n"
+        "    if child:\n"
+        "        print(child, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    return child\n"
+        "def changed(number, how):\n"
+        "    if how == signal.SIG_IGN and not told:\n"
+        "        told.append(number)\n"
+        "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    return change(number, how)\n"
+        "os.fork, signal.signal = forked, changed\n"
+        "sys.argv = ['subreaper', str(os.getppid()), 'sleep', '300']\n"
+        f"runpy.run_path({str(SUBREAPER)!r}, run_name='__main__')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", twice], stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert soon(lambda: gone(int(said)))
+
+
+@linux
+def test_nothing_is_started_for_a_parent_that_had_gone_before_it_could_be_watched() -> None:
+    words = [sys.executable, "-I", "-S", str(SUBREAPER), "0", "sh", "-c", "echo begun"]
+    assert subprocess.run(words, stdout=subprocess.PIPE, check=True, timeout=10).stdout == b""
+
+
+@linux
+def test_a_tracker_of_shared_memory_that_does_not_end_by_itself_is_waited_for_a_moment_alone() -> None:
+    stuck = "import time; time.sleep(300)  # from multiprocessing.resource_tracker import main"
+    process = start(f"{sys.executable} -c '{stuck}' & sleep 300; true")
+    assert soon(lambda: len(members(process)) == 3)
+    pids = members(process)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=10)
+    assert soon(lambda: all(map(gone, pids)))
+
+
+@linux
 def test_a_command_that_will_not_end_is_killed() -> None:
     process = start("trap '' TERM; echo up; while true; do sleep 0.05; done")
     assert process.stdout is not None

@@ -189,6 +189,11 @@ class TestSettingAside:
         )
         assert crew.usage() == {"workers_lost": 2.0, "episodes_played_again": 1.0, "tasks_set_aside": 1.0}
 
+    def test_other_attempts_at_what_was_set_aside_end_no_more_workers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        episodes, crew = played(World({"t0"}, 0, 0), some(1, 4), 1, 1, monkeypatch)
+        assert crew.lost == TRIES
+        assert {(episode.status, episode.error) for episode in episodes} == {("failed", crew.set_aside["t0"])}
+
 
 class TestPlaces:
     def test_one_that_cannot_be_filled_is_given_up_while_another_is_left(

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from marft.game.game import EpisodeFailedError
+from marft.errors import RunError
+from marft.game.game import Attempt, EpisodeFailedError, Game
 from marft.game.team import Team
-from marft.types import Choice, Option, Sampling, Versions
+from marft.types import Choice, Episode, Option, Sampling, Versions
 from marft.workers.client import Client
 from marft.workers.messages import (
     Answer,
+    Broken,
     Choose,
     Failure,
     Forget,
     GiveBack,
     Granted,
     Lease,
+    Over,
     Ping,
     Play,
     Pong,
@@ -31,7 +36,7 @@ from marft.workers.messages import (
 )
 from marft.workers.wire import Wire
 from marft.workers.worker import Worker
-from tests.test_worker_links import KEY, PROMPT, SAID
+from tests.test_worker_links import ATTEMPT, KEY, PROMPT, SAID
 
 
 class TestTheClient:
@@ -164,7 +169,8 @@ class TestTheWorkerItself:
                 for _pass in range(after):
                     await asyncio.sleep(0)
                 worker._heed(message)
-            await asyncio.sleep(0.02)
+            for _pass in range(200):
+                await asyncio.sleep(0)
             telling.cancel()
             return list(sent)  # without what is called off in the end
 
@@ -179,3 +185,47 @@ class TestTheWorkerItself:
         said = self.heard((0, Play(0, b"")), (100, Answer(0, SAID)), (100, Ping()))
         assert [type(message) for message in said] == [Sample, Still, Still, Pong]
         assert said[1:3] == [Still(1), Still(2)]
+
+
+class TestAnEpisodeThere:
+    """What a worker says of an attempt that it plays."""
+
+    def said(self, monkeypatch: pytest.MonkeyPatch, play: Callable[[Game, Attempt], Awaitable[Episode]]) -> list[Any]:
+        async def whole() -> list[Any]:
+            sent: list[Any] = []
+            worker = Worker.__new__(Worker)
+            worker.wire = cast("Wire", SimpleNamespace(send=sent.append))
+
+            async def compose(episode: Episode) -> Episode:
+                sent.append("its rewards are worked out")
+                return replace(episode, success=True)
+
+            own = Game(*cast("Any", [None] * 5))
+            worker.parts = cast(
+                "Any", SimpleNamespace(game=own, compose=compose, usage=lambda: {"x": float(len(sent))})
+            )
+            await worker._play(Play(3, pickle.dumps(ATTEMPT)), cast("Team", "theirs"))
+            return sent
+
+        monkeypatch.setattr("marft.workers.worker.play", play)
+        return asyncio.run(whole())
+
+    def test_it_counts_as_live_until_it_is_over_and_comes_back_with_its_rewards_and_what_was_used(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def play(game: Game, attempt: Attempt) -> Episode:
+            assert game.team == "theirs"
+            return Episode(attempt.task, attempt.stream, attempt.sample, (), "terminated")
+
+        over, composing, played = self.said(monkeypatch, play)
+        assert (over, composing) == (Over(3), "its rewards are worked out")
+        assert (played.number, played.usage) == (3, {"x": 2.0})
+        assert (played.episode.status, played.episode.success, played.episode.sample) == ("terminated", True, 1)
+
+    def test_what_is_not_its_own_fault_is_told_with_what_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def play(_: Game, __: Attempt) -> Episode:
+            raise RunError("nobody samples any more")
+
+        (broken,) = self.said(monkeypatch, play)
+        assert isinstance(broken, Broken)
+        assert (broken.number, broken.fault.said, broken.fault.kind) == (3, "nobody samples any more", "run")

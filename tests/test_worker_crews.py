@@ -19,8 +19,8 @@ from marft.game.engine import Sampler
 from marft.game.game import Attempt
 from marft.game.organizations.chain import Chain
 from marft.game.team import Team
-from marft.processes.starting import LocalStarter
-from marft.types import Task
+from marft.processes.starting import LocalStarter, NoRoomError
+from marft.types import Episode, Task
 from marft.workers import crew as crews
 from marft.workers import worker as workers
 from marft.workers.client import Client
@@ -41,7 +41,8 @@ class FakeLink:
     made: list[FakeLink]
     failures = 0  # how many of those that come next end before they have begun
 
-    def __init__(self, child: Any, *_: object) -> None:
+    def __init__(self, child: Any, *given: object) -> None:
+        self.given, self.called_off, self.ticks = given, 0, 0
         self.child, self.ready, self.live, self.most, self.usage = child, False, 0, math.inf, dict[str, float]()
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = loop.create_future()
@@ -60,9 +61,14 @@ class FakeLink:
         self.live += 1
         return self.played
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        self.ticks += 1
 
     async def end(self) -> None: ...
+
+    async def cancel(self) -> None:
+        self.called_off += 1
+        self.most = math.inf
 
     def lose(self) -> None:
         self.ready = False
@@ -72,10 +78,16 @@ class FakeLink:
 class Starts(LocalStarter):
     """Starts nothing."""
 
-    fails = False
+    fails = full = False
     ended = 0
 
-    def start(self, name: str, *_: object, **__: object) -> Any:
+    def __init__(self) -> None:
+        self.places: list[tuple[str, int]] = []  # where workers were started
+
+    def start(self, name: str, *_: object, place: int = 0, **__: object) -> Any:
+        self.places.append((name, place))
+        if self.full:
+            raise NoRoomError(f"no node has room for {name}")
         if self.fails:
             raise OSError(f"{name}: too many processes")
         return SimpleNamespace(name=name, end=self.end)
@@ -146,6 +158,88 @@ class TestCrew:
             assert [link.live for link in FakeLink.made] == [*[0] * TRIES, 1]
             assert crew.lost == 1
             FakeLink.made[-1].played.over.set_result(None)
+            await playing
+
+        crewed(test, monkeypatch)
+
+    def test_all_workers_take_of_what_the_run_has_also_those_that_come_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
+            FakeLink.made[0].lose()
+            await asyncio.sleep(0.05)
+            assert len(FakeLink.made) == 3
+            assert {link.given for link in FakeLink.made} == {(crew.engine, crew._leases, crew.patience)}
+
+        crewed(test, monkeypatch, count=2)
+
+    def test_a_worker_comes_to_the_place_of_the_one_that_was_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def test(_: Crew, starts: Starts) -> None:
+            starts.places.clear()
+            FakeLink.made[1].lose()
+            await asyncio.sleep(0.05)
+            assert starts.places == [("worker 1", 1)]
+
+        crewed(test, monkeypatch, count=2)
+
+    def test_where_there_is_no_room_for_it_that_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def test(crew: Crew, starts: Starts) -> None:
+            starts.places.clear()
+            starts.full = True
+            FakeLink.made[0].lose()
+            with pytest.raises(RunError, match="worker 0 was lost and cannot be started again: no node has room"):
+                await crew.play(Tried(ATTEMPT, b""))
+            assert len(starts.places) == 1
+
+        crewed(test, monkeypatch)
+
+    def test_it_has_as_long_to_begin_as_it_takes_and_must_answer_from_then_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(_: Crew, __: Starts) -> None:
+            beginning, other = FakeLink.made
+            beginning.ready = False
+            await asyncio.sleep(0.05)
+            assert beginning.ticks == 0 < other.ticks
+
+        monkeypatch.setattr(crews, "TICK_SECONDS", 0.001)
+        crewed(test, monkeypatch, count=2)
+
+    def test_an_attempt_that_may_have_no_company_waits_for_the_rewards_of_what_is_beside_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
+            (link,), one = FakeLink.made, FakeLink.made[0].played
+            first = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            await asyncio.sleep(0)
+            alone = asyncio.create_task(crew.play(Tried(ATTEMPT, b"", most=1)))
+            await asyncio.sleep(0.001)
+            one.over.set_result(None)
+            await first
+            await asyncio.sleep(0.001)
+            assert (link.live, alone.done()) == (1, False)
+            link.live, link.played = 0, Playing(ATTEMPT, asyncio.Future(), asyncio.Future())
+            one.episode.set_result(Episode(ATTEMPT.task, "train/0", 0, (), "terminated"))
+            await asyncio.sleep(0.001)
+            assert link.live == 1
+            link.played.over.set_result(None)
+            await alone
+
+        crewed(test, monkeypatch)
+
+    def test_an_attempt_waits_while_workers_let_go_of_what_was_called_off(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def test(crew: Crew, _: Starts) -> None:
+            (link,) = FakeLink.made
+            link.most = 0
+            playing = asyncio.create_task(crew.play(Tried(ATTEMPT, b"")))
+            await asyncio.sleep(0.01)
+            assert link.live == 0
+            await crew.cancel()
+            await asyncio.sleep(0.01)
+            assert (link.live, link.called_off) == (1, 1)
+            link.played.over.set_result(None)
             await playing
 
         crewed(test, monkeypatch)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -16,15 +17,16 @@ from marft.game.engine import Sampler
 from marft.game.game import Attempt, EpisodeFailedError, Replay
 from marft.processes.child import Child
 from marft.types import ActionKey, Completion, Episode, Fork, Prompt, Sampling, Task
-from marft.workers.leases import Leases
 from marft.workers.link import Link
 from marft.workers.messages import (
     Answer,
     Begin,
+    Broken,
     Cancel,
     Cancelled,
     Change,
     Failure,
+    Fault,
     Forget,
     GiveBack,
     Granted,
@@ -40,7 +42,7 @@ from marft.workers.messages import (
     Turn,
 )
 from marft.workers.tried import LostError, Tried
-from marft.workers.wire import Wire
+from marft.workers.wire import HEADER, Wire
 
 KEY, BEGIN = ActionKey("s", "t", 0, 0, "a", 0), Begin(b"", b"", 0)
 PROMPT = Prompt(np.array([1, 2], np.int32), 3, ({"role": "user", "content": "hi"},))
@@ -232,6 +234,7 @@ class TestEpisodes:
                 of,
             )
             assert (tried.given_up.sample, tried.given_up.stream) == (1, attempt.stream)
+            assert 0.0 <= tried.given_up.seconds < 60.0
 
     def test_one_that_is_silent_for_too_long_is_ended_and_one_that_answers_is_not(self) -> None:
         async def test(worker: Peer) -> None:
@@ -253,6 +256,18 @@ class TestEpisodes:
 
         held_to(test, Engine())
 
+    def test_one_that_talks_nonsense_is_ended_and_that_is_said_of_what_it_played(self) -> None:
+        async def test(worker: Peer) -> None:
+            playing = worker.link.play(ATTEMPT, b"team")
+            worker.wire._writer.write(HEADER.pack(5) + b"abcde")
+            await asyncio.wait_for(worker.link.over, 5.0)
+            assert worker.child.ended == 1
+            with pytest.raises(LostError, match="sent what cannot be read, and was ended") as lost:
+                await playing.episode
+            assert lost.value.status == "failed"
+
+        held_to(test, Engine())
+
     def test_what_is_called_off_is_waited_for_until_it_is(self) -> None:
         async def test(worker: Peer) -> None:
             worker.link.play(ATTEMPT, b"team")
@@ -271,20 +286,51 @@ class TestEpisodes:
 
         held_to(test, Engine())
 
+    def test_it_is_called_off_once_however_many_do_and_what_comes_then_waits(self) -> None:
+        """A second time would reach episodes while they close their sessions; what is sent before the answer comes
+        would be taken for what is called off."""
+
+        async def test(worker: Peer) -> None:
+            worker.link.play(ATTEMPT, b"team", 5)
+            cancelling = [asyncio.create_task(worker.link.cancel()) for _ in range(3)]
+            await worker.passes()
+            assert len(worker.of(Cancel)) == 1
+            assert worker.link.most == 0
+            await worker.says(Cancelled({}))
+            await asyncio.gather(*cancelling)
+            assert (worker.link.live, worker.link.most) == (0, math.inf)
+
+        held_to(test, Engine())
+
+    def test_as_many_are_beside_each_other_as_all_of_them_may_be(self) -> None:
+        async def test(worker: Peer) -> None:
+            assert worker.link.most == math.inf
+            for most in (4, 3, math.inf):
+                worker.link.play(ATTEMPT, b"team", most)
+            assert worker.link.most == 3
+            await worker.says(Played(1, episode(), {}))
+            assert worker.link.most == 4
+            await worker.says(Broken(0, Fault("boom", "run", "")))
+            assert (worker.link.live, worker.link.most) == (1, math.inf)
+
+        held_to(test, Engine())
+
 
 class TestRequests:
     @pytest.mark.parametrize("status", ["failed", "timed_out"])
     def test_what_fails_an_episode_is_told_and_what_the_engine_raises_ends_them_all(self, status: Any) -> None:
         async def test(worker: Peer) -> None:
-            playing = worker.link.play(ATTEMPT, b"team")
+            playing = [worker.link.play(ATTEMPT, b"team") for _ in range(2)]
             await worker.says(Sample(4, "p", PROMPT, Sampling(), KEY))
             (answer,) = worker.of(Answer)
             assert (answer.number, answer.outcome) == (4, Failure(status, "no"))
             worker.engine.outcome = RuntimeError("device lost")
             await worker.says(Sample(5, "p", PROMPT, Sampling(), KEY))
             assert len(worker.of(Answer)) == 1
-            with pytest.raises(RuntimeError, match="device lost"):
-                await playing.episode
+            for one in playing:
+                with pytest.raises(RuntimeError, match="device lost"):
+                    await asyncio.wait_for(one.episode, 1.0)
+            assert not worker.link._requests  # of what was answered nothing is kept
 
         held_to(test, Engine(EpisodeFailedError(status, "no")))
 
@@ -323,32 +369,21 @@ class TestRequests:
 
         held_to(test, Engine(), leases=Counted())
 
-    def test_turns_are_granted_as_far_apart_as_the_run_may_ask_whoever_asks(self) -> None:
+    def test_a_turn_is_granted_when_it_comes(self) -> None:
+        asked, coming = list[tuple[str, float]](), asyncio.Semaphore(1)
+
+        class Turns:
+            async def turn(self, name: str, per_minute: float) -> None:
+                asked.append((name, per_minute))
+                await coming.acquire()
+
         async def test(worker: Peer) -> None:
-            await worker.says(*(Turn(number, "judge", 60 / 0.05) for number in range(3)))
+            await worker.says(*(Turn(number, "judge", 20.0) for number in range(3)))
+            assert asked == [("judge", 20.0)] * 3
             assert [granted.number for granted in worker.of(Granted)] == [0]
-            await asyncio.sleep(0.2)
-            assert [granted.number for granted in worker.of(Granted)] == [0, 1, 2]
+            await worker.says(GiveBack(1))  # which nobody waits for any more
+            coming.release()
+            await worker.passes()
+            assert [granted.number for granted in worker.of(Granted)] == [0, 2]
 
-        held_to(test, Engine(), leases=Leases())
-
-
-def test_what_is_sent_in_one_pass_is_heard_in_one() -> None:
-    async def whole() -> list[Sequence[Any]]:
-        mine, theirs = socket.socketpair()
-        one, other = await Wire.over(mine), await Wire.over(theirs)
-        one.send(Still(1))
-        one.send(Still(2))
-        await asyncio.sleep(0)
-        one.send(Still(3))
-        frames = [await other.receive(), await other.receive()]
-        one.send(Still(4))
-        await one.drained()
-        one.close()
-        frames.append(await other.receive())
-        with pytest.raises(EOFError):
-            await other.receive()
-        other.close()
-        return frames
-
-    assert asyncio.run(whole()) == [[Still(1), Still(2)], [Still(3)], [Still(4)]]
+        held_to(test, Engine(), leases=Turns())

@@ -127,6 +127,8 @@ class RelayedChild:
                 self._show(drawn.lines)
                 with suppress(OSError):  # the run has let go of it; its lines are still shown
                     self._theirs.sendall(drawn.data)
+            for late in waiting:  # what it printed as it ended
+                self._show(ray.get(late).lines)
         except (RayError, RuntimeError):  # the actor is gone, or the connection to the cluster
             pass
         finally:

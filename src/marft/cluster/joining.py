@@ -51,7 +51,8 @@ def leave() -> None:
 
 def cpus_of(run: RunSettings, settings: ClusterSettings) -> int:
     """What a cluster of our own says that it has: its processors, or as many as the recipe has processes."""
-    wanted = run.rollout.processes * settings.worker.cpus + len(run.policies) * settings.engine.cpus
+    engines = len(run.policies) * getattr(run.engine, "replicas", 1)
+    wanted = run.rollout.processes * settings.worker.cpus + engines * settings.engine.cpus
     wanted += (run.training.ranks - 1) * settings.learner.cpus
     return max(os.cpu_count() or 1, math.ceil(wanted))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from marft.config.cluster import PlaceSettings
 from marft.config.run import RunSettings
 from marft.processes.starting import LocalStarter, Starter
 
@@ -22,3 +23,11 @@ def open_starter(run: RunSettings, kind: Kind, count: int) -> Starter:
     from marft.cluster.starter import RayStarter  # Ray, which nothing else needs
 
     return RayStarter(run, run.cluster, kind, count)
+
+
+def asking(run: RunSettings, kind: Kind, gpus: float) -> RunSettings:
+    """A recipe for a cluster of whose processes of a kind each asks for so many GPUs."""
+    assert run.cluster is not None
+    place: PlaceSettings = getattr(run.cluster, kind)
+    cluster = run.cluster.model_copy(update={kind: place.model_copy(update={"gpus": gpus})})
+    return run.model_copy(update={"cluster": cluster})

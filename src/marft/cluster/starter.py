@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import ray
@@ -97,14 +98,13 @@ class RayStarter:
             _check(about)
             path = [entry for entry in sys.path if isinstance(entry, str)]
             ray.get(actor.begin.remote(name, command, path, str(Path.cwd())), timeout=self.settings.patience_seconds)
-        except GetTimeoutError:
-            ray.kill(actor)
-            raise NoRoomError(f"{name}: {self._no_room(1)}") from None
-        except RayTaskError as error:
-            ray.kill(actor)
-            raise ValueError(f"{name}: {one_line(str(error.cause))}") from error
-        except ValueError:
-            ray.kill(actor)
+        except (RayError, ValueError) as error:
+            with suppress(RayError, RuntimeError, ValueError):  # one that cannot be reached may still have its place
+                ray.kill(actor)
+            if isinstance(error, GetTimeoutError):
+                raise NoRoomError(f"{name}: {self._no_room(1)}") from None
+            if isinstance(error, RayTaskError):
+                raise ValueError(f"{name}: {one_line(str(error.cause))}") from error
             raise
         return RelayedChild(name, actor, about.node, quiet=quiet)
 

@@ -35,7 +35,8 @@ class ClusterSettings(Settings):
     address: str = ""
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"  # how Ray places workers on nodes
     worker: PlaceSettings = PlaceSettings()  # each of rollout.processes
-    engine: PlaceSettings = PlaceSettings(gpus=1.0)  # each process of an engine that is apart
+    # each process of an engine that is apart; where it computes on GPUs one at least, else as many as are said
+    engine: PlaceSettings = PlaceSettings()
     # each of training.ranks but the first, which is the run's process; on GPUs one at least, else none
     learner: PlaceSettings = PlaceSettings()
     patience_seconds: Positive = 60.0  # for the cluster to have room, and for a process to be there

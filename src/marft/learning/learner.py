@@ -78,6 +78,7 @@ class Learner:
         self.credit = cast("Credit", run.algorithm.credit.model_copy(deep=True))  # what they remember is the learner's
         self.objective = cast("Objective", run.algorithm.objective)
         self.schedule = cast("UpdateSchedule", run.algorithm.schedule.model_copy(deep=True))
+        self._fresh = self.state_dict()
         self.roles = [agent.role for agent in run.agents]
         self.longest = {  # of what is trained: others' length is nobody's business
             agent.role: agent.sampling.max_new_tokens for agent in run.agents if agent.policy in run.trained_policies
@@ -187,11 +188,9 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Undo :meth:`state_dict`."""
+        """Undo :meth:`state_dict`. What says nothing is again as it began: it carried nothing yet."""
         for part, it in self._stateful().items():
-            mine = {name: value for name, value in state.items() if name.startswith(f"{part}/")}
-            if mine:
-                it.load_state_dict({name.removeprefix(f"{part}/"): value for name, value in mine.items()})
+            it.load_state_dict(_of(part, state) or _of(part, self._fresh))
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …
@@ -308,6 +307,11 @@ class Learner:
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples
+
+
+def _of(part: str, state: Mapping[str, float]) -> dict[str, float]:
+    """What of a state is a part's, by its own names."""
+    return {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
 
 
 def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:

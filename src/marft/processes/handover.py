@@ -2,69 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from marft.errors import RunError
+from marft.processes.held import HeldFolder
 
 SHARED = Path("/dev/shm")  # memory, where Linux has it
 PREFIX = "marft-weights-"
 
 
-class SharedFolder:
-    """A folder of this process's, in memory where there is some. It is held by a lock, which goes with its holder
-    however that ends, in whichever container: folders that nobody holds any more are taken away. Close it.
+class SharedFolder(HeldFolder):
+    """One in memory, where there is some. Close it.
 
     Args:
         parent: of the folder, where it shall not be in memory.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir()))
-        for old in parent.glob(f"{PREFIX}*"):
-            _remove_abandoned(old)
-        while True:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-            with suppress(FileNotFoundError):  # somebody took it for abandoned, before it was held
-                self._held = _lock(self.path)
-                if self.path.exists():
-                    return
-                os.close(self._held)
-
-    def close(self) -> None:
-        """Take it away, with all that is in it. Once is enough."""
-        held, self._held = self._held, -1
-        if held >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(held)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    with suppress(OSError):  # it is held, another user's, or gone
-        held = _lock(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
-
-
-def _lock(folder: Path) -> int:
-    """
-    Raises:
-        OSError: somebody else holds it, or it is gone.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        super().__init__(parent or (SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())), PREFIX)
 
 
 class Handover:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,9 +18,10 @@ from marft.errors import RunError
 from marft.learning.critic import Critic
 from marft.learning.interfaces import Progress
 from marft.learning.learner import Learner
-from marft.learning.ledger import Told
+from marft.learning.ledger import ActionCredit, Told
 from marft.learning.optimizers import PolicyOptimizer
 from marft.models.pool import Models
+from marft.processes.held import HeldFolder
 from marft.processes.starting import Started, start_all
 from marft.ranks.devices import device_of, for_others
 from marft.ranks.group import Group, open_store
@@ -35,6 +36,7 @@ from marft.types import Episode
 T = TypeVar("T")
 LAST_WORDS_SECONDS = 10.0  # for a rank to say why it has given up, once another one has heard that something is wrong
 LOST = "ranks_lost"  # the metric
+PREFIX = "marft-ranks-"  # of the folder in which ranks meet
 
 
 class Company:
@@ -57,8 +59,9 @@ class Company:
         self._others: list[_Other] = []
         self._theirs = for_others(run)
         self._starter = open_starter(self._theirs, "learner", run.training.ranks - 1)
-        self._folder = Path(tempfile.mkdtemp(prefix="marft-ranks-"))
+        self._folder = HeldFolder(Path(tempfile.gettempdir()), PREFIX)
         self._started = 0
+        self._group: Group | None = None
         self._member: Member | None = None
         try:
             self._begin()  # they import what they need, and load their models, while models are loaded here
@@ -69,7 +72,10 @@ class Company:
     def join(self, models: Models) -> None:
         """Learn with these models from here on."""
         self.models = models
-        self._member = Member(self.run, models, self._meet())
+        self._hear()  # they are there: who waits for one that is not at the meeting waits long
+        group = self._meet()
+        with self._reasons():
+            self._member = Member(self.run, models, group)
         self._hear()
 
     @property
@@ -115,8 +121,7 @@ class Company:
         progress = progress._replace(advantages=dict(progress.advantages))
         message = Learn([_without_data(episode) for episode in episodes], progress, rates)
         try:
-            metrics = self._lead(message, lambda: self._mine.learn(message, told))
-            return metrics | {LOST: float(self._counted())}
+            return self._learned(message, told)
         except RanksLostError as error:
             if self.run.training.shard:
                 raise
@@ -125,12 +130,15 @@ class Company:
         self.learner.load_state_dict(parts)
         self._begin_again()
         self._lost += 1
-        metrics = self._lead(message, lambda: self._mine.learn(message, told))
-        return metrics | {LOST: float(self._counted())}
+        return self._learned(message, told)
 
-    def _counted(self) -> int:
+    def _learned(self, message: Learn, told: Told) -> dict[str, float]:
+        credits: list[ActionCredit] = []  # told once, when no rank can be lost any more
+        metrics = self._lead(message, lambda: self._mine.learn(message, credits.extend))
+        if credits:
+            told(credits)
         lost, self._lost = self._lost, 0
-        return lost
+        return metrics | {LOST: float(lost)}
 
     # all that is kept of a learner
 
@@ -174,7 +182,7 @@ class Company:
         from transformers.utils import logging
 
         self._started += 1
-        self._meeting = str(self._folder / f"meeting {self._started}")
+        self._meeting = str(self._folder.path / f"meeting {self._started}")
         if self._starter.host:
             self._store, self._meeting = open_store(self._starter.host)
         settings = pickle.dumps(self._theirs)
@@ -182,24 +190,26 @@ class Company:
         for rank, child in enumerate(start_all(self._starter, names, rank_command), 1):
             other = _Other(child)
             self._others.append(other)
-            other.line.send(Begin(settings, self._meeting, rank, logging.get_verbosity()))
+            other.ask(Begin(settings, self._meeting, rank, logging.get_verbosity()))
 
     def _meet(self) -> Group:
         try:
-            return group_of(self.run, self._meeting, 0, self.models.device)
+            self._group = group_of(self.run, self._meeting, 0, self.models.device)
         except RuntimeError as error:
             raise self._reason(error) from error
+        return self._group
 
     def _begin_again(self) -> None:
         """Start all other ranks anew, with what this one has."""
         self._end_others()
         self._mine.group.close()
         self._begin()
+        self._hear()
         self._mine.join(self._meet())
         self._hear()
         state = self._mine.state()
         for other in self._others:
-            other.line.send(state)
+            other.ask(state)
         self._hear()
 
     def _lead(self, message: object, mine: Callable[[], T]) -> T:
@@ -208,16 +218,22 @@ class Company:
         Raises:
             RanksLostError: a rank was lost on the way.
         """
-        try:
+        with self._reasons():
             for other in self._others:
-                other.line.send(message)
+                other.ask(message)
             found = mine()
             self._hear()
+        return found
+
+    @contextmanager
+    def _reasons(self) -> Iterator[None]:
+        """Raise the reason where others cannot be reached in what all do together."""
+        try:
+            yield
         except (RuntimeError, OSError) as error:
             if isinstance(error, RunError) or not of_company(error):
                 raise
             raise self._reason(error) from error
-        return found
 
     def _hear(self) -> None:
         """Until every rank has done what it was asked for.
@@ -227,12 +243,9 @@ class Company:
         """
         for other in self._others:
             try:
-                answer = other.line.receive(self.run.training.rank_patience_seconds)
+                other.pid = other.hear(self.run.training.rank_patience_seconds).pid
             except (EOFError, TimeoutError) as error:
                 raise self._reason(error) from error
-            if not isinstance(answer, Done):
-                raise self._reason(RunError(answer.said))
-            other.pid = answer.pid
 
     def _reason(self, error: Exception) -> Exception:
         """What to raise once something is wrong with other ranks: what one of them failed of by itself, else that they
@@ -254,10 +267,10 @@ class Company:
     def close(self) -> None:
         """End the other ranks."""
         self._end_others()
-        if self._member is not None:
-            self._member.group.close()
+        if self._group is not None:
+            self._group.close()
         self._starter.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def __enter__(self) -> Company:
         return self
@@ -272,20 +285,50 @@ class _Other:
     def __init__(self, child: Started) -> None:
         self.child, self.line = child, Line(child.socket)
         self.pid = 0  # of its process, once it has begun
+        self._owes = 1  # answers: one more than it has been asked for, for it says that it is there
+        self._failed: Failed | None = None
+
+    def ask(self, message: object) -> None:
+        """
+        Raises:
+            OSError: it has gone.
+        """
+        self._owes += 1
+        self.line.send(message)
+
+    def hear(self, seconds: float) -> Done:
+        """That it has done what it was asked for.
+
+        Raises:
+            EOFError: it has ended, or is about to: it has failed.
+            TimeoutError: it did not say so in time.
+        """
+        answer = self._answer(seconds)
+        if self._failed:
+            raise EOFError(self._failed.said)
+        assert isinstance(answer, Done)
+        return answer
+
+    def _answer(self, seconds: float) -> object:
+        answer = self.line.receive(seconds)
+        self._owes -= 1
+        self._failed = answer if isinstance(answer, Failed) else None
+        return answer
 
     def last_words(self) -> tuple[Failed | None, str]:
-        """What it failed of, if it says so; and how it ended, if it has or does not answer."""
+        """What it failed of, if it says so; and how it ended, if it has or does not answer what it was asked."""
         try:
-            while True:
-                answer = self.line.receive(LAST_WORDS_SECONDS)
-                if isinstance(answer, Failed):
-                    return answer, ""
+            while not self._failed:
+                self._answer(LAST_WORDS_SECONDS if self._owes else 0.0)
         except EOFError:
             return None, self.child.outcome()
         except TimeoutError:
+            if not self._owes:
+                return None, ""
             self.child.end()
             self.child.outcome()  # once it has ended
             return None, "hung, and was ended"
+        return self._failed, ""
 
     def close(self) -> None:
         self.line.close()

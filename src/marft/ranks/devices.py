@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from marft.cluster.opening import asking
 from marft.config.run import RunSettings
 from marft.models.loading import pick_device
 
@@ -41,6 +42,4 @@ def for_others(run: RunSettings) -> RunSettings:
         return run
     kind = pick_device(run.device).type
     gpus = (run.cluster.learner.gpus or 1.0) if kind == "cuda" else 0.0
-    place = run.cluster.learner.model_copy(update={"gpus": gpus})
-    cluster = run.cluster.model_copy(update={"learner": place})
-    return run.model_copy(update={"device": kind, "cluster": cluster})
+    return asking(run, "learner", gpus).model_copy(update={"device": kind})

@@ -7,7 +7,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from marft.models.parts import in_parts
 T = TypeVar("T")
 HOST = torch.device("cpu")
 NOWHERE: Mapping[str, Sequence[int]] = MappingProxyType({})
+INTERFACE = "GLOO_SOCKET_IFNAME"
 BUCKET = 2**23  # numbers that are summed in one collective: 32 MiB
 
 
@@ -78,28 +80,36 @@ class Group(Some):
         self, meeting: str, rank: int, count: int, device: torch.device, patience: float,
         placed: Mapping[str, Sequence[int]] = NOWHERE,
     ) -> None:  # fmt: skip
-        if sys.platform.startswith("linux"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(meeting))  # nobody else is to join
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=_store(meeting, count, patience),
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=patience),
-        )
-        assert dist.group.WORLD is not None
-        super().__init__(dist.group.WORLD, device)
-        self._on: dict[str, Some | None] = {}
+        try:
+            with _interface(meeting):
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                    store=_store(meeting, count, patience),
+                    rank=rank,
+                    world_size=count,
+                    timeout=timedelta(seconds=patience),
+                )
+                assert dist.group.WORLD is not None
+                super().__init__(dist.group.WORLD, device)
+                self._on = self._divided(placed, patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def _divided(self, placed: Mapping[str, Sequence[int]], patience: float) -> dict[str, Some | None]:
+        """Those that learn on each model; all ranks make all groups, in one order."""
+        found: dict[str, Some | None] = {}
         some: dict[tuple[int, ...], Some | None] = {}
-        for name, ranks in sorted(placed.items()):  # all ranks make all groups, in one order
+        for name, ranks in sorted(placed.items()):
             which = tuple(sorted(ranks))
             if which not in some:
                 group = dist.new_group(list(which), timeout=timedelta(seconds=patience))
-                some[which] = Some(group, device) if rank in which else None
-            self._on[name] = some[which]
+                some[which] = Some(group, self.device) if self.rank in which else None
+            found[name] = some[which]
+        return found
 
     def on(self, base: str) -> Some | None:
         """Those that learn on a base model; None where this one does not."""
@@ -121,8 +131,9 @@ class Group(Some):
         return found[0]
 
     def close(self) -> None:
-        """Leave. Whoever waits for this rank hears of it."""
-        dist.destroy_process_group()
+        """Leave. Whoever waits for this rank hears of it. Once is enough."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def open_store(host: str) -> tuple[Any, str]:
@@ -139,6 +150,20 @@ def _store(meeting: str, count: int, patience: float) -> Any:
     assert place.port is not None
     wait = timedelta(seconds=patience)
     return dist.TCPStore(place.hostname, place.port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _interface(meeting: str) -> Iterator[None]:
+    """Meet on the interface that leads to the meeting, and on no other, for nobody else is to join; unless the
+    environment says another. A later meeting may be elsewhere."""
+    if not sys.platform.startswith("linux") or INTERFACE in os.environ:
+        yield
+        return
+    os.environ[INTERFACE] = interface_to(meeting)
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACE]
 
 
 def interface_to(meeting: str) -> str:

@@ -42,14 +42,17 @@ def main(descriptor: int) -> None:
 
 
 def _follow(line: Line) -> None:
-    member = _joined(line.receive())
+    begin = line.receive()
+    run, models = _loaded(begin)
+    line.send(Done(os.getpid()))
+    member = Member(run, models, group_of(run, begin.meeting, begin.rank, models.device))
     line.send(Done(os.getpid()))
     while True:
         _heed(member, line.receive())
         line.send(Done(os.getpid()))
 
 
-def _joined(begin: Begin) -> Member:
+def _loaded(begin: Begin) -> tuple[RunSettings, Models]:
     from transformers.utils import logging
 
     logging.set_verbosity(begin.verbosity)
@@ -57,8 +60,7 @@ def _joined(begin: Begin) -> Member:
     run: RunSettings = pickle.loads(begin.run)
     run = run.model_copy(update={"device": device_of(run, begin.rank)})
     elsewhere = {name for name, ranks in placed(run).items() if begin.rank not in ranks}
-    models = Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
-    return Member(run, models, group_of(run, begin.meeting, begin.rank, models.device))
+    return run, Models(run, elsewhere=elsewhere, for_parts=run.training.shard, settled=run.training.shard)
 
 
 def _heed(member: Member, message: object) -> None:

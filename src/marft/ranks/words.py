@@ -62,7 +62,8 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was asked for is done; ``pid`` is the rank's process."""
+    """What was asked for is done: at first, that models are loaded, then that all have met. ``pid`` is the rank's
+    process."""
 
     pid: int
 
@@ -123,11 +124,11 @@ class Line:
             TimeoutError: nothing came in time.
         """
         try:
-            if seconds is not None and not self._connection.poll(seconds):
-                raise TimeoutError
-            return pickle.loads(self._connection.recv_bytes())
-        except ConnectionError as error:
+            if seconds is None or self._connection.poll(seconds):
+                return pickle.loads(self._connection.recv_bytes())
+        except OSError as error:  # it may have gone in the middle of a message
             raise EOFError from error
+        raise TimeoutError
 
     def close(self) -> None:
         self._connection.close()

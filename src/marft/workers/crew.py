@@ -113,6 +113,7 @@ class Crew:
     async def cancel(self) -> None:
         """Have every worker let go of what it plays."""
         await asyncio.gather(*(link.cancel() for link in self.links))
+        self._changed.set()
 
     async def end(self) -> None:
         """End every worker."""

@@ -66,7 +66,8 @@ class Link:
         self.ready = False
         self.over: asyncio.Future[str] = loop.create_future()  # how the process ended
         self._started: asyncio.Future[None] = loop.create_future()
-        self._let_go = asyncio.Event()
+        self._let_go = asyncio.Event()  # of what was called off
+        self._let_go.set()
         self._numbers = count()
         self._playing: dict[int, Playing] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}  # and leases
@@ -97,7 +98,9 @@ class Link:
 
     @property
     def most(self) -> float:
-        """Episodes that it may play at a time, with what it plays."""
+        """Episodes that it may play at a time, with what it plays; none while it lets go of that."""
+        if not self._let_go.is_set():
+            return 0
         return min((playing.most for playing in self._playing.values()), default=math.inf)
 
     def play(self, attempt: Attempt, team: bytes, most: float = math.inf) -> Playing:
@@ -127,11 +130,12 @@ class Link:
         self._wire.send(Ping())
 
     async def cancel(self) -> None:
-        """Have the worker let go of what it plays."""
-        self._let_go.clear()
-        if self.ready:
+        """Have the worker let go of what it plays: it hears of that once, however many call it off, for a second time
+        would reach episodes while they close their sessions."""
+        if self.ready and self._let_go.is_set():
+            self._let_go.clear()
             self._wire.send(Cancel())
-            await self._let_go.wait()
+        await self._let_go.wait()
 
     async def end(self) -> None:
         """Have the process end; one that does not is ended."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from marft.cluster.opening import open_starter
 from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import own_command
+from marft.engines.apart.places import device_there, engine_starter
 from marft.engines.apart.words import Open
 from marft.models.pool import Models
 
@@ -42,10 +42,12 @@ def open_process(
         RunError: one does not come up.
     """
 
+    device = settings.device or run.device
+
     def make(names: Sequence[str], mine: dict[str, PolicyApart]) -> EngineApart:
         return EngineApart(
             f"the engine's process ({', '.join(names)})", own_command, _opened(settings, run, models, names), mine,
-            seed=run.seed, patience=settings.patience_seconds, starter=open_starter(run, "engine", 1),
+            seed=run.seed, patience=settings.patience_seconds, starter=engine_starter(run, device),
         )  # fmt: skip
 
     return open_each(models, policies, thread, make)
@@ -64,7 +66,7 @@ def _opened(settings: ProcessSettings, run: RunSettings, models: Models, names: 
         run.seed,
         {
             "base": base.model_dump(mode="json", exclude_none=True),
-            "device": settings.device or run.device,
+            "device": device_there(run, settings.device or run.device),
             "threads": settings.threads or run.threads,
             "prefix_bytes": settings.prefix_cache_mb * 2**20,
         },

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from marft.cluster.opening import open_starter
 from marft.engines.apart.bases import open_each
 from marft.engines.apart.engine import EngineApart, PolicyApart
 from marft.engines.apart.environment import command, python_of
 from marft.engines.apart.held import told
+from marft.engines.apart.places import engine_starter
 from marft.engines.apart.replicas import Once, Replicas, on_devices, spread, visible_devices
 from marft.engines.apart.resting import RestingEngine
 from marft.engines.apart.words import Open
@@ -82,7 +82,7 @@ def _engine(
     engines = [
         kind(
             f"{name} {number}" if saves else name, on_devices(command, mine), opened, alike, seed=run.seed,
-            patience=settings.patience_seconds, starter=open_starter(run, "engine", 1),
+            patience=settings.patience_seconds, starter=engine_starter(run, run.device),
         )
         for number, mine in enumerate(devices)
     ]  # fmt: skip
