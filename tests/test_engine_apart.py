@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,9 +24,11 @@ from marft.engines.apart.options import nodes
 from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load, Open, Said
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
-from marft.types import ActionKey, Option, Prompt, Sampling, Versions
+from marft.types import ActionKey, Prompt, Sampling, Versions
 
 T = TypeVar("T")
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+nightly = pytest.mark.skipif(not NIGHT, reason="played in tests/test_engine_lives.py, with processes: make nightly")
 ROOT = Path(__file__).parents[1]
 START = "import sys; sys.path[:] = {path!r}; from tests.engine_apart import main; main({descriptor})"
 KINDS = {kind.__name__: kind for kind in (*TO_ENGINE, *FROM_ENGINE)}
@@ -153,17 +156,6 @@ class TestEngine:
         assert (first.finish, first.versions, program) == ("length", Versions(0, 0), "a fake, 1.0")
         assert usage == {"sampled_tokens": 12, "prefill/asked": 8, "engine_restarts": 0}
 
-    def test_choices_count_temperature_and_length(self, with_engine: Callable[..., Any]) -> None:
-        options = [Option(np.array([1, 2, 3], np.int32), 3.0), Option(np.array([4], np.int32), 0.5)]
-
-        async def use(engine: EngineApart, _: Weights) -> Any:
-            return await engine.choose("actor", PROMPT, options, Sampling(temperature=0.5), key())
-
-        choice, versions = with_engine(use)
-        scores = np.array([-3 * 0.5 / 3.0, -1 * 0.5 / 0.5])
-        assert choice.log_probs == pytest.approx(scores - np.log(np.exp(scores).sum()), abs=1e-6)
-        assert versions == Versions(0, 0)
-
     def test_what_is_published_is_loaded_and_what_was_before_is_taken_away(
         self, with_engine: Callable[..., Any]
     ) -> None:
@@ -235,6 +227,7 @@ class TestEngine:
         assert isinstance(forgotten, Forget)
         assert forgotten.number == stopped.number
 
+    @nightly
     def test_one_that_says_nothing_is_ended_and_started_again(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
             return await said(engine), engine.usage()["engine_restarts"]
@@ -250,6 +243,7 @@ class TestEngine:
         with pytest.raises(RunError, match=r"exit status 3\); the last that it said:\nthere is no room for it"):
             with_engine(use, stillborn=9)
 
+    @nightly
     def test_one_that_is_killed_while_it_starts_has_more_lives(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
             await said(engine)
@@ -257,6 +251,7 @@ class TestEngine:
 
         assert with_engine(use, killed=7) == 7
 
+    @nightly
     def test_one_that_is_killed_again_and_again_ends_the_run(self, with_engine: Callable[..., Any]) -> None:
         async def use(engine: EngineApart, _: Weights) -> Any:
             return await said(engine)
