@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,10 @@ import pytest
 from marft.cli import errors
 from marft.cli.terminal import Terminal
 from marft.config.parts import EnvironmentPart
-from marft.config.plugins import Plugin
+from marft.config.plugins import Plugin, find_plugin
 from marft.envs.tasks import tasks_of
-from marft.faults import place_of
+from marft.faults import deliberate, place_of
+from marft.runs.folder import step_of
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +170,25 @@ class TestPlaces:
 
         with pytest.raises(ValueError, match=r"tasks\('train'\) raised ValueError: no train here \(test_sentences.py:"):
             tasks_of(Choosy(), "train")
+
+
+class TestDeliberate:
+    """What MARFT raises itself is the user's mistake; all else is a fault."""
+
+    def raised(self, call: Callable[[], object]) -> bool:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  whatever it says
+            call()
+        return deliberate(caught.value)
+
+    def test_what_marft_raises_itself_is(self) -> None:
+        assert self.raised(lambda: find_plugin("environments", "nowhere"))
+        assert deliberate(ValueError("it was made, and raised nowhere yet"))
+
+    def test_what_a_library_raises_is_not(self) -> None:
+        assert not self.raised(lambda: json.loads("{"))
+
+    def test_what_comes_of_something_that_marft_calls_is_not(self) -> None:
+        assert not self.raised(lambda: step_of(Path("step_none")))
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_handler_goes_with_the_terminal() -> None:
