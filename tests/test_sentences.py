@@ -163,6 +163,18 @@ class TestPlaces:
         error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # as if MARFT had called
         assert place_of(error) == "theirs.py:2"
 
+    def test_of_what_cannot_be_read_as_python_it_is_the_line_that_cannot(self) -> None:
+        with pytest.raises(SyntaxError) as caught:
+            compile("x = 1\ny = (\n", "/home/them/theirs.py", "exec")
+        assert place_of(caught.value) == "theirs.py:2"
+
+    def test_of_a_stop_that_no_coroutine_can_raise_it_is_where_that_was(self) -> None:
+        with pytest.raises(StopIteration) as caught:
+            next(iter(()))
+        error = RuntimeError("coroutine raised StopIteration")
+        error.__cause__ = caught.value
+        assert place_of(error) == place_of(caught.value) != ""
+
     def test_a_users_own_refusal_of_its_tasks_says_where_it_was(self) -> None:
         class Choosy(EnvironmentPart):
             def tasks(self, split: str) -> Any:
