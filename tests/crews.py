@@ -109,6 +109,7 @@ class Doomed(EnvironmentPart):
 
     folder: str = ""
     seconds: float = 0.0  # that a step takes
+    closing: float = 0.0  # seconds that it takes to close a session
 
     def tasks(self, split: str) -> list[Task]:
         return [Task(f"{reason}/{n}", "begin") for n in range(4) for reason in ("fine", *REASONS)]
@@ -148,6 +149,7 @@ class DoomedSession:
         return Step(Observation("over"), 1.0, terminated=True, success=True)
 
     async def close(self) -> None:
+        await asyncio.sleep(self.settings.closing)
         if self.settings.seconds:
             (Path(self.settings.folder) / f"closed-{id(self)}").touch()
 

@@ -156,6 +156,20 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_takes_all_that_it_start
         until(lambda: not any(map(is_there, found)), 5.0)
 
 
+@pytest.mark.skipif(not NIGHT, reason="a tenth of a minute: make nightly")
+@pytest.mark.slow
+def test_all_that_is_called_off_at_a_time_closes_its_sessions_and_what_comes_then_is_played(tmp_path: Path) -> None:
+    apart = ("--engine.kind", "process", "--engine.threads", "1")
+    with run_in(tmp_path, *apart, seconds=2.0, closing=0.5, processes=1) as rollouts:
+        rollouts.publish(0)
+        begun = [rollouts.begin([attempt]) for attempt in attempts("fine", "fine", "fine", "fine")]
+        until(lambda: len(list(tmp_path.glob("stepping-*-0"))) == 4)
+        rollouts.end(begun)
+        assert len(list(tmp_path.glob("closed-*"))) == 4
+        (again,) = rollouts.begin(attempts("fine")).outcome.result(60.0)
+        assert again.status == "terminated"
+
+
 @pytest.mark.slow
 def test_what_a_worker_cannot_have_is_said_as_it_would_be_in_one_process(tmp_path: Path) -> None:
     tools = ("--tools", "{files = {name = 'mcp', command = ['no-such-program']}}", "--agents.actor.tools", "['files']")

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,10 @@ import pytest
 from marft.cli import errors
 from marft.cli.terminal import Terminal
 from marft.config.parts import EnvironmentPart
-from marft.config.plugins import Plugin
+from marft.config.plugins import Plugin, find_plugin
 from marft.envs.tasks import tasks_of
-from marft.faults import place_of
+from marft.faults import deliberate, place_of
+from marft.runs.folder import step_of
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +163,18 @@ class TestPlaces:
         error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # as if MARFT had called
         assert place_of(error) == "theirs.py:2"
 
+    def test_of_what_cannot_be_read_as_python_it_is_the_line_that_cannot(self) -> None:
+        with pytest.raises(SyntaxError) as caught:
+            compile("x = 1\ny = (\n", "/home/them/theirs.py", "exec")
+        assert place_of(caught.value) == "theirs.py:2"
+
+    def test_of_a_stop_that_no_coroutine_can_raise_it_is_where_that_was(self) -> None:
+        with pytest.raises(StopIteration) as caught:
+            next(iter(()))
+        error = RuntimeError("coroutine raised StopIteration")
+        error.__cause__ = caught.value
+        assert place_of(error) == place_of(caught.value) != ""
+
     def test_a_users_own_refusal_of_its_tasks_says_where_it_was(self) -> None:
         class Choosy(EnvironmentPart):
             def tasks(self, split: str) -> Any:
@@ -168,6 +182,25 @@ class TestPlaces:
 
         with pytest.raises(ValueError, match=r"tasks\('train'\) raised ValueError: no train here \(test_sentences.py:"):
             tasks_of(Choosy(), "train")
+
+
+class TestDeliberate:
+    """What MARFT raises itself is the user's mistake; all else is a fault."""
+
+    def raised(self, call: Callable[[], object]) -> bool:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  whatever it says
+            call()
+        return deliberate(caught.value)
+
+    def test_what_marft_raises_itself_is(self) -> None:
+        assert self.raised(lambda: find_plugin("environments", "nowhere"))
+        assert deliberate(ValueError("it was made, and raised nowhere yet"))
+
+    def test_what_a_library_raises_is_not(self) -> None:
+        assert not self.raised(lambda: json.loads(""))  # by a ``raise`` of its own
+
+    def test_what_comes_of_something_that_marft_calls_is_not(self) -> None:
+        assert not self.raised(lambda: step_of(Path("step_none")))
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_handler_goes_with_the_terminal() -> None:

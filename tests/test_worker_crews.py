@@ -193,6 +193,23 @@ class TestCrew:
 
         crewed(test, monkeypatch)
 
+    def test_while_another_place_is_left_an_attempt_waits_for_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def test(crew: Crew, starts: Starts) -> None:
+            lost, left = FakeLink.made
+            starts.full, left.live = True, 1
+            lost.lose()
+            await asyncio.sleep(0.05)
+            assert len(crew._given_up) == 1
+            alone = asyncio.create_task(crew.play(Tried(ATTEMPT, b"", most=1)))
+            await asyncio.sleep(0.001)
+            assert not alone.done()
+            left.live = 0
+            await crew.cancel()  # as nothing else in here says that there is room
+            left.played.over.set_result(None)
+            await asyncio.wait_for(alone, 1.0)
+
+        crewed(test, monkeypatch, count=2)
+
     def test_it_has_as_long_to_begin_as_it_takes_and_must_answer_from_then_on(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
