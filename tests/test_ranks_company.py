@@ -303,8 +303,11 @@ def test_a_rank_is_waited_for_as_long_as_the_patience_lasts(monkeypatch: pytest.
 
     led._others = [cast(Any, SimpleNamespace(hear=hear, pid=0))]
     led._hear()
-    assert waited == [0.05]
     assert led._others[0].pid == 7
+    monkeypatch.setattr(Led, "_meet", lambda _: None)
+    monkeypatch.setattr(company, "Member", lambda *_: None)
+    led.join(cast(Any, None))
+    assert waited == [0.05, company.LOADING_SECONDS, 0.05], "a model takes as long as it takes to load"
 
 
 def test_one_that_answers_too_late_is_said_to_be_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marft.config import RunSettings
 from marft.learning.interfaces import Progress
@@ -23,6 +24,7 @@ from marft.models.pool import Models
 from marft.ranks.group import Group
 from marft.ranks.member import put_in_parts
 from marft.types import Episode
+from tests.draws import DrawnFrom
 from tests.learners import ROLES, episodes, recipe
 from tests.ranked import together
 
@@ -146,15 +148,19 @@ def check(count: int, names: tuple[str, ...], folder: Path) -> None:
     check_held(of_held)
     assert of_copied == [(True, True)] * count
     for (run, _, batch), of_ranks in zip(asked, said, strict=True):
-        gradients, metrics, weights = learned(ALONE, run, False, batch)
-        first = len(run.trained_policies)  # steps on weights that are the same to the bit
-        for mine, told, after in of_ranks:
-            assert len(mine) == len(gradients)
-            assert max(apart(*pair) for pair in zip(mine[:first], gradients[:first], strict=True)) < 1e-6
-            assert max(apart(*pair) for pair in zip(mine, gradients, strict=True)) < 1e-4
-            assert told["kl_stops"] == metrics["kl_stops"]
-            assert all(torch.equal(after[name], of_ranks[0][2][name]) for name in after), "ranks drift apart"
-            assert all(torch.allclose(after[name], weights[name], rtol=1e-4, atol=2e-6) for name in weights)
+        check_learned(run, batch, of_ranks)
+
+
+def check_learned(run: RunSettings, batch: list[Episode], of_ranks: list[Any]) -> None:
+    gradients, metrics, weights = learned(ALONE, run, False, batch)
+    first = len(run.trained_policies)  # steps on weights that are the same to the bit
+    for mine, told, after in of_ranks:
+        assert len(mine) == len(gradients)
+        assert max(apart(*pair) for pair in zip(mine[:first], gradients[:first], strict=True)) < 1e-6
+        assert max(apart(*pair) for pair in zip(mine, gradients, strict=True)) < 1e-4
+        assert told["kl_stops"] == metrics["kl_stops"]
+        assert all(torch.equal(after[name], of_ranks[0][2][name]) for name in after), "ranks drift apart"
+        assert all(torch.allclose(after[name], weights[name], rtol=1e-4, atol=2e-6) for name in weights)
 
 
 def check_held(found: list[tuple[int, int, int]]) -> None:
@@ -173,6 +179,26 @@ def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
 @pytest.mark.skipif(not NIGHT, reason="half a minute: make nightly")
 def test_four_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
     check(4, tuple(CASES), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a sixth of a minute: make nightly")
+def test_a_head_that_is_no_embedding_gets_its_gradient_though_a_rank_has_no_rows(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """One row for each model: the rank that has none of it passes through all but its head."""
+    config = Qwen2Config(
+        vocab_size=len(tiny_tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=False,
+        eos_token_id=tiny_tokenizer.eos_token_id, pad_token_id=tiny_tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    with DrawnFrom(7):
+        Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    run = recipe(tmp_path, "marft", *SMOOTH, *FULL, "--models.base.path", str(tmp_path / "model"))
+    batch = episodes(2, noise=0.02)[1:]
+    (said,) = together(2, [("tests.test_ranks_real:learned", (run, True, batch))], tmp_path)
+    check_learned(run, batch, said)
 
 
 def test_what_is_to_lie_in_parts_is_loaded_into_the_hosts_memory_and_no_further(tmp_path: Path) -> None:

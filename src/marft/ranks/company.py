@@ -36,6 +36,7 @@ from marft.types import Episode
 
 T = TypeVar("T")
 LAST_WORDS_SECONDS = 10.0  # for a rank to say why it has given up, once another one has heard that something is wrong
+LOADING_SECONDS = 300.0  # that another rank may take to load its models when this one has, whatever the patience
 LOST = "ranks_lost"  # the metric
 PREFIX = "marft-ranks-"  # of the folder in which ranks meet
 
@@ -74,7 +75,7 @@ class Company:
     def join(self, models: Models) -> None:
         """Learn with these models from here on."""
         self.models = models
-        self._hear()  # they are there: who waits for one that is not at the meeting waits long
+        self._hear(LOADING_SECONDS)  # they are there: who waits for one that is not at the meeting waits long
         group = self._meet()
         with self._reasons():
             self._member = Member(self.run, models, group)
@@ -208,7 +209,7 @@ class Company:
         self._end_others()
         self._mine.group.close()
         self._begin()
-        self._hear()
+        self._hear(LOADING_SECONDS)
         self._mine.join(self._meet())
         self._hear()
         state = self._mine.state()
@@ -240,15 +241,19 @@ class Company:
                 raise
             raise self._reason(error) from error
 
-    def _hear(self) -> None:
+    def _hear(self, at_least: float = 0.0) -> None:
         """Until every rank has done what it was asked for.
+
+        Args:
+            at_least: seconds that it may take, however short the patience is.
 
         Raises:
             ValueError, RunError, RankFaultError: one has failed.
         """
+        patience = max(self.run.training.rank_patience_seconds, at_least)
         for other in self._others:
             try:
-                other.pid = other.hear(self.run.training.rank_patience_seconds).pid
+                other.pid = other.hear(patience).pid
             except (EOFError, TimeoutError) as error:
                 raise self._reason(error) from error
 
