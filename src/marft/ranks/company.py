@@ -125,9 +125,13 @@ class Company:
             self._note(f"step {progress.step + 1}: {error}; they are started again, and the step is learned once more")
         self._mine.careful.undo(progress.step)
         self.learner.load_state_dict(parts)
-        self._begin_again()
         self._lost += 1
-        metrics = self._lead(message, lambda: self._mine.learn(message, told))
+        try:
+            self._begin_again()
+            metrics = self._lead(message, lambda: self._mine.learn(message, told))
+        except RanksLostError as error:
+            error.times += self._counted()
+            raise
         return metrics | {LOST: float(self._counted())}
 
     def _counted(self) -> int:
