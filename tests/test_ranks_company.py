@@ -104,9 +104,10 @@ def test_a_lost_step_is_undone_with_all_that_it_moved_before_it_is_learned_again
 @pytest.mark.parametrize(("shard", "losses"), [(True, 1), (False, 2)])
 def test_ranks_that_held_parts_or_are_lost_again_end_the_step(shard: bool, losses: int) -> None:
     led = Led(shard, losses)
-    with pytest.raises(RanksLostError):
+    with pytest.raises(RanksLostError) as error:
         led.learn([], Progress(3, 0))
     assert len(led.did) == (1 if shard else 6)
+    assert error.value.times == losses, "each of which is counted"
 
 
 def test_a_rank_that_hangs_is_ended_and_said_to_have_hung_and_what_one_failed_of_is_heard(

@@ -68,7 +68,8 @@ def train(
         start = Start.of(run, folder, observer.note, resume=resume, overwrite=overwrite, start_from=start_from)
         lost, reached = 0, -1
         while isinstance(found := _train(start, observer, lost), RanksLostError):
-            lost, before, reached = 1, reached, len(folder.read_metrics())  # what was counted before is in a step's row
+            lost, before = found.times, reached  # what was counted before is in a step's row
+            reached = len(folder.read_metrics())
             if reached <= before:
                 raise found
             observer.note(f"{found}; they are started again, and the run goes on from its last checkpoint")

@@ -131,17 +131,24 @@ class Company:
             self._note(f"step {progress.step + 1}: {error}; they are started again, and the step is learned once more")
         self._mine.careful.undo(progress.step)
         self.learner.load_state_dict(parts)
-        self._begin_again()
         self._lost += 1
-        return self._learned(message, told)
+        try:
+            self._begin_again()
+            return self._learned(message, told)
+        except RanksLostError as error:
+            error.times += self._counted()
+            raise
 
     def _learned(self, message: Learn, told: Told) -> dict[str, float]:
         credits: list[ActionCredit] = []  # told once, when no rank can be lost any more
         metrics = self._lead(message, lambda: self._mine.learn(message, credits.extend))
         if credits:
             told(credits)
+        return metrics | {LOST: float(self._counted())}
+
+    def _counted(self) -> int:
         lost, self._lost = self._lost, 0
-        return metrics | {LOST: float(lost)}
+        return lost
 
     # all that is kept of a learner
 

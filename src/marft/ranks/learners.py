@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class RanksLostError(RunError):
-    """Ranks were lost, and what they held parts of with them."""
+    """Ranks were lost, and what they held parts of with them; or again, while they were started again."""
+
+    times = 1  # that it came to that in the step
 
 
 class Learners(Protocol):
