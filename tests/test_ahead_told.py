@@ -25,6 +25,7 @@ from marft.runs.folder import RunFolder
 from tests.playing_ahead import TASKS, FakeBegun, FakeRollouts, ahead, ahead_of, fake
 
 MODELS: Any = SimpleNamespace(device=torch.device("cpu"))
+GAUGE: Any = SimpleNamespace(begin=lambda: None, metrics=lambda *_: {})
 LEARNERS = cast(
     "Learners",
     SimpleNamespace(
@@ -72,7 +73,7 @@ def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(tmp_pat
     rollouts.set_aside["t9"] = "it ended its workers"
     for _ in range(3):
         playing = cast("Rollouts", rollouts)
-        state, metrics = training._step(playing, LEARNERS, state, gathering, folder, Silent())
+        state, metrics = training._step(playing, LEARNERS, state, gathering, folder, Silent(), GAUGE)
     assert versions(rollouts) == [0, 0, 1, 2, 3]
     assert (state.step, state.tasks_drawn, state.set_aside) == (3, 6, {"t9": "it ended its workers"})
     assert (metrics["policy_lag"], metrics["policy_lag_max"]) == (1.0, 1.0)

@@ -344,3 +344,9 @@ def test_parts_and_what_is_gathered_of_them_are_those_of_fsdp(
             backbone.model.lm_head(hidden).sum().backward()  # its head's gradient lies there until the pass is over
     gradients = planned.whole / PARTS if whole else 0.0
     assert held.most - parts == pytest.approx(gathered([planned]) + gradients, rel=0.15)
+
+
+def test_an_engine_apart_is_advised_where_the_first_rank_has_no_room_to_sample() -> None:
+    made = planned(load_recipe("math_32b", []), "a100-40", gpus=8)
+    assert not made.fits
+    assert {"engine.kind": "vllm"} in [one.keys for one in changes(made)]

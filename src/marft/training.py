@@ -72,7 +72,7 @@ def train(
             reached = len(folder.read_metrics())
             if reached <= before:
                 raise found
-            observer.note(f"{found}; they are started again, and the run goes on from its last checkpoint")
+            observer.note(f"{found}; the other ranks are started again, and the run goes on from its last checkpoint")
             start = Start.of(run, folder, observer.note, resume=True, overwrite=False, start_from=None)
         return found
 

@@ -66,6 +66,7 @@ def _knobs(run: RunSettings, gpus: int) -> Iterator[Sequence[Keys]]:
             yield _of(f"models.{name}.dtype", ["bfloat16"] if model.dtype == "float32" else [])
     for name, policy in run.policies.items():
         yield _of(f"policies.{name}.train", ["lora"] if policy.train == "full" else [])
+    yield _of("engine.kind", ["vllm"] if gpus > 1 and not run.engine.apart else [])
 
 
 def _of(key: str, values: Iterable[Any]) -> list[Keys]:
