@@ -201,6 +201,16 @@ def test_a_head_that_is_no_embedding_gets_its_gradient_though_a_rank_has_no_rows
     check_learned(run, batch, said)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="a sixth of a minute: make nightly")
+def test_a_critic_of_its_own_body_in_parts_is_fitted_though_a_rank_reads_nothing(tmp_path: Path) -> None:
+    """It gathers layers for the other's backward pass, too."""
+    run = recipe(tmp_path, "mappo", *SMOOTH, "--algorithm.critic.body", "lora")
+    batch = [replace(episode, actions=episode.actions[:1]) for episode in episodes(2, noise=0.02)[1:]]
+    (said,) = together(2, [("tests.test_ranks_real:learned", (run, True, batch))], tmp_path)
+    check_learned(run, batch, said)
+
+
 def test_what_is_to_lie_in_parts_is_loaded_into_the_hosts_memory_and_no_further(tmp_path: Path) -> None:
     """A device that holds no numbers would have none to take parts of."""
     run = recipe(tmp_path, "marft", *FULL).model_copy(update={"device": "meta"})
