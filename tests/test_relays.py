@@ -128,7 +128,7 @@ class TestRelay:
         assert not place.exists()
         relay.end()
         relay.outcome()
-        assert not list(tmp_path.glob(f"{handover.WEIGHTS}*"))
+        assert not list(tmp_path.glob(f"{handover.PREFIX}*"))
 
     def test_it_says_what_is_there_and_what_is_not(self, relay: Relay, tmp_path: Path) -> None:
         found = relay.look([str(tmp_path), "/no/such/folder"])

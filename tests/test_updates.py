@@ -114,7 +114,8 @@ def optimizers(backbone: Backbone) -> dict[str, Recording]:
             for half, parameter in (("a", adapter.a), ("b", adapter.b))
         }
         optimizer = Recording.__new__(Recording)
-        optimizer.parameters, optimizer.settings, optimizer.offload = named, OptimizerSettings(), False
+        optimizer.parameters, optimizer.settings = named, OptimizerSettings()
+        optimizer.masters, optimizer.offload = None, False
         optimizer.optimizer = torch.optim.SGD(named.values(), lr=0.0)  # type: ignore[assignment]
         made[policy] = optimizer
     return made

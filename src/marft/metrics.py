@@ -297,7 +297,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("tokens_per_second/*", "tokens/s", "sampled, or read while learning", ".0f", better="higher"),
         Metric("device/peak_memory", "peak memory", "the most that tensors had of the learner's GPU at any time of the "
                "step, of several ranks the first one's; what the allocator keeps beside it is not in it; absent on a "
-               "CPU", ".3g", "bytes", better="lower", advice="`marft plan` says what it is made of; "
+               "CPU", ".0f", "bytes", better="lower", advice="`marft plan` says what it is made of; "
                "training.tokens_per_micro_batch lowers it"),
         Metric("learner/mfu", "MFU", "operations of the policies' forward and backward passes over those of the GPUs' "
                "sheets in the seconds of learning (model FLOPs utilization, Chowdhery et al. 2022); what is computed "
