@@ -31,6 +31,7 @@ from marft.training import train
 from marft.types import Episode, JointAction, Observation, Step, Task
 from tests.fakes import FakeEngine, Script, ends, game
 from tests.helpers import recipe, settings
+from tests.nights import some
 from tests.plugins import Flaky
 
 LONG = ("--agents.actor.sampling.max_new_tokens", "32", "--agents.reasoner.sampling.max_new_tokens", "32")
@@ -43,7 +44,7 @@ def of(name: str, tmp_path: Path, *overrides: str, **changes: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", some(sorted(PRESETS)))
 def test_every_preset_trains_both_agents(name: str, tmp_path: Path) -> None:
     warmup = PRESETS[name].get("critic", {}).get("warmup_steps", 0)
     run = of(name, tmp_path, "--training.steps", str(warmup + 2), "--checkpoints.every", str(warmup + 2))

@@ -30,6 +30,7 @@ from marft.training import train
 from marft.types import Sampling
 from tests.crews import crew, told
 from tests.helpers import recipe, settings, until
+from tests.nights import NIGHT
 from tests.test_engine_apart import PROMPT, Weights, command, key
 from tests.test_lost_workers import attempts
 
@@ -38,7 +39,6 @@ ray: Any = pytest.importorskip("ray")
 from marft.cluster.child import RelayedChild  # noqa: E402
 from marft.cluster.starter import RayStarter, _check  # noqa: E402
 
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 QUICK = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,

@@ -29,6 +29,7 @@ from marft.models.pool import Models
 from marft.types import Option, Sampling
 from tests.elsewhere import CPU, DEVICE, Elsewhere, elsewhere
 from tests.learners import begun, episodes, recipe, samples_of
+from tests.nights import some
 
 ROWS = [np.arange(3, 9, dtype=np.int32), np.arange(3, 30, dtype=np.int32), np.arange(40, 51, dtype=np.int32)]
 LEARNT = {
@@ -242,7 +243,7 @@ class TestLearning:
             metrics = learner.learn(episodes(4), Progress(0, 0))
             return metrics, Counter(waits), learner
 
-    @pytest.mark.parametrize("name", LEARNT)
+    @pytest.mark.parametrize("name", some(LEARNT))
     def test_waits_do_not_grow_with_micro_batches(self, small: Small, name: str) -> None:
         """A minibatch reads before it steps, what it measured and decides by, and its norms; nothing else is waited for."""
         counts = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -24,9 +23,8 @@ from marft.types import JointAction, Observation, Task
 from marft.usage import Usage
 from tests.endpoint import KEY, Reply, error, says, serving
 from tests.fakes import Script, ends
+from tests.nights import NIGHT
 from tests.remotely import ask, asking, play_many, remote_game, teammates
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def test_a_busy_server_is_asked_again_after_the_time_it_names() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,9 +24,9 @@ from marft.engines.apart.words import FROM_ENGINE, TO_ENGINE, Ask, Forget, Load,
 from marft.errors import RunError
 from marft.game.game import EpisodeFailedError
 from marft.types import ActionKey, Prompt, Sampling, Versions
+from tests.nights import NIGHT
 
 T = TypeVar("T")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 nightly = pytest.mark.skipif(not NIGHT, reason="played in tests/test_engine_lives.py, with processes: make nightly")
 ROOT = Path(__file__).parents[1]
 START = "import sys; sys.path[:] = {path!r}; from tests.engine_apart import main; main({descriptor})"

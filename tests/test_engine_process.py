@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from marft.types import Episode
 from tests.crews import crew, told
 from tests.engine_process import Elsewhere
 from tests.helpers import settings
+from tests.nights import NIGHT
 
 pytestmark = pytest.mark.slow
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ELSEWHERE = ("--engine.kind", "tests.engine_process:Elsewhere")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -30,9 +29,8 @@ from marft.runs.checkpoints import Checkpoints, Record, load_policies
 from marft.runs.folder import RunFolder
 from marft.types import Episode
 from tests.exports import Plain, merged_logits, texts_in, whole
+from tests.nights import NIGHT
 from tests.runs import contents, finished
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 @pytest.fixture(scope="module")

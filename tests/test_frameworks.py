@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from marft.runs.episodes import read_episodes
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode
+from tests.nights import NIGHT
 from tests.test_gateway_parity import compare, trained
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {"langgraph": "langgraph", "openai_agents": "agents", "pydantic_ai": "pydantic_ai"}
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 SMALL = "--device", "cpu", "--threads", "1"
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.nights import NIGHT
 
 pytest.importorskip("uvicorn", reason="needs the gateway: pip install 'marft[gateway]'")
 
@@ -22,7 +23,6 @@ from tests.gateways import ASK, completions, game_of, play_game
 from tests.test_gateway_requests import RETRY, damaged
 
 Clients = Mapping[str, Client]
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 NUMBER, AT_ONCE, TURNS = (10_000, 200, 60) if NIGHT else (300, 100, 10)
 SECONDS = 120.0  # in which every request is answered
 KINDS = ("damaged", "damaged", "damaged", "not HTTP", "too short", "cut head", "elsewhere", "cut stream", "unread")

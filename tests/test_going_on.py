@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from tests.helpers import recipe, settings
+from tests.nights import NIGHT
 from tests.runs import Listening, contents, finished
 from tests.test_cli import run as command
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 class TestGoingOn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from tests.hostile import (
     WorldSession,
     raising,
 )
+from tests.nights import some
 
 METHODS = ("start", "reset", "step", "close")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(("error", "method"), some(product(ERRORS, METHODS)))
 def test_whatever_an_environment_raises_loses_its_own_episode_alone(method: str, error: str, tmp_path: Path) -> None:
     g = world({"bad": (method, raising(error))})
     episodes = play_beside(g, ["bad"], tmp_path)

@@ -17,9 +17,9 @@ from marft.config import RunSettings, load_recipe
 from marft.envs.tasks import tasks_of
 from marft.starter.tables import guess, invented, look_at
 from marft.starter.teams import SHAPES
+from tests.nights import NIGHT
 from tests.test_cli import run
 
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 NAMES = ["README.md", "data.csv", "recipe.toml", "reward.py", "test_reward.py"]
 
 

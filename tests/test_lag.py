@@ -20,10 +20,10 @@ from marft.training import Silent, train
 from marft.types import Episode
 from tests.crews import told
 from tests.helpers import settings
+from tests.nights import NIGHT
 from tests.test_local_server import servers
 
 pytestmark = pytest.mark.slow
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 STEPS = 5
 
 

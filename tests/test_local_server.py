@@ -29,8 +29,7 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import ActionKey, Choice, Completion, Option, Prompt, Sampling, Versions
 from tests.helpers import recipe, settings
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+from tests.nights import NIGHT
 
 slow = pytest.mark.slow
 PROCESS = ("--engine.kind", "process")

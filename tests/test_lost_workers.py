@@ -22,9 +22,8 @@ from marft.workers.program import worker_command
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew
 from tests.helpers import until
+from tests.nights import NIGHT
 from tests.test_workers import NOTHING_LOST
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +72,7 @@ class TestLostWorkers:
             ("killed", "failed", "the worker process that played it was killed (SIGKILL)"),
             ("garbles", "failed", "the worker process that played it sent what cannot be read, and was ended"),
             ("hangs", "timed_out", "the worker process that played it did not answer for over 6 s, and was ended"),
-        ],
+        ][: None if NIGHT else 2],
     )
     def test_what_ends_it_each_time_is_set_aside_and_what_was_beside_that_is_played_again(
         self, reason: str, status: str, said: str, rollouts: WorkerRollouts, capfd: pytest.CaptureFixture[str]

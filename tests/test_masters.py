@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,13 @@ from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
 from tests.learners import episodes, recipe
+from tests.nights import NIGHT
 from tests.ranked import together
 from tests.runs import finished
 from tests.test_resume import StopAfter
 
 FULL = ("--policies.actor.train", "full", "--policies.reasoner.train", "full")
 SMOOTH = ("--algorithm.critic.epsilon", "1e-4", "--algorithm.optimizer.epsilon", "1e-4")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 HALVES = {"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": True}
 
 

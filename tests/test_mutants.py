@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+from tests.nights import NIGHT
 
 DRIVER = Path(__file__).parents[1] / "tools" / "mutants" / "run.py"
 

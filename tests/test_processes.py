@@ -20,10 +20,10 @@ from marft.sandbox.settings import SandboxSettings
 from marft.types import JointAction, Observation, Step, Task
 from tests import templates
 from tests.helpers import recipe
+from tests.nights import NIGHT
 
 ROOT = Path(__file__).parents[1]
 SERVER = Path(__file__).with_name("mcp_server.py")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 class Busy(EnvironmentPart):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from marft.types import Episode, Sample
 from tests.episodes import make_action
 from tests.helpers import lengths_read
 from tests.learners import begun, episodes, recipe
+from tests.nights import NIGHT
 from tests.test_critic import episode
 
 T = TypeVar("T")
@@ -128,7 +128,6 @@ CASES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 COUNTS = [(name, count) for n, name in enumerate(CASES) for count in (2, 3) if NIGHT or count == 2 + n % 2]
 
 

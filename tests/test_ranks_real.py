@@ -3,7 +3,6 @@ number of them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from marft.ranks.member import put_in_parts
 from marft.types import Episode
 from tests.draws import DrawnFrom
 from tests.learners import ROLES, episodes, recipe
+from tests.nights import NIGHT
 from tests.ranked import together
 
 SMOOTH = ("--algorithm.critic.epsilon", "1e-4", "--algorithm.optimizer.epsilon", "1e-4")
@@ -44,7 +44,6 @@ CASES: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {  # whether in parts, 
     "the KL stop, in parts": (True, "ppo", (*SMOOTH, *FULL, *STOPS)),
 }
 FEW = ("LoRA on a half-precision base in parts", "a whole model in parts", "the KL stop, in parts")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def begun(run: RunSettings, ranks: Ranks, parts: bool) -> Learner:

@@ -22,11 +22,11 @@ from marft.runs.checkpoints import verify
 from marft.runs.folder import RunFolder
 from marft.training import train
 from tests.helpers import settings
+from tests.nights import NIGHT
 from tests.runs import Listening
 from tests.test_resume import StopAfter
 from tests.test_returning import STEPS, hot
 
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 FULL = ("--policies.actor.train", "full", "--training.shard", "true")
 WAYS = {"whole": (), "in parts": FULL}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from marft.learning.ranks import ALONE, Ranks
 from marft.types import Episode
 from tests import test_ranks
 from tests.learners import begun, episodes, recipe
+from tests.nights import NIGHT
 from tests.test_ranks import CASES, LOADING, weights
 from tests.test_ranks_placed import same
 
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 EPSILON = ("--algorithm.optimizer.epsilon", "1e-4")
 
 

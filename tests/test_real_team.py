@@ -20,10 +20,10 @@ import pytest
 import marft
 from marft.models.paths import resolve_path
 from tests.docs import ROOT
+from tests.nights import NIGHT
 from tests.test_cli import run as run_marft
 
 PAGE = (ROOT / "docs" / "real_team.md").read_text(encoding="utf-8")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 MODEL = "runs/models/smollm2"
 STEP = re.compile(  # a block, with the file that the paragraph before it begins with
     r"(?:^`(?P<file>slogans/[\w.]+)`(?:[^\n]|\n(?!\n))*\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",

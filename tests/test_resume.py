@@ -22,6 +22,7 @@ from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
 from marft.training import Silent, train
 from tests.helpers import settings
+from tests.nights import NIGHT
 
 ROOT = Path(__file__).parents[1]
 STEPS = 10
@@ -108,6 +109,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="while one is written is asked by day: make nightly")
 def test_kill_9_between_checkpoints_loses_only_the_steps_since_the_last(straight: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(to_toml(run_settings(tmp_path)))
     process = subprocess.Popen(

@@ -16,12 +16,12 @@ import pydantic
 import pytest
 
 import marft
+from tests.nights import NIGHT
 
 HERE = Path(__file__).parent
 TESTS = sorted(HERE.glob("test_sandbox*.py"))
 NOBODY = 65534
 TOLD = re.compile(r"(\d+) passed")
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def needed() -> list[Path]:

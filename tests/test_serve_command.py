@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
+from tests.nights import NIGHT
 
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 
@@ -29,8 +30,6 @@ from marft.serving.settings import served, served_table
 from tests.gateways import Response, send
 from tests.helpers import recipe, until
 from tests.servings import command
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 pytestmark = pytest.mark.slow
 

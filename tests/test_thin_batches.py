@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from marft.training import train
 from marft.types import Action, Episode, Fork, Observation, Status, Task, Transition
 from tests.episodes import make_action
 from tests.helpers import settings
+from tests.nights import some
 
 
 def learner_of(name: str, tmp_path: Path, *overrides: str) -> Learner:
@@ -52,8 +54,7 @@ BATCHES = {"one token": ONE_TOKEN, "silent actor": SILENT_ACTOR, "all equal": AL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BATCHES)
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize(("name", "kind"), some(product(sorted(PRESETS), BATCHES)))
 def test_every_preset_survives_thin_batches(name: str, kind: str, tmp_path: Path) -> None:
     learner = learner_of(name, tmp_path, "--algorithm.critic.warmup_steps", "0") if PRESETS[name].get("critic") != {
         "kind": "none"

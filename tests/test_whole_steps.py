@@ -22,6 +22,7 @@ from marft.types import Episode, Observation, Task, Transition
 from tests.dense.report import Report
 from tests.dense.trials import SMOOTH, STARTS, Table, algorithm, episodes_for, steps_of
 from tests.dense.twins import POLICIES, Twins, differ, recipe, save_small_model
+from tests.nights import some
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,7 @@ OPTIONS: Mapping[str, tuple[Table, tuple[str, ...]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "start"), [(option, start) for option, (_, starts) in OPTIONS.items() for start in starts]
+    ("option", "start"), some((option, start) for option, (_, starts) in OPTIONS.items() for start in starts)
 )
 def test_a_step_with_every_option(option: str, start: str, model: Path) -> None:
     check(model, start, OPTIONS[option][0])

@@ -27,10 +27,9 @@ from marft.workers.messages import Fault
 from marft.workers.rollouts import WorkerRollouts
 from tests.crews import crew, told
 from tests.helpers import recipe, settings
+from tests.nights import NIGHT
 from tests.test_resume import assert_same
 from tests.test_tool_training import calls_first, with_tools
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 __all__ = ["calls_first"]
 NOTHING_LOST = {"workers_lost": 0.0, "episodes_played_again": 0.0, "tasks_set_aside": 0.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,7 @@ from marft.viewer.indexing import IndexCache
 from marft.viewer.serving import Viewer
 from tests.browser.conftest import Seen, loop_of, playwright, watched
 from tests.browser.hostile_run import NAME, make_hostile
-
-NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+from tests.nights import NIGHT
 
 pytestmark = pytest.mark.slow
 QUESTIONS = {  # pages of a run, and what stands on each once it is drawn

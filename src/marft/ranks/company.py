@@ -128,9 +128,8 @@ class Company:
         except RanksLostError as error:
             if self.run.training.shard:
                 raise
-            self._note(
-                f"step {progress.step + 1}: {error}; the other ranks are started again, and the step is learned once more"
-            )
+            again = "the other ranks are started again, and the step is learned once more"
+            self._note(f"step {progress.step + 1}: {error}; {again}")
         self._mine.careful.undo(progress.step)
         self.learner.load_state_dict(parts)
         self._lost += 1
