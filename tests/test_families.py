@@ -24,6 +24,7 @@ from marft.models.packed_rows import PackedRows
 from marft.models.running_rows import running_rows
 from marft.types import TokenIds
 from tests.families import FAMILY, OWN, PACKED, random_model
+from tests.nights import some
 
 ROWS = [(np.arange(2, n + 2) ** 3 * 7 % 96).astype(np.int32) for n in (3, 23, 11)]
 CPU = torch.device("cpu")
@@ -116,7 +117,7 @@ def _distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     return float((mine - right).norm() / right.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 2), ids=str)
 @pytest.mark.parametrize("name", each(*PACKED, *OWN))
 def test_decoding_gives_what_the_whole_row_gives(name: str, dtype: torch.dtype, folders: dict[str, Path]) -> None:
     backbone = ours(folder_of(folders, name), dtype)

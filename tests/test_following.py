@@ -19,6 +19,7 @@ from marft.cli.terminal import Terminal
 from marft.runs import lock
 from marft.runs.folder import RunFolder
 from tests.helpers import settings
+from tests.nights import NIGHT
 from tests.test_cli import run
 from tests.test_obeyed import check, hostile_episode, terminal
 from tests.test_show import episode, lost, record
@@ -145,6 +146,7 @@ class TestSamples:
         check(watching.console)
 
     @pytest.mark.slow
+    @pytest.mark.skipif(not NIGHT, reason="two runs: make nightly")
     def test_the_command_and_the_recipe_say_how_often(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "recipe.toml").write_text(
             "[models.base]\npath = 'tiny'\n[policies.p]\nmodel = 'base'\n[[agents]]\nrole = 'solver'\npolicy = 'p'\n"

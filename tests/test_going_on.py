@@ -247,6 +247,7 @@ class TestLostMarks:
 
 class TestResumeOrStart:
     @pytest.mark.slow
+    @pytest.mark.skipif(not NIGHT, reason="three runs: make nightly")
     def test_it_starts_what_is_not_there_and_goes_on_with_what_is(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:

@@ -49,6 +49,7 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunSettings:
 class TestWhatItWrites:
     @pytest.mark.slow
     @pytest.mark.parametrize("team", SHAPES if NIGHT else ["reasoner-actor"])
+    @pytest.mark.skipif(not NIGHT, reason="a team is trained in a quarter of a minute: make nightly")
     def test_every_team_trains_at_once_and_its_reward_passes_its_test(
         self, capsys: pytest.CaptureFixture[str], here: Path, team: str
     ) -> None:

@@ -35,6 +35,7 @@ from marft.runs.episodes import read_episodes
 from marft.runs.removing import written_by_a_run
 from marft.types import JointAction, Observation, Step, Task
 from tests.helpers import settings, until
+from tests.nights import NIGHT
 from tests.views import attempt as recorded
 
 SLOW = "import sys; from pathlib import Path; from tests.test_kept_evaluations import slow; slow(Path(sys.argv[1]))"
@@ -288,6 +289,7 @@ def test_messages_of_others_are_of_every_attempt_and_the_same_when_read(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="three evaluations: make nightly")
 def test_a_killed_evaluation_loses_at_most_a_part(tmp_path: Path, plays: list[int]) -> None:
     process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], cwd=Path(__file__).parents[1])
     part = tmp_path / "evaluations" / "base-sampled.parts" / "part_000000.parquet"

@@ -243,6 +243,7 @@ def started(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="test_processes.py kills one by day: make nightly")
 def test_workers_end_with_the_run_even_where_it_is_killed(tmp_path: Path) -> None:
     run, pids = started(tmp_path)
     run.kill()
@@ -251,6 +252,7 @@ def test_workers_end_with_the_run_even_where_it_is_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="ten seconds: make nightly")
 def test_ctrl_c_closes_sessions_and_ends_workers(tmp_path: Path) -> None:
     run, pids = started(tmp_path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does

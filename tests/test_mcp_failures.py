@@ -14,6 +14,7 @@ import pytest
 
 from marft.tools import connection
 from marft.tools.mcp import MCP, SharedServer
+from tests.nights import NIGHT
 from tests.test_mcp import SERVER, ask
 from tests.test_subreaper import gone, linux, soon
 from tests.tool_games import call, run, says, with_tools
@@ -27,6 +28,7 @@ def threads() -> int:
 
 @pytest.mark.slow
 @linux
+@pytest.mark.skipif(not NIGHT, reason="it waits for seconds: make nightly")
 def test_a_server_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PING_SECONDS", 0.5)
     source = MCP(command=[*SERVER, "stdio"]).connect()

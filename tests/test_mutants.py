@@ -109,6 +109,7 @@ def allow(project: Path, function: str, line: str, change: str, reason: str = "a
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_a_survivor_is_reported_with_its_place_and_fails_the_run(whole_run: tuple[Path, int, str]) -> None:
     folder, code, printed = whole_run
     assert code == 1
@@ -127,6 +128,7 @@ def test_a_survivor_that_is_listed_with_a_reason_is_accepted(done: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -147,6 +149,7 @@ def test_an_entry_without_a_reason_is_refused(project: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_a_run_goes_on_where_the_last_one_stopped_and_does_again_what_has_changed(done: Path) -> None:
     results = done / "build/mutants/results.jsonl"
     kept = results.read_text().splitlines()
@@ -163,6 +166,7 @@ def test_a_run_goes_on_where_the_last_one_stopped_and_does_again_what_has_change
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_a_mutant_that_never_ends_is_ended_and_counts_as_found(project: Path) -> None:
     code, printed = run(project, "--only", r"n -= 1 → \(removed\)")
     assert code == 0
@@ -171,6 +175,7 @@ def test_a_mutant_that_never_ends_is_ended_and_counts_as_found(project: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_what_runs_on_import_is_mutated_too(project: Path) -> None:
     code, printed = run(project, "--only", r"\|  \|")
     assert code == 0
@@ -179,6 +184,7 @@ def test_what_runs_on_import_is_mutated_too(project: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports_it(project: Path) -> None:
     (project / "tests/test_sums.py").write_text(
         "def test_it_is_there():\n    import sums\n    assert sums\n\n\n"
@@ -190,6 +196,7 @@ def test_what_runs_on_import_meets_all_tests_of_a_file_whichever_of_them_imports
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_what_runs_on_import_is_mutated_where_pytest_imports_a_module_for_its_examples(tmp_path: Path) -> None:
     files = {
         "src/pack/__init__.py": '"""Sums."""\n', "src/pack/sums.py": '"""\n>>> True\nTrue\n"""\n\nLIMIT = 3.0\n',
@@ -207,6 +214,7 @@ def test_what_runs_on_import_is_mutated_where_pytest_imports_a_module_for_its_ex
 
 @pytest.mark.skipif(not NIGHT, reason="a tenth of a minute, and make mutants-sample is one: make nightly")
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list(done: Path) -> None:
     settings = done / "mutants.toml"
     settings.write_text(SETTINGS.replace("sample = 12", "sample = 1000"))
@@ -220,6 +228,7 @@ def test_a_sample_is_the_same_each_time_and_fails_on_a_survivor_outside_the_list
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="make mutants-sample plants by day: make nightly")
 def test_tests_that_fail_without_a_mutant_are_no_measure_and_say_why(project: Path) -> None:
     (project / "tests/test_broken.py").write_text("def test_broken():\n    assert 1 + 1 == 3\n")
     code, printed = run(project)

@@ -169,6 +169,7 @@ def on_two_models(output: Path, ranks: int, *overrides: str) -> RunSettings:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="test_ranks_placed.py holds it without a kill: make nightly")
 def test_models_on_ranks_of_their_own_are_learned_on_at_one_time_and_alike_though_a_rank_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from marft.envs.table import Table
 from marft.runs.changes import changes
 from marft.runs.folder import RunFolder
 from tests.helpers import recipe
+from tests.nights import NIGHT
 
 GRADES = "def grade(row, text):\n    return float(text == row['answer'])\n"
 
@@ -39,6 +40,7 @@ def dry_run(recipe: Path, folder: Path, *words: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="two runs: make nightly")
 def test_a_recipe_is_read_from_anywhere_and_so_is_its_run(file: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

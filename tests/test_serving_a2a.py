@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.nights import NIGHT
+
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 pytest.importorskip("a2a", reason="needs A2A: pip install 'marft[a2a]'")
 
@@ -279,6 +281,7 @@ def test_a_page_of_another_host_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="test_serve_command.py starts one by day: make nightly")
 def test_as_a_command_it_answers_as_the_other_addresses_do_and_ends_when_told(
     trained: RunFolder, tmp_path: Path
 ) -> None:

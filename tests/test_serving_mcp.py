@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.nights import NIGHT
+
 pytest.importorskip("prometheus_client", reason="needs a server: pip install 'marft[serve]'")
 pytest.importorskip("mcp", reason="needs MCP: pip install 'marft[mcp]'")
 
@@ -109,6 +111,7 @@ def test_what_the_docs_show_is_answered(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="test_serve_command.py starts one by day: make nightly")
 def test_over_standard_streams_it_is_a_command(trained: RunFolder, tmp_path: Path) -> None:
     export = export_run(trained, "last", tmp_path / "team")
     words = ["-m", "marft", "serve", str(export), "--mcp", "stdio", "--threads", "1"]

@@ -29,6 +29,7 @@ from marft.tools.python import Python
 from marft.types import ActionKey, JointAction, Observation, Profile, Step, Task, TokenIds, Tool, ToolCall
 from tests import tools as offered
 from tests.fakes import FakeEngine, FakeRenderer, Script, ends, game
+from tests.nights import NIGHT
 from tests.tool_games import call, isolated, run, says, with_tools
 
 
@@ -257,6 +258,7 @@ class TestWhatGoesWrong:
         st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
     ), max_size=8).map("".join), min_size=50, max_size=50))  # fmt: skip
     @examples(max_examples=40)
+    @pytest.mark.skipif(not NIGHT, reason="thousands: make nightly")
     def test_thousands_of_malformed_calls_and_messages_crash_nothing_and_earn_nothing(self, texts: list[str]) -> None:
         """Two agents, the first with a tool: what it writes, garbled, is also what the second reads."""
 

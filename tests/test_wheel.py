@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from marft.config.bundled import bundled_names
+from tests.nights import NIGHT
 
 pytest.importorskip("hatchling", reason="needs hatchling, which builds the wheel: pip install 'marft[dev]'")
 
@@ -77,6 +78,7 @@ def test_recipes_are_listed_and_one_of_ones_own_is_read(marft: Command, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not NIGHT, reason="CI runs the demo from the checkout: make nightly")
 def test_the_demo_trains_and_is_evaluated_in_an_empty_folder(marft: Command, tmp_path: Path) -> None:
     small = ("--training.steps", "2", "--rollout.tasks_per_step", "2", "--algorithm.critic.warmup_steps", "0")
     assert "trained 2 steps" in marft("train", "demo", *small)

@@ -46,7 +46,7 @@ def check(model: Path, start: str, option: Table, **of_recipe: Any) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", some(PRESETS))
 def test_a_step_of_every_preset(name: str, model: Path) -> None:
     steps_of(Twins(recipe(model, algorithm(name))))
 

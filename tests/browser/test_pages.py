@@ -17,6 +17,7 @@ from marft.viewer.indexing import IndexCache
 from marft.viewer.serving import Viewer
 from tests.browser.conftest import Seen, playwright, watched
 from tests.browser.played_team import HOSTILE, STEPS, log_step, make_run
+from tests.nights import NIGHT
 from tests.test_viewer_colours import contrast
 
 pytestmark = pytest.mark.slow
@@ -103,6 +104,7 @@ def test_a_chart_is_zoomed_by_dragging_and_read_by_keys(seen: Seen) -> None:
     assert page.locator("#tip").inner_text().startswith("Step 2")
 
 
+@pytest.mark.skipif(not NIGHT, reason="a run: make nightly")
 def test_a_run_that_trains_is_followed_until_the_server_is_gone(
     browser: playwright.Browser, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> None:
