@@ -66,6 +66,7 @@ def test_what_models_write_is_text_everywhere(seen: Seen) -> None:
 def test_curves_are_overlaid_filtered_smoothed_and_read(seen: Seen) -> None:
     page = seen.page
     seen.open("runs?runs=team,other", ".curves .line")
+    page.wait_for_selector(".card:has(h4:text-is('reward')) .curves .line >> nth=1")  # cards come one after the other
     assert page.locator(".card:has(h4:text-is('reward')) .curves .line").count() == 2
     page.locator(".curves").first.hover()
     assert page.locator("#tip .number").count() == 2
