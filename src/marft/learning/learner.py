@@ -190,7 +190,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Undo :meth:`state_dict`. What says nothing is again as it began: it carried nothing yet."""
         for part, it in self._stateful().items():
-            it.load_state_dict(_of(part, state) or _of(part, self._fresh))
+            it.load_state_dict(under(state, part) or under(self._fresh, part))
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """What the optimizers remember: ``critic/<parameter>.exp_avg``, ``policies/<name>/<parameter>.step``, …
@@ -307,11 +307,6 @@ class Learner:
             again, _ = self._samples(credited.episodes, self.credit.assign(traced))
             return ratios.join(again, 0.5 * phase.clip_scale * self.objective.clip_width)
         return credited.samples
-
-
-def _of(part: str, state: Mapping[str, float]) -> dict[str, float]:
-    """What of a state is a part's, by its own names."""
-    return {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
 
 
 def _shares(run: RunSettings, schedule: UpdateSchedule, models: Models) -> bool:

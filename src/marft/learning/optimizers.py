@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from marft.models.parts import local, part_of, whole
 if TYPE_CHECKING:
     from marft.models.pool import Policy
 
+T = TypeVar("T")
 HOST = torch.device("cpu")
 MASTER = "master"
 
@@ -184,13 +185,13 @@ def move(state: dict[str, Tensor], device: torch.device) -> None:
             state[key] = state[key].to(device)
 
 
-def under(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+def under(state: Mapping[str, T], part: str) -> dict[str, T]:
     """What is kept under a part's name, by names without it.
 
     >>> under({"a/b/step": 1, "a/c/step": 2}, "a/b")
     {'step': 1}
     """
-    return {name.removeprefix(f"{part}/"): tensor for name, tensor in state.items() if name.startswith(f"{part}/")}
+    return {name.removeprefix(f"{part}/"): value for name, value in state.items() if name.startswith(f"{part}/")}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from marft.models.devices import half_product, on_host
+from marft.models.linear_layers import EXACT
 from marft.models.logit_shape import AS_THEY_ARE, LogitShape
 from marft.models.masked import PackedMasks, masked, masked_
 
@@ -28,7 +29,6 @@ CHUNK_ELEMENTS = 2**22  # logits held at a time
 LEAST_CHUNK, LARGE_CHUNK = 256, 2**24  # rows of a chunk, unless so many would be more logits than that
 LEAST_ROWS = 16  # of a chunk: fewer are multiplied by other kernels, with other roundings
 FILLED_ROWS = 1024  # at most, of a chunk that is always full
-EXACT = (torch.float32, torch.float64)
 BLOCK = 8192  # rows of a half-precision head that are made float32 at a time, where no kernel mixes the two
 
 
