@@ -28,6 +28,16 @@ class EnvironmentPart(Plugin):
         """Whether the environment itself says what an answer is worth."""
         return True
 
+    @property
+    def opposed(self) -> Sequence[Sequence[str]]:
+        """Sides that all learn and play against each other, each by its roles; () where all work together."""
+        return ()
+
+    @property
+    def against(self) -> Sequence[str]:
+        """Roles of agents that the others learn to play against, and that do not learn themselves."""
+        return ()
+
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
         """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
 
@@ -73,6 +83,11 @@ class CreditPart(Plugin):
     needs_critic: ClassVar[bool] = False
     reads_traces: ClassVar[bool] = False  # it knows of policies updated before (A2PO)
     grouped_by: ClassVar[Literal["task", ""]] = ""  # what rewards are compared with: attempts at the same task
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether an agent is judged by what it earned itself, and not by what all of them earned together."""
+        return False
 
     @property
     def forking(self) -> object | None:
