@@ -31,6 +31,7 @@ from marft.config.parts import (
     SinkPlugin,
     ToolPlugin,
 )
+from marft.config.pools import members_of, pool_problems
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
 from marft.config.sides import side_problems
@@ -159,7 +160,7 @@ class RunSettings(Settings):
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self), *_lag_problems(self), *side_problems(self),
+            *size_problems(self), *_lag_problems(self), *side_problems(self), *pool_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -189,6 +190,11 @@ class RunSettings(Settings):
         """A run travels to other processes as what its recipe says, and is read again where it arrives: so its parts
         need not pickle, but for what can be read by their names."""
         return _read_again, (self.model_dump(mode="json", exclude_none=True),)
+
+    @property
+    def loaded_policies(self) -> Mapping[str, PolicySettings]:
+        """All weights that are loaded: those of the recipe, and every version of its pools."""
+        return {slot: settings for name in self.policies for slot, settings in members_of(self.policies, name)}
 
     def is_remote(self, model: str) -> bool:
         return model in self.models and self.models[model].endpoint is not None
