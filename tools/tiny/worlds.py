@@ -4,8 +4,8 @@
     python tools/tiny/worlds.py relay --steps 50 --output /tmp/relay
     python tools/tiny/worlds.py relay --only-check    # what the untuned teams solve
 
-The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: demonstrations share
-none with training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
+The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: what is shown is in
+none of training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
 well with probability ``--skill`` a turn, else as a weak model might. So the model has the skills and mixed habits, and
 what reinforcement has to find is to use them together. The result depends on the recipe, the world and the seed alone.
 """
