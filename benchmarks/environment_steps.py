@@ -4,8 +4,8 @@
     python benchmarks/environment_steps.py --worlds relay shop --episodes 500
 
 *Alone* are steps over the seconds that sessions take; *played* is the whole: prompts are rendered, actions recorded,
-rewards composed, by one process. *Held* is the longest stretch of a session's reset or step without an await, of a single
-thread, with the collector of garbage off; *drawn* are tasks a second. Writes results/environment_steps.json and .md.
+rewards composed, by one process. *Held* is the longest stretch of a session's reset or step without an await, with the
+collector of garbage off; *drawn* are tasks a second. Writes results/environment_steps.json and .md.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def trained(world: str, arm: ARM, seed: int, arguments: argparse.Namespace) -> R
         run = load_recipe(recipe, [
             *settings.changes, "--output", str(arguments.output), "--name", f"{world}-{arm}-{seed}",
             "--seed", str(seed), "--training.steps", str(steps), "--checkpoints.every", str(every),
-            "--checkpoints.keep_last", "1000", "--threads", str(arguments.threads), "--sinks", "[]", "--device", "cpu", "--evaluation.every", "0",
+            "--checkpoints.keep_last", "1000", "--threads", str(arguments.threads), "--sinks", "[]",
+            "--device", "cpu", "--evaluation.every", "0",
         ])  # fmt: skip
         path = Path(run.output) / run.name
         begun = path.exists()

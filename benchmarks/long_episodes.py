@@ -70,6 +70,7 @@ def recipe(steps: int, reuse: bool) -> dict[str, Any]:
         for role in ("reasoner", "actor")
     ]  # fmt: skip
     return {
+        "name": "long_episodes",
         "models": {"base": {"path": "tiny"}},
         "policies": {"solver": {"model": "base"}},
         "agents": agents,
