@@ -67,7 +67,10 @@ class PolicySettings(Settings):
     pool: PoolSettings | None = None  # it is a pool of another one's past versions, all frozen
 
 
-BUNDLED = {name: Path(__file__).parents[1] / "models" / name.replace("-", "_") for name in ("tiny", "tiny-tools")}
+BUNDLED = {
+    file.parent.name.replace("_", "-"): file.parent
+    for file in sorted((Path(__file__).parents[1] / "models").glob("tiny*/config.json"))
+}
 Models = Mapping[str, ModelSettings]
 
 
