@@ -40,4 +40,4 @@ def league(path: Path, overrides: Sequence[str], matches: int, versions: int, ho
 
 
 def _told(table: dict[str, object]) -> dict[str, object]:
-    return {key: table[key] for key in ("versions", "ratings", "scores")}
+    return {key: table[key] for key in ("versions", "ratings", "scores", "exploitability")}

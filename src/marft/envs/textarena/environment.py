@@ -17,6 +17,7 @@ from marft.envs.textarena import package
 from marft.envs.textarena.games import Match, Rules
 from marft.envs.textarena.hints import Hints
 from marft.envs.textarena.kuhn import Kuhn
+from marft.envs.textarena.kuhn_value import exploitability, strategy_of
 from marft.envs.textarena.nim import Nim
 from marft.envs.textarena.session import GameSession, Opponent, Seating
 from marft.types import Task
@@ -164,6 +165,18 @@ class TextArena(Drawn):
             return played(rules, match.shown(match.mover), match.options(), random, skill)
 
         return move
+
+    def exploitability(self, decisions: Iterable[tuple[str, Sequence[float]]]) -> float | None:
+        """How much more than its share the best opponent earns of somebody, where that can be worked out: in Kuhn poker,
+        once all that can come about has.
+
+        Args:
+            decisions: what was shown, and the chance of each option.
+        """
+        if self.game != "kuhn":
+            return None
+        strategy = strategy_of((shown, chances[1]) for shown, chances in decisions)
+        return None if strategy is None else exploitability(strategy)
 
     def script(self, skill: float = 1.0) -> Callable[[Cue], str] | None:
         """Plays a game of our own perfectly, or else at random."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import permutations, product
 
-from marft.envs.textarena.kuhn import CARDS, CHIPS, EQUILIBRIUM, won
+from marft.envs.textarena.kuhn import CARDS, CHIPS, EQUILIBRIUM, known, won
 
 Strategy = Mapping[tuple[str, str], float]  # the chance to bet or call, by card and what was done
 DEALS = ["".join(cards) for cards in permutations(CARDS, 2)]
@@ -31,6 +31,20 @@ def exploitability(strategy: Strategy) -> float:
     as_second = max(value(answer, strategy) for answer in _pure(lambda key: key in FIRST))
     as_first = max(-value(strategy, answer) for answer in _pure(lambda key: key not in FIRST))
     return (as_second + as_first) / 2
+
+
+def strategy_of(decisions: Iterable[tuple[str, float]]) -> Strategy | None:
+    """How somebody plays; None where not all that can come about has.
+
+    Args:
+        decisions: what was shown, and the chance with which it then bet or called.
+    """
+    seen: dict[tuple[str, str], list[float]] = {}
+    for shown, chance in decisions:
+        seen.setdefault(known(shown), []).append(chance)
+    if set(seen) != set(EQUILIBRIUM):
+        return None
+    return {key: sum(chances) / len(chances) for key, chances in seen.items()}
 
 
 def _expected(cards: str, done: str, players: tuple[Strategy, Strategy]) -> float:

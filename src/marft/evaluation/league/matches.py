@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 
+import numpy as np
+
+from marft.config.pools import LATER
 from marft.config.run import RunSettings
 from marft.envs.tasks import tasks_of
+from marft.envs.textarena.environment import TextArena
 from marft.evaluation.evaluate import Advance
 from marft.evaluation.league.ratings import Rating, Tally, ratings
 from marft.evaluation.league.versions import casting, sides_of, together, versions_of
@@ -37,6 +41,7 @@ class League:
     ratings: Sequence[Rating]
     pairings: Sequence[Pairing]
     notes: Sequence[str] = field(default_factory=tuple)
+    exploitability: Sequence[float | None] = ()  # of each version, where the game has one that can be worked out
 
     def score(self, mine: int, theirs: int) -> float | None:
         """The share of matches that one version wins against another, draws for one half; None where they played
@@ -55,6 +60,7 @@ class League:
             "run": self.run,
             "versions": list(self.versions),
             "ratings": [asdict(rating) for rating in self.ratings],
+            "exploitability": list(self.exploitability),
             "scores": [
                 [self.score(mine, theirs) for theirs in range(len(self.versions))] for mine in range(len(self.versions))
             ],
@@ -96,7 +102,23 @@ def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, adva
         raise ValueError(f"no match could be scored: {episodes[0].error}")
     notes = [f"{failed} of {len(episodes)} matches could not be scored, and count for nobody"] if failed else []
     rated = ratings(len(names), [pairing.tally for pairing in pairings])
-    return League(folder.path.resolve().name, names, rated, pairings, notes)
+    exploited = _exploitability(run, names, episodes)
+    return League(folder.path.resolve().name, names, rated, pairings, notes, exploited)
+
+
+def _exploitability(run: RunSettings, names: Sequence[str], episodes: Sequence[Episode]) -> list[float | None]:
+    """By how its choices were weighed in all its matches."""
+    if not isinstance(run.environment, TextArena):
+        return []
+    decisions: dict[str, list[tuple[str, Sequence[float]]]] = {name: [] for name in names}
+    for episode in episodes:
+        for action in episode.actions:
+            version = action.policy.partition(LATER)[2]
+            if action.choice and version and action.step < len(episode.transitions):
+                shown = episode.transitions[action.step].observation.seen_by(action.agent)
+                decisions[version].append((shown, np.exp(action.choice.log_probs).tolist()))
+    found = [run.environment.exploitability(decisions[name]) for name in names]
+    return found if any(one is not None for one in found) else []
 
 
 def _attempts(

@@ -26,8 +26,14 @@ def tables(found: League) -> list[Rows]:
     crossed = [
         [found.versions[mine], *(_percent(found.score(mine, theirs)) for theirs in _all(found))] for mine in _all(found)
     ]
+    headings = ["version", "Elo", "95 %", "matches"]
+    if found.exploitability:
+        headings.append("exploitability")
+        rated = [
+            [*row, "" if one is None else f"{one:.3f}"] for row, one in zip(rated, found.exploitability, strict=True)
+        ]
     return [
-        Rows("Ratings", ["version", "Elo", "95 %", "matches"], rated),
+        Rows("Ratings", headings, rated),
         Rows("Score of the row against the column", ["", *found.versions], crossed),
     ]
 
