@@ -288,5 +288,5 @@ class Boxes:
 class Spoiled(Sound):
     session: ClassVar[type | None] = Boxes
 
-    def start(self, task: Task, seed: int) -> Any:  # noqa: ARG002
+    def start(self, task: Task, seed: int) -> Any:
         return Boxes(task)

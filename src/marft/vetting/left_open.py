@@ -18,7 +18,7 @@ def opened() -> Counter[str]:
 
 
 def more_than(before: Counter[str]) -> Counter[str]:
-    """What there is more of than there was. What is only forgotten does not count: it is closed once it is collected."""
+    """What there is more of than there was. What is only forgotten does not count: it is closed when collected."""
     if opened() - before:
         gc.collect()
     return opened() - before

@@ -14,7 +14,9 @@ from marft.cli.app import OVERRIDES, AsJson, app
 def check_env(
     context: typer.Context,
     environment: Annotated[str, typer.Argument(help="Its name, an import path, or a recipe that names it.")],
-    played: Annotated[int, typer.Option(min=1, help="Training tasks that are played; of held-out ones it is one a split.")] = 4,
+    played: Annotated[
+        int, typer.Option(min=1, help="Training tasks that are played; one of each held-out split is, too.")
+    ] = 4,
     most_steps: Annotated[int, typer.Option(min=1, help="Of an episode; a recipe says so itself.")] = 200,
     slow_ms: Annotated[float, typer.Option(min=0.001, help="Of half of all calls: more is slow.")] = 100.0,
     longest_ms: Annotated[float, typer.Option(min=0.001, help="Of any call: more is slow.")] = 1000.0,
