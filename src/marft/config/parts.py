@@ -22,6 +22,7 @@ class EnvironmentPart(Plugin):
 
     one_step: ClassVar[bool] = False  # every episode is over after one step
     session: ClassVar[type | None] = None
+    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)  # of what an episode earns the team, or one agent
 
     @property
     def graded(self) -> bool:

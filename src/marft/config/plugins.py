@@ -38,6 +38,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "environments": {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "relay": "marft.envs.relay.environment:Relay",
         "table": "marft.envs.table:Table",
         "textarena": "marft.envs.textarena.environment:TextArena",
     },
