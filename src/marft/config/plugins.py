@@ -37,6 +37,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "math": "marft.envs.math:Math",
+        "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "table": "marft.envs.table:Table",
     },
