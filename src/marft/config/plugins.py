@@ -39,6 +39,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "math": "marft.envs.math:Math",
         "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "sokoban": "marft.envs.sokoban.environment:Sokoban",
         "sudoku": "marft.envs.sudoku.environment:Sudoku",
         "table": "marft.envs.table:Table",
     },

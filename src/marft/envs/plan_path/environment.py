@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import CountOrNone, Filled, Names, NotNegative
-from marft.envs.drawn import Drawing, Drawn
+from marft.config.settings import CountOrNone, Names
+from marft.envs.drawn import Drawing
 from marft.envs.grids.maps import canonical, listed, named
 from marft.envs.grids.moves import step
 from marft.envs.grids.session import MovesSession, Play
 from marft.envs.grids.settings import role_problems
+from marft.envs.grids.world import MovesWorld
 from marft.envs.plan_path.rules import FAILURE, Maze, Walk, drawn, published
 from marft.envs.plan_path.script import PathScript
 from marft.types import Observation, Task
@@ -22,26 +23,15 @@ from marft.types import Observation, Task
 TRIES = 2000  # maps that are drawn for one task
 
 
-class PlanPath(Drawn):
-    """Ways from a start to a goal through a grid with walls, in one move a step or in lists of moves.
-
-    Who answers says where to go; what other agents say is for that one to read. With ``map_for`` and
-    ``distances_for`` only some of them know the map, or how far the goal is, and have to tell.
-    """
+class PlanPath(MovesWorld):
+    """Ways from a start to a goal through a grid with walls, in one move a step or in lists of moves."""
 
     size: Annotated[int, Field(ge=2, le=30)] = 10  # rows and columns of the grid
     walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # share of its cells
     nearest: Annotated[int, Field(ge=1, le=900)] = 1  # moves from start to goal, at least
     farthest: CountOrNone = 0  # and at most; 0: any number
-    moves: Literal["one", "list"] = "list"  # in one step
-    steps: CountOrNone = 0  # of an episode; 0: 5 with lists, else twice as many as the shortest way has moves
-    actions: Literal["text", "choices"] = "text"  # choices: the mover chooses from the open ways (organization "turns")
-    mover: Filled = "plan"  # role that chooses, with actions = "choices"
-    view: Literal["grid", "list", "both", "near"] = "grid"  # the map as rows, as a list of walls, both; near: no map
-    map_for: Names = ()  # roles that are shown the map and where the goal is; none: all
     distances_for: Names = ()  # roles that are shown how far the goal is from each cell that can be gone to
     reward: Literal["progress", "success", "published"] = "progress"  # see docs/worlds/plan_path.md
-    local_reward: NotNegative = 0.0  # weight of what other agents' own moves would have earned, paid to them alone
 
     @model_validator(mode="after")
     def _possible(self) -> PlanPath:
@@ -49,14 +39,15 @@ class PlanPath(Drawn):
             raise PydanticCustomError(
                 "farthest", "is less than nearest ({nearest}): no maze is so; raise it", {"nearest": self.nearest}
             )
-        if self.actions == "choices" and self.moves == "list":
-            raise PydanticCustomError("actions", "choices are single moves; set moves = 'one', or actions = 'text'")
         return self
+
+    @property
+    def told(self) -> Sequence[str]:
+        return self.distances_for
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """Roles that are named and not there."""
-        mover = (self.mover,) if self.actions == "choices" else ()
-        return role_problems({"map_for": self.map_for, "distances_for": self.distances_for, "mover": mover}, roles)
+        return [*super().problems(roles), *role_problems({"distances_for": self.distances_for}, roles)]
 
     def draw(self, random: Random) -> Drawing:
         """A maze whose goal is as far from its start as it shall be.
@@ -89,9 +80,8 @@ class PlanPath(Drawn):
 
     def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
         maze = Maze(tuple(task.data["map"]))
-        steps = self.steps or (5 if self.moves == "list" else 2 * maze.fewest)
         failure = FAILURE if self.reward == "published" else 0.0
-        play = Play(self.moves, steps, self._shown, PAYS[self.reward], failure, self.local_reward)
+        play = Play(self.moves, self.most_steps(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward)
         return MovesSession(Walk(maze, maze.start), play)
 
     def script(self, skill: float = 1.0) -> PathScript:
@@ -99,15 +89,9 @@ class PlanPath(Drawn):
         return PathScript(skill, self.moves)
 
     def _shown(self, walk: Walk, told: str) -> Observation:
-        here = [told] if told else []
-        here += [f"At {named(walk.at)}. Open: {', '.join(walk.legal)}."]
-        charted = "\n".join(self._charted(walk))
-        views = dict.fromkeys(self.map_for, charted)
-        here += [] if self.map_for else [charted]
-        for role in self.distances_for:
-            views[role] = "\n".join(filter(None, (views.get(role, ""), _measured(walk))))
-        options = {self.mover: walk.legal} if self.actions == "choices" else {}
-        return Observation("\n".join(here), views, options=options)
+        near = [told] if told else []
+        near += [f"At {named(walk.at)}. Open: {', '.join(walk.legal)}."]
+        return self.observation(near, self._charted(walk), _measured(walk), walk.legal)
 
     def _charted(self, walk: Walk) -> Iterable[str]:
         """What is known of the map beside where one stands."""
