@@ -20,7 +20,7 @@ def room(size: int, boxes: int, random: Random) -> Room | None:
     """A room with goals; None where its floor is too small for boxes and player."""
     floor, way = set(), random.choice(list(WAYS))
     here = random.randint(1, size - 2), random.randint(1, size - 2)
-    for _ in range(3 * size):
+    for _ in range(5 * size):
         way = random.choice(list(WAYS)) if random.random() < TURNS else way
         row, column = step(here, way)
         here = min(max(row, 1), size - 2), min(max(column, 1), size - 2)
