@@ -37,8 +37,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "math": "marft.envs.math:Math",
+        "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "relay": "marft.envs.relay.environment:Relay",
+        "sokoban": "marft.envs.sokoban.environment:Sokoban",
+        "sudoku": "marft.envs.sudoku.environment:Sudoku",
         "table": "marft.envs.table:Table",
         "textarena": "marft.envs.textarena.environment:TextArena",
     },
