@@ -37,6 +37,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "math": "marft.envs.math:Math",
+        "memory": "marft.envs.memory.environment:Memory",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "shop": "marft.envs.shop.environment:Shop",
         "table": "marft.envs.table:Table",
