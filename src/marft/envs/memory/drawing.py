@@ -71,6 +71,11 @@ class _Draft:
                 return Fact(relation, who, detail, self.random.choice(values) if values else "")
         return None
 
+    def any_new(self) -> Fact | None:
+        """A fact of any relation; None where there is none left to be found."""
+        relations = self.random.sample(tuple(RELATIONS), len(RELATIONS))
+        return next((fact for relation in relations if (fact := self.new(relation))), None)
+
     def ask(self, kind: Kind) -> None:
         """A question of a kind, with the facts that it takes; none where there is no room for one."""
         if kind == "multi":
@@ -102,7 +107,7 @@ def draw(shape: Shape, random: Random) -> tuple[list[Chunk], list[Question]]:
     while len(draft.facts) > room or len(draft.asked) < shape.questions:
         draft = _asked(shape, random)
     while len(draft.facts) < room:
-        fact = draft.new(random.choice(tuple(RELATIONS)))
+        fact = draft.any_new()
         if fact is None:
             break
         draft.facts.append(fact)

@@ -50,7 +50,7 @@ class Memory(Drawn):
     questions: Annotated[int, Field(ge=1, le=100)] = 5  # after the conversation
     kinds: Names = KINDS  # of questions: "single", "multi" (two facts), "temporal", "update", "abstention"
     lines: Few = 20  # of a file's session that are read in one step, at most
-    budget: Count = 500  # characters of the notes; what exceeds it is cut
+    budget: Count = 800  # characters of the notes; what exceeds it is cut
     picks: Annotated[int, Field(ge=1, le=100)] = 3  # notes that are picked for a question, at most
     retrieval: Literal["text", "choices"] = "text"  # "choices": the retriever chooses from sets of numbers
     grading: Grading = "exact"  # of answers: "exact", "contains", "f1"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from random import Random
 from typing import Annotated, Literal
 
@@ -66,14 +67,12 @@ class Shop(Drawn):
         return catalogue_of(self.products, self.catalogue_seed, self.style)
 
     def draw(self, random: Random) -> Drawing:
-        """A goal. Where products are to be kept apart, one whose own part is its product's."""
-        while True:
-            goal = draw_goal(self.catalogue, self.attributes, self.options, random)
-            name = self.catalogue[goal.target].name
-            options = ", ".join(f"{kind} {value}" for kind, value in goal.options.items())
-            content = f"{name}; {options}"
-            if not self.apart or part_of(content) == part_of(name):
-                break
+        """A goal: a product's name and the options that are wanted make it the one that it is."""
+        goal = draw_goal(self.catalogue, self.attributes, self.options, random)
+        name = self.catalogue[goal.target].name
+        content = f"{name}; {', '.join(f'{kind} {value}' for kind, value in goal.options.items())}"
+        if self.apart:
+            content = next(one for one in _numbered(content) if part_of(one) == part_of(name))
         # a search for the whole title, the product, its options, and the purchase
         data = {"goal": goal.data(), "fewest_steps": 3 + len(goal.options)}
         return Drawing(content, instruction(goal, self.style), data)
@@ -98,3 +97,8 @@ class Shop(Drawn):
         queries = {one.noun for one in goals} | {goal.noun}
         queries |= {" ".join((*one.attributes, one.noun)) for one in (goal, *goals)}
         return tuple(sorted(queries))
+
+
+def _numbered(content: str) -> Iterator[str]:
+    """The same goal in words that are in one part after another."""
+    return (f"{content}; {number}" for number in count())
