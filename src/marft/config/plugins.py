@@ -38,6 +38,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "environments": {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "rooms": "marft.envs.rooms.environment:Rooms",
         "table": "marft.envs.table:Table",
     },
     "channels": {
