@@ -16,7 +16,7 @@ from marft.envs.rooms.sight import sight
 
 ROOMS = ("attic", "cellar", "garden", "hall", "kitchen", "larder", "pantry", "porch", "studio", "yard")
 INGREDIENTS = ("bean", "corn", "leek", "onion", "pea", "pepper", "rice", "tomato")
-LONGEST = 200  # moments after which a kitchen counts as one that cannot be run
+LONGEST = 500  # moments, which no kitchen takes
 TRIES = 200  # kitchens until one can
 
 
@@ -59,16 +59,18 @@ def draw_kitchen(random: Random, level: Level, rules: Rules) -> tuple[Layout, in
 
 
 def time_taken(layout: Layout, rules: Rules) -> int:
-    """How long players need who each see their own room alone; 0 where they get stuck."""
+    """How long players need who each see their own room alone; 0 where they get stuck: they do the same again for ever."""
     shift = Shift(layout, LONGEST, replace(rules, steered_by=""))
-    shown = shift.begin()
-    while True:
+    shown, seen = shift.begin(), set[str]()
+    while (now := shift.kitchen.moment()) not in seen:
+        seen.add(now)
         acting = {role: sight(shown.seen_by(role)) for role in shown.turn}
-        answers = {role: (cooks if role == rules.players[0] else serves)(seen) for role, seen in acting.items()}
+        answers = {role: (cooks if role == rules.players[0] else serves)(view) for role, view in acting.items()}
         step = shift.take(answers)
         if step.terminated:
             return shift.kitchen.time if step.success else 0
         shown = step.observation
+    return 0
 
 
 def content_of(layout: Layout) -> str:

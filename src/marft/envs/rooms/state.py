@@ -75,6 +75,12 @@ class Kitchen:
         """Who is in a room."""
         return [player for player in self.players if player.room == room]
 
+    def moment(self) -> str:
+        """All that what comes next hangs on, but for how much time is left."""
+        players = [(player.room, player.holds, player.free - self.time, player.told, player.said) for player in self.players]
+        late = self.time % len(self.players), max(0, self.ready - self.time)
+        return repr((players, late, self.pot, self.shelves, self.open, sorted(self.locked), self.crates, self.lifting))
+
     def progress(self) -> float:
         """Share of the work that is done: of each dish its ingredients in the pot, the soup on a plate, the service."""
         each = self.size + 2

@@ -62,16 +62,20 @@ def answer_of(text: str) -> Answer:
 
 
 def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
-    """The same where one agent speaks for several players: each piece after the name of whom it is for.
+    """The same where one agent speaks for several players: each piece goes to whoever was
+    named last.
 
     >>> answers_of("cook: take leek; waiter: wait", ["cook", "waiter"])["cook"]
     Answer(act='take leek', said='')
     """
     parts: dict[str, list[str]] = {name.lower(): [] for name in names}
+    at = ""
     for piece in PIECES.split(text):
         name, colon, rest = piece.partition(":")
-        if colon and name.strip().lower() in parts:
-            parts[name.strip().lower()].append(rest)
+        if colon and (named := name.strip().lower()) in parts:
+            at, piece = named, rest
+        if at:
+            parts[at].append(piece)
     return {name: answer_of(";".join(parts[name.lower()])) for name in names}
 
 
