@@ -90,7 +90,9 @@ def content_of(layout: Layout) -> str:
     }  # fmt: skip
     for _ in layout.rooms:
         colours = {
-            room: _short(repr((colours[room], sorted((_kind(layout, room, b), colours[b]) for b in layout.beside[room]))))
+            room: _short(
+                repr((colours[room], sorted((_kind(layout, room, b), colours[b]) for b in layout.beside[room])))
+            )
             for room in layout.rooms
         }
     orders = [[names[thing] for thing in order] for order in layout.orders]

@@ -28,7 +28,7 @@ class Rooms(Drawn):
     Every kitchen has been run in time by players who see no more than that, so that all can be.
     """
 
-    players: Annotated[Names, Field(min_length=1, max_length=4)] = ("cook", "waiter")  # roles, each one body
+    players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles, each one body
     steered_by: str = ""  # a role that steers all of them, in lines such as `cook: go hall`; "": each itself
     # those who are free act at once, or one of them at a time, who sees what came of it
     order: Literal["together", "one after another"] = "together"
@@ -48,8 +48,6 @@ class Rooms(Drawn):
 
     @model_validator(mode="after")
     def _can_be_played(self) -> Self:
-        if self.crates and len(self.players) < 2:
-            raise PydanticCustomError("crates", "crates need two players to lift them; name more players, or leave out crates")
         if self.steered_by and self.actions == "choose" and self.order == "together":
             raise PydanticCustomError(
                 "order", 'one agent that chooses for all does so one after another: order = "one after another"'
@@ -58,7 +56,10 @@ class Rooms(Drawn):
             raise PydanticCustomError("orders", "more orders than there are dishes of one ingredient")
         names = [name.lower() for name in self.players]
         if len(set(names)) < len(names) or set(names) & set(RESERVED):
-            raise PydanticCustomError("players", "names of players must differ in more than case, and not be a word of the views: you, here, orders")
+            raise PydanticCustomError(
+                "players",
+                "names of players must differ in more than case, and be no word of the views: you, here, orders",
+            )
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
@@ -78,9 +79,7 @@ class Rooms(Drawn):
 
     def draw(self, random: Random) -> Drawing:
         """A kitchen that can be run."""
-        level = Level(
-            self.rooms, self.orders, self.size, self.narrow, self.loops, self.locked, self.crates, self.slack
-        )
+        level = Level(self.rooms, self.orders, self.size, self.narrow, self.loops, self.locked, self.crates, self.slack)
         layout, deadline = draw_kitchen(random, level, self._rules)
         prompt = PROMPT.format(", ".join(layout.dishes), deadline)
         return Drawing(content_of(layout), prompt, {**layout.plain(), "deadline": deadline})

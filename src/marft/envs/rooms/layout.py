@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +52,7 @@ class Layout:
     orders: tuple[tuple[str, ...], ...]
     locked: tuple[Door, ...] = ()
     keys: tuple[str, ...] = ()
-    crates: Mapping[str, str] = ()  # type: ignore[assignment]
+    crates: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def dishes(self) -> tuple[str, ...]:

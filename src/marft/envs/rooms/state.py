@@ -9,6 +9,7 @@ from marft.envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT, Door, Layout,
 
 WAIT, LIFT, SERVE, DROP, SHELVE, FILL = "wait", "lift", "serve", "drop", "put shelf", "put pot"
 TAKE_SOUP = "take soup"
+SHOWN = 40  # characters of an act that is none
 
 
 @dataclass
@@ -77,7 +78,9 @@ class Kitchen:
 
     def moment(self) -> str:
         """All that what comes next hangs on, but for how much time is left."""
-        players = [(player.room, player.holds, player.free - self.time, player.told, player.said) for player in self.players]
+        players = [
+            (player.room, player.holds, player.free - self.time, player.told, player.said) for player in self.players
+        ]
         late = self.time % len(self.players), max(0, self.ready - self.time)
         return repr((players, late, self.pot, self.shelves, self.open, sorted(self.locked), self.crates, self.lifting))
 
@@ -142,7 +145,7 @@ class Kitchen:
         player.told, player.free = "", self.time + (self.walk if act.startswith("go ") else 1)
         if act not in seen:
             self.mistakes += 1
-            player.told = f"You cannot {act}." if act else "That was no action."
+            player.told = f"You cannot {act[:SHOWN]}." if act else "That was no action."
             player.free = self.time + 1
         elif act not in set(self.possible(player)):  # somebody else came first
             self._blocked(player, f"Too late to {act}.")
