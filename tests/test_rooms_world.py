@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from marft.config import load_recipe, parse_recipe
+from marft.config import load_recipe
 from marft.envs.rooms.drawing import Level, content_of, draw_kitchen, time_taken
 from marft.envs.rooms.environment import Rooms
 from marft.envs.rooms.layout import Layout, layout_of
@@ -295,10 +295,11 @@ class TestDrawing:
             Rooms(**table)  # type: ignore[arg-type]
 
     def test_a_player_that_nobody_plays_is_named(self) -> None:
-        run = load_recipe("rooms").model_dump(mode="json", exclude_none=True)
-        run["environment"]["players"] = ["chef", "waiter"]
-        with pytest.raises(ValueError, match="no agent is called 'chef'"):
-            parse_recipe(run)
+        assert list(Rooms().problems(["cook", "waiter"])) == []
+        assert "no agent is called 'waiter'; did you mean 'waiters'?" in next(
+            iter(Rooms().problems(["cook", "waiters"]))
+        )
+        assert "steered_by" in next(iter(Rooms(steered_by="boss").problems(["cook", "waiter"])))
 
 
 @pytest.mark.parametrize("name", ["rooms", "rooms_single"])

@@ -59,7 +59,7 @@ def draw_kitchen(random: Random, level: Level, rules: Rules) -> tuple[Layout, in
 
 
 def time_taken(layout: Layout, rules: Rules) -> int:
-    """How long players need who each see their own room alone; 0 where they get stuck: they do the same again for ever."""
+    """How long players need who each see their own room alone; 0 where they get stuck, and do the same again."""
     shift = Shift(layout, LONGEST, replace(rules, steered_by=""))
     shown, seen = shift.begin(), set[str]()
     while (now := shift.kitchen.moment()) not in seen:
@@ -83,7 +83,7 @@ def content_of(layout: Layout) -> str:
     starts = Counter(layout.starts)
     colours = {
         room: repr((
-            sorted(names.get(thing, "plate" if thing == "plate" else "other") for thing in layout.sources.get(room, ())),
+            sorted(names.get(thing, thing) for thing in layout.sources.get(room, ())),
             room == layout.pot, room == layout.hatch, room in layout.narrow, starts[room], room in layout.keys,
         ))
         for room in layout.rooms
@@ -121,7 +121,7 @@ def _layout(random: Random, level: Level, players: int) -> Layout:
     dishes = _dishes(random, level)
     pot = random.choice(rooms)
     hatch, plates = (random.choice([room for room in rooms if room != pot]) for _ in range(2))
-    sources: dict[str, tuple[str, ...]] = {room: () for room in rooms}
+    sources: dict[str, tuple[str, ...]] = dict.fromkeys(rooms, ())
     for thing in ("plate", *sorted({thing for dish in dishes for thing in dish})):
         room = plates if thing == "plate" else random.choice([room for room in rooms if room != pot])
         sources[room] = (*sources[room], thing)

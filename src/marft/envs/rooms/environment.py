@@ -32,7 +32,7 @@ class Rooms(Drawn):
     steered_by: str = ""  # a role that steers all of them, in lines such as `cook: go hall`; "": each itself
     # those who are free act at once, or one of them at a time, who sees what came of it
     order: Literal["together", "one after another"] = "together"
-    # write: any text is an action; choose: agents choose from what is possible, and call out by themselves what is cooked
+    # write: any text is an action; choose: one of what is possible, and what is cooked is called out by itself
     actions: Literal["write", "choose"] = "write"
     rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 3  # of a kitchen
     orders: Annotated[int, Field(ge=1, le=6)] = 1  # dishes, all different

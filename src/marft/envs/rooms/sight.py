@@ -75,10 +75,10 @@ def sight(shown: str, name: str = "", names: Sequence[str] = ()) -> Sight:
     standing, there = STANDING.search(shown), THERE.search(shown)
     assert standing and there, f"no view of a kitchen: {shown}"  # noqa: PT018
     narrow = NARROW.findall(shown)
+    ways = [Way(room, room in narrow, shut.strip(" ()"), _things(listed)) for room, shut, listed in SIGN.findall(shown)]
     return Sight(
         standing[2], bool(standing[1]), "" if standing[3] == "nothing" else standing[3], _things(there[1]),
-        tuple(Way(room, room in narrow, shut.strip(" ()"), _things(listed)) for room, shut, listed in SIGN.findall(shown)),
-        _things(dishes[1]) if dishes else (), dict(SAID.findall(shown)),
+        tuple(ways), _things(dishes[1]) if dishes else (), dict(SAID.findall(shown)),
     )  # fmt: skip
 
 
