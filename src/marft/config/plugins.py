@@ -45,6 +45,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "memory": "marft.envs.memory.environment:Memory",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "shop": "marft.envs.shop.environment:Shop",
+        "rooms": "marft.envs.rooms.environment:Rooms",
         "table": "marft.envs.table:Table",
         "textarena": "marft.envs.textarena.environment:TextArena",
     },
