@@ -1,0 +1,170 @@
+"""Users who are simulated: by a script, from a list of messages, or by an agent of the team."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from marft.envs.tool_use.goals import Goal, Identity
+from marft.envs.tool_use.slots import SAID, asked_for, is_done, is_refusal, more_is_offered, names_all, sentences
+
+STOP = "###STOP###"  # at the end of what a user says last
+
+
+class User(Protocol):
+    """Who talks to the team."""
+
+    def opening(self) -> str:
+        """The first message."""
+        ...
+
+    def answer(self, said: str) -> str:
+        """The answer to what the team said; it ends with ``STOP`` where it is the last."""
+        ...
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the last message agrees to what the team would do."""
+        ...
+
+
+class Scripted:
+    """A user who says what it wants, answers what it is asked, agrees to what it wanted and to nothing else, and says
+    what is still missing, a few times. The same words get the same answers.
+
+    Args:
+        identity: who it is.
+        goals: what it wants.
+        batches: which of the goals it comes to at once, in order.
+        patience: how often it says the same again before it gives up.
+    """
+
+    def __init__(
+        self, identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]], patience: int
+    ) -> None:
+        self.identity, self.goals, self.batches = identity, goals, batches
+        self.left = patience
+        self.batch = 0
+        self.confirmed = set[int]()
+        self.over = set[int]()
+        self._known = {"": set(identity.facts) if identity.says else set[str]()}
+        self._agreed = False
+
+    @property
+    def agreed(self) -> bool:
+        """Whether it has just said yes."""
+        return self._agreed
+
+    def opening(self) -> str:
+        """Who it is, where it says that, and what it wants first."""
+        return " ".join(filter(None, [self.identity.says, self._wishes(self.batches[0])]))
+
+    def answer(self, said: str) -> str:
+        """What it says to that."""
+        self._agreed = False
+        here = [index for index in self.batches[self.batch] if index not in self.over]
+        text = said.lower()
+        self._refused(here, text)
+        asked = [slot for slot in asked_for(said) if self._fact(slot, here)]
+        new = [slot for slot in asked if slot not in self._told(here)]
+        if new:
+            return self._tell(new, here)
+        offered = [] if more_is_offered(text) else self._offered(here, text)
+        if offered and "?" in said:
+            self.confirmed |= set(offered)
+            self._agreed = True
+            return "Yes."
+        if asked:
+            return self._tell(asked, here)
+        if "?" not in said or more_is_offered(text):
+            self._reported(here, text)
+        return self._next(said)
+
+    def _refused(self, here: Sequence[int], text: str) -> None:
+        """Goals are over of which it hears that they cannot be."""
+        for sentence in filter(is_refusal, sentences(text)):
+            self.over |= {index for index in here if names_all(sentence, self.goals[index].keys)}
+
+    def _offered(self, here: Sequence[int], text: str) -> list[int]:
+        left = [index for index in here if index not in self.over and self.goals[index].offer]
+        return [index for index in left if names_all(text, self.goals[index].keys)]
+
+    def _reported(self, here: Sequence[int], text: str) -> None:
+        """Goals are over that it agreed to, questions that are answered, and what it is told is done."""
+        for index in here:
+            named = names_all(text, self.goals[index].keys)
+            if index in self.confirmed or (named and (not self.goals[index].offer or is_done(text))):
+                self.over.add(index)
+
+    def _next(self, said: str) -> str:
+        here = [index for index in self.batches[self.batch] if index not in self.over]
+        if here:
+            self.left -= 1
+            return f"I still want this: {self._wishes(here)}" if self.left >= 0 else f"Never mind. {STOP}"
+        if self.batch + 1 == len(self.batches):
+            return f"{'No, thanks.' if '?' in said else 'Thanks.'} {STOP}"
+        self.batch += 1
+        return f"Also: {self._wishes(self.batches[self.batch])}"
+
+    def _wishes(self, indexes: Sequence[int]) -> str:
+        return " ".join(self.goals[index].says for index in indexes)
+
+    def _fact(self, slot: str, here: Sequence[int]) -> str:
+        """What it knows for a slot; several where it has several goals."""
+        known: list[str] = [self.identity.facts.get(slot, "")]
+        known += [self.goals[index].facts.get(slot, "") for index in here]
+        return " and ".join(dict.fromkeys(filter(None, known)))
+
+    def _told(self, here: Sequence[int]) -> set[str]:
+        """Slots of which it has told all that it knows."""
+        known = set(self._known[""])
+        for slot in {slot for index in here for slot in self.goals[index].facts}:
+            held = [index for index in here if slot in self.goals[index].facts]
+            if all(slot not in self.goals[index].withheld or slot in self._known.get(str(index), ()) for index in held):
+                known.add(slot)
+        return known
+
+    def _tell(self, slots: Sequence[str], here: Sequence[int]) -> str:
+        for key in ("", *map(str, here)):
+            self._known.setdefault(key, set()).update(slots)
+        return " ".join(SAID[slot].format(self._fact(slot, here)) for slot in slots)
+
+
+class Messages:
+    """A user who says one message after another, whatever it is answered."""
+
+    agreed = True  # it asks for nothing twice
+
+    def __init__(self, messages: Sequence[str]) -> None:
+        self._left = list(messages)
+
+    def opening(self) -> str:
+        """The first message."""
+        return self._left.pop(0)
+
+    def answer(self, said: str) -> str:  # noqa: ARG002
+        """The next one."""
+        return self._left.pop(0) if self._left else STOP
+
+
+def scripted(data: Mapping[str, Any], patience: int) -> Scripted:
+    """The user of a task that was drawn."""
+    goals = [Goal(**goal) for goal in data["goals"]]
+    return Scripted(Identity(**data["identity"]), goals, data["batches"], patience)
+
+
+def instruction(data: Mapping[str, Any]) -> str:
+    """What whoever plays the user of a task that was drawn is told."""
+    goals, identity = [Goal(**goal) for goal in data["goals"]], Identity(**data["identity"])
+    lines = ["You are a customer, and talk to a service."]
+    lines += [SAID[slot].format(fact) for slot, fact in identity.facts.items()]
+    for number, batch in enumerate(data["batches"]):
+        begins = "You want this:" if number == 0 else "Once that is done, you also want this:"
+        wishes = [goals[index] for index in batch]
+        lines.append(f"{begins} {' '.join(goal.says for goal in wishes)}")
+        lines += [SAID[slot].format(goal.facts[slot]) for goal in wishes for slot in goal.withheld]
+    lines.append(
+        "Say one thing at a time and only what you know. Agree with a clear yes to what you want, and to nothing else. "
+        f"Once all is done, or cannot be, end your message with {STOP}"
+    )
+    return "\n".join(lines)
