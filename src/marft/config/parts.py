@@ -28,6 +28,12 @@ class EnvironmentPart(Plugin):
         """Whether the environment itself says what an answer is worth."""
         return True
 
+    @property
+    def offers(self) -> type | None:
+        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the object
+        that they call their ``toolbox``."""
+        return self.session
+
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
         """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
 

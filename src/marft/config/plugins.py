@@ -39,6 +39,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "table": "marft.envs.table:Table",
+        "tool_use": "marft.envs.tool_use.environment:ToolUse",
     },
     "channels": {
         "last": "marft.game.channels.last:Last",

@@ -38,12 +38,14 @@ def cancel(draft: Draft) -> Goal | None:
     allowed = made["cabin"] == "business" or made["insurance"] == "yes" or made["created_at"] >= YESTERDAY
     paid = str(sum(one["amount"] for one in made["payment_history"]))
     return Goal(
+        f"cancel reservation {name}",
         f"I want to cancel {_named(name, told)}; I cannot fly.",
         {"reservation": name, "reason": "I am ill"}, [] if told else ["reservation"], [name], _reads(name),
-        [["cancel_reservation", {"reservation_id": name}]] if allowed else [], [paid] if allowed else [],
+        [["cancel_reservation", {"reservation_id": name}]] if allowed else [], [paid if allowed else made["cabin"].replace("_", " ")],
         f"Shall I cancel reservation {name} and refund {paid} dollars?" if allowed else "",
         f"Reservation {name} is cancelled, {paid} dollars will be refunded."
-        if allowed else f"Sorry, the fare of reservation {name} cannot be cancelled.",
+        if allowed else
+        f"Sorry, reservation {name} is {made['cabin'].replace('_', ' ')} without insurance, and cannot be cancelled.",
     )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ def add_bags(draft: Draft) -> Goal | None:
     paid = max(0, total - free)
     price = BAG * max(0, paid - made["nonfree_baggages"])
     return Goal(
+        f"{more} more bags on reservation {name} with {card}",
         f"I want to take {more} more bags on {_named(name, told[0])}.{_by(card) if told[1] else ''}",
         {"reservation": name, "payment": card, "bags": f"{more} more"},
         [slot for slot, known in zip(("reservation", "payment"), told, strict=True) if not known], [name],
@@ -97,8 +100,9 @@ def change_day(draft: Draft) -> Goal | None:
     if made["cabin"] == "basic_economy":
         name, told = made["reservation_id"], draft.told()
         return Goal(
+            f"change {words.format(f'reservation {name}')}",
             f"I want to change {words.format(_named(name, told))}.", {"reservation": name, "date": day},
-            [] if told else ["reservation"], [name], _reads(name), [], [], "",
+            [] if told else ["reservation"], [name], _reads(name), [], ["basic economy"], "",
             f"Sorry, the flight of reservation {name} cannot be changed: it is basic economy.",
         )  # fmt: skip
     difference = _difference(draft, made, flights, made["cabin"])
@@ -114,6 +118,7 @@ def rename(draft: Draft) -> Goal | None:
     old = made["passengers"][0]
     who, person = f"{old['first_name']} {old['last_name']}", f"{new['first_name']} {new['last_name']}, born {new['dob']}"
     return Goal(
+        f"{person} in place of {who} on reservation {name}",
         f"On {_named(name, told[0])} somebody else will fly in place of {who}{f': {person}' if told[1] else ''}.",
         {"reservation": name, "passenger": person},
         [slot for slot, known in zip(("reservation", "passenger"), told, strict=True) if not known],
@@ -139,6 +144,7 @@ def book(draft: Draft) -> Goal | None:
     route, number = f"{flight['origin']} to {flight['destination']}", flight["flight_number"]
     insurance = "with insurance" if insured else "without insurance"
     return Goal(
+        f"book {number} on {day} in {cabin}, {insurance}, with {card}",
         f"Book me a direct flight from {route} on {day} in {cabin.replace('_', ' ')}, without bags"
         f"{f', {insurance}' if told[0] else ''}.{_by(card) if told[1] else ''}",
         {"insurance": insurance, "payment": card, "passenger": "only me", "bags": "no bags"},
@@ -166,6 +172,7 @@ def ask_price(draft: Draft) -> Goal | None:
         return None
     name, told, paid = made["reservation_id"], draft.told(), str(made["payment_history"][0]["amount"])
     return Goal(
+        f"price of reservation {name}",
         f"What did I pay for {_named(name, told)}?", {"reservation": name}, [] if told else ["reservation"], [name],
         _reads(name), [], [paid], "", f"For reservation {name} you paid {paid} dollars.",
     )  # fmt: skip
@@ -178,6 +185,7 @@ def _flights_changed(
     name, told, card = made["reservation_id"], [draft.told(), draft.told()], _card(draft)
     price = f"{abs(difference)} dollars {'more' if difference >= 0 else 'back'}"
     return Goal(
+        f"change {words.format(f'reservation {name}')} with {card}",
         f"I want to change {words.format(_named(name, told[0]))}.{_by(card) if told[1] else ''}",
         {"reservation": name, "payment": card, "date": flights[0]["date"], "cabin": cabin.replace("_", " ")},
         [slot for slot, known in zip(("reservation", "payment"), told, strict=True) if not known], [name, *keys],

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
+from marft.envs.tool_use.slots import names_all
 from marft.envs.tool_use.tables import Base, Tables
 from marft.envs.tool_use.toolbox import run
 
@@ -19,6 +20,7 @@ class Goal:
     """One thing that a user wants.
 
     Args:
+        aim: what is wanted, in a few words that name all that is known of it.
         says: how the user puts it, without what is withheld.
         facts: what the user knows of it, by slot (``order``, ``reason``, …).
         withheld: slots that the user tells only when asked.
@@ -30,6 +32,7 @@ class Goal:
         report: a good way of saying that it is done, why it cannot be, or what was asked for.
     """
 
+    aim: str
     says: str
     facts: Mapping[str, str]
     withheld: Sequence[str]
@@ -134,10 +137,14 @@ def draw_task(random: Random, world: World, goals: int, volunteers: float, toget
 def fewest_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]]) -> int:
     """Steps in which a task can be solved: for each batch one that asks for what the user has not said, one that offers,
     and one that does it; a question, or what is against the rules, is answered at once."""
-    steps = 0
+    steps, heard = 0, identity.says
     for number, batch in enumerate(batches):
         here = [goals[index] for index in batch]
-        unknown = any(goal.withheld for goal in here) or (number == 0 and identity.needs and not identity.says)
+        heard += "".join(f" {goal.says}" for goal in here)
+        asked = [identity.facts[slot] for slot in identity.needs] if number == 0 else []
+        asked += [goal.facts[slot] for goal in here for slot in goal.withheld]
+        unknown = [fact for fact in asked if not names_all(heard, [fact])]
+        heard += "".join(f" {fact}" for fact in unknown)
         steps += bool(unknown) + 1 + any(goal.writes for goal in here)
     return steps
 

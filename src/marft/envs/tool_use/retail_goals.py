@@ -39,10 +39,11 @@ def cancel(draft: Draft) -> Goal | None:
     order_id, reason, told = order["order_id"], draft.random.choice(REASONS), [draft.told(), draft.told()]
     pending, total = order["status"] == "pending", _money(order["payment_history"][0]["amount"])
     return Goal(
+        f"cancel order {order_id} ({reason})",
         f"I want to cancel {_named(order_id, told[0])}.{f' It is {reason}.' if told[1] else ''}",
         {"order": order_id, "reason": reason}, _withheld(order=told[0], reason=told[1]), [order_id], _reads(order_id),
         [["cancel_pending_order", {"order_id": order_id, "reason": reason}]] if pending else [],
-        [total] if pending else [],
+        [total if pending else order["status"]],
         f"Shall I cancel order {order_id} ({reason}) and refund {total}?" if pending else "",
         f"Order {order_id} is cancelled, {total} will be refunded."
         if pending else f"Sorry, order {order_id} is {order['status']} and cannot be cancelled.",
@@ -60,13 +61,14 @@ def give_back(draft: Draft) -> Goal | None:
     card = next(one for one in draft.user["payment_methods"] if "gift_card" in one)
     delivered = order["status"] == "delivered"
     return Goal(
+        f"return the {names} of order {order_id} to {card}",
         f"I would like to return the {names} of {_named(order_id, told[0])}.{_paid(card) if told[1] else ''}",
         {"order": order_id, "payment": card, "item": names}, _withheld(order=told[0], payment=told[1]),
         [order_id, *(item["name"] for item in items)], _reads(order_id),
         [["return_delivered_order_items", {
             "order_id": order_id, "item_ids": [item["item_id"] for item in items], "payment_method_id": card,
         }]] if delivered else [],
-        [],
+        [] if delivered else [order["status"]],
         f"Shall I take back the {names} of order {order_id}, with the refund to {card}?" if delivered else "",
         f"The return of the {names} of order {order_id} is requested." if delivered else
         f"Sorry, the {names} of order {order_id} cannot be returned: it is {order['status']}.",
@@ -88,6 +90,7 @@ def swap(draft: Draft) -> Goal | None:
     wishes = _listed([f"{item['name']} in {_options(variant)}" for item, variant in chosen])
     tool = "exchange_delivered_order_items" if order["status"] == "delivered" else "modify_pending_order_items"
     return Goal(
+        f"change order {order_id} to {wishes} with {card}",
         f"In {_named(order_id, told[0])} I want another variant: {wishes}.{_paid(card) if told[1] else ''}",
         {"order": order_id, "payment": card, "item": names, "new": wishes},
         _withheld(order=told[0], payment=told[1]), [order_id, *(item["name"] for item, _ in chosen)],
@@ -111,6 +114,7 @@ def pay_otherwise(draft: Draft) -> Goal | None:
     paid = order["payment_history"][0]
     other = next(one for one in draft.user["payment_methods"] if one != paid["payment_method_id"])
     return Goal(
+        f"pay order {order_id} with {other}",
         f"I want to pay {_named(order_id, told[0])} {f'with {other}' if told[1] else 'in another way'}.",
         {"order": order_id, "payment": other}, _withheld(order=told[0], payment=told[1]), [order_id, other],
         _reads(order_id),
@@ -132,6 +136,7 @@ def send_elsewhere(draft: Draft) -> Goal | None:
         "modify_user_address", {"user_id": key, **new}
     ]  # fmt: skip
     return Goal(
+        f"address of {key}: {_line(new)}",
         f"Please change the address of {what}{f' to {_line(new)}' if told else ''}.", {"address": _line(new)},
         _withheld(address=told), [new["address1"], *([key] if order else [])],
         _reads(key) if order else [["get_user_details", {"user_id": key}]], [call], [],
@@ -147,6 +152,7 @@ def ask_price(draft: Draft) -> Goal | None:
         return None
     order_id, told, total = order["order_id"], draft.told(), _money(order["payment_history"][0]["amount"])
     return Goal(
+        f"price of order {order_id}",
         f"What did I pay for {_named(order_id, told)}?", {"order": order_id}, _withheld(order=told), [order_id],
         _reads(order_id), [], [total], "", f"For order {order_id} you paid {total}.",
     )  # fmt: skip
@@ -160,6 +166,7 @@ def ask_variants(draft: Draft) -> Goal | None:
     draft.taken.add(row["product_id"])
     count = str(sum(variant["available"] for variant in row["variants"].values()))
     return Goal(
+        f"variants of {row['name']}",
         f"How many variants of the {row['name']} are available?", {}, [], [row["name"]],
         [["list_all_product_types", {}], ["get_product_details", {"product_id": row["product_id"]}]], [], [count], "",
         f"Of the {row['name']}, {count} variants are available.",

@@ -58,7 +58,7 @@ class Conversation:
         answer = self._answered(actions, said)
         over, cut = STOP in answer, self.turns >= self.most
         done = self.expected.done(self.states.changes(), self.told)
-        solved = over and self.expected.solved(self.states.changes(), self.told)
+        solved = over and self.user.served and self.expected.solved(self.states.changes(), self.told)
         observation = self._shown(f"User: {one_line(answer)}", self._reports(actions, said))
         return Step(
             observation, self._reward(done, over or cut, solved), terminated=over, truncated=cut and not over,

@@ -29,17 +29,17 @@ class Shop(Toolbox):
     def cancel(self, id: str) -> str:
         """Cancel an order."""
         self._retail.cancel_pending_order(id, REASONS[0])
-        return "ok"
+        return f"ok, {self._found('orders', id, 'order')['payment_history'][0]['amount']} back"
 
     @writes
     def refund(self, id: str, item: str) -> str:
         """Take an item back."""
         order = self._found("orders", id, "order")
-        ids = [one["item_id"] for one in order["items"] if one["name"] == item]
-        self._must(bool(ids), f"{item} not found")
+        found = [one for one in order["items"] if one["name"] == item]
+        self._must(bool(found), f"{item} not found")
         paid_by = order["payment_history"][0]["payment_method_id"]
-        self._retail.return_delivered_order_items(id, ids[:1], paid_by)
-        return "ok"
+        self._retail.return_delivered_order_items(id, [found[0]["item_id"]], paid_by)
+        return f"ok, {found[0]['price']} back"
 
 
 def described(order: Mapping[str, Any]) -> str:

@@ -20,8 +20,8 @@ def cancel(draft: Draft) -> Goal | None:
     name, told, total = order["order_id"], draft.told(), str(order["payment_history"][0]["amount"])
     pending = order["status"] == "pending"
     return Goal(
-        f"Cancel {name}." if told else "Cancel an order.", {"order": name}, [] if told else ["order"], [name],
-        [["look", {"id": name}]], [["cancel", {"id": name}]] if pending else [], [total] if pending else [],
+        f"cancel {name}", f"Cancel {name}." if told else "Cancel an order.", {"order": name}, [] if told else ["order"], [name],
+        [["look", {"id": name}]], [["cancel", {"id": name}]] if pending else [], [total if pending else "delivered"],
         f"Cancel {name} for {total} back?" if pending else "",
         f"Done, {total} for {name}." if pending else f"Sorry, {name} is delivered.",
     )  # fmt: skip
@@ -36,9 +36,9 @@ def give_back(draft: Draft) -> Goal | None:
     name, what, price, told = order["order_id"], item["name"], str(item["price"]), draft.told()
     delivered = order["status"] == "delivered"
     return Goal(
-        f"Return the {what} of {name}." if told else f"Return the {what}.", {"order": name, "item": what},
+        f"return {what} of {name}", f"Return the {what} of {name}." if told else f"Return the {what}.", {"order": name, "item": what},
         [] if told else ["order"], [name, what], [["look", {"id": name}]],
-        [["refund", {"id": name, "item": what}]] if delivered else [], [price] if delivered else [],
+        [["refund", {"id": name, "item": what}]] if delivered else [], [price if delivered else "pending"],
         f"Return the {what} of {name} for {price} back?" if delivered else "",
         f"Done, {price} for the {what} of {name}." if delivered else f"Sorry, the {what} of {name} is pending.",
     )  # fmt: skip

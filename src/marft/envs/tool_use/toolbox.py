@@ -125,11 +125,13 @@ class Ledger:
 
 def run(toolbox: object, calls: Sequence[Sequence[Any]]) -> None:
     """Make reference calls ``[name, arguments]`` of tools that write; those that are refused leave nothing, as when an
-    agent makes them."""
-    writing_names = writing(type(toolbox))
+    agent makes them. Arguments that are called ``*0``, ``*1``, … have a place and no name."""
+    known = writing(type(toolbox))
     for name, arguments in calls:
-        if name in writing_names:
+        if name in known:
+            given = json.loads(json.dumps(arguments))
+            placed = [given.pop(key) for key in list(given) if key.startswith("*")]
             try:
-                getattr(toolbox, name)(**json.loads(json.dumps(arguments)))
-            except (Error, TypeError, KeyError):
+                getattr(toolbox, name)(*placed, **given)
+            except (Error, TypeError):
                 continue

@@ -9,6 +9,7 @@ from marft.envs.tool_use.goals import Goal, Identity
 from marft.envs.tool_use.slots import SAID, asked_for, is_done, is_refusal, more_is_offered, names_all, sentences
 
 STOP = "###STOP###"  # at the end of what a user says last
+PATIENCE = 2
 
 
 class User(Protocol):
@@ -25,6 +26,11 @@ class User(Protocol):
     @property
     def agreed(self) -> bool:
         """Whether the last message agrees to what the team would do."""
+        ...
+
+    @property
+    def served(self) -> bool:
+        """Whether it has not given up."""
         ...
 
 
@@ -55,6 +61,11 @@ class Scripted:
         """Whether it has just said yes."""
         return self._agreed
 
+    @property
+    def served(self) -> bool:
+        """Whether all that it wanted was done, or it has heard why not."""
+        return self.left >= 0
+
     def opening(self) -> str:
         """Who it is, where it says that, and what it wants first."""
         return " ".join(filter(None, [self.identity.says, self._wishes(self.batches[0])]))
@@ -64,7 +75,7 @@ class Scripted:
         self._agreed = False
         here = [index for index in self.batches[self.batch] if index not in self.over]
         text = said.lower()
-        self._refused(here, text)
+        self._settled(here, text)
         asked = [slot for slot in asked_for(said) if self._fact(slot, here)]
         new = [slot for slot in asked if slot not in self._told(here)]
         if new:
@@ -80,20 +91,23 @@ class Scripted:
             self._reported(here, text)
         return self._next(said)
 
-    def _refused(self, here: Sequence[int], text: str) -> None:
-        """Goals are over of which it hears that they cannot be."""
-        for sentence in filter(is_refusal, sentences(text)):
-            self.over |= {index for index in here if names_all(sentence, self.goals[index].keys)}
+    def _settled(self, here: Sequence[int], text: str) -> None:
+        """Goals are over of which it hears that they cannot be, and questions that are answered."""
+        for sentence in sentences(text):
+            named = {index for index in here if names_all(sentence, self.goals[index].keys)}
+            if is_refusal(sentence):
+                self.over |= named
+            elif not sentence.endswith("?"):
+                self.over |= {index for index in named if not self.goals[index].offer}
 
     def _offered(self, here: Sequence[int], text: str) -> list[int]:
         left = [index for index in here if index not in self.over and self.goals[index].offer]
         return [index for index in left if names_all(text, self.goals[index].keys)]
 
     def _reported(self, here: Sequence[int], text: str) -> None:
-        """Goals are over that it agreed to, questions that are answered, and what it is told is done."""
+        """Goals are over that it agreed to, and those of which it is told that they are done."""
         for index in here:
-            named = names_all(text, self.goals[index].keys)
-            if index in self.confirmed or (named and (not self.goals[index].offer or is_done(text))):
+            if index in self.confirmed or (is_done(text) and names_all(text, self.goals[index].keys)):
                 self.over.add(index)
 
     def _next(self, said: str) -> str:
@@ -125,8 +139,9 @@ class Scripted:
         return known
 
     def _tell(self, slots: Sequence[str], here: Sequence[int]) -> str:
-        for key in ("", *map(str, here)):
-            self._known.setdefault(key, set()).update(slots)
+        self._known[""].update(slot for slot in slots if slot in self.identity.facts)
+        for index in here:
+            self._known.setdefault(str(index), set()).update(slots)
         return " ".join(SAID[slot].format(self._fact(slot, here)) for slot in slots)
 
 
@@ -134,6 +149,7 @@ class Messages:
     """A user who says one message after another, whatever it is answered."""
 
     agreed = True  # it asks for nothing twice
+    served = True  # and goes on in any case
 
     def __init__(self, messages: Sequence[str]) -> None:
         self._left = list(messages)
