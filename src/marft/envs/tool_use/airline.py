@@ -1,8 +1,8 @@
 """Tools of an airline: its users, flights with seats and prices by day and cabin, and reservations.
 
 Names, arguments and what they do to the tables are those of the airline domain of τ-bench (Yao et al. 2024,
-arXiv:2406.12045), so that its data runs on them. There no tool holds to the rules of fares; these do where they are
-strict.
+arXiv:2406.12045), so that its data runs on them; a change of cabin is also written down, as τ²-bench does. There
+no tool holds to the rules of fares; these do where they are strict.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ class Airline(Toolbox):
                 if arrives.removesuffix("+1") <= second["scheduled_departure_time_est"]:
                     found.append([{**first, "date": date}, {**second, "date": day}])
         return found
+
+    @tool
+    def get_flight_status(self, flight_number: str, date: str) -> str:
+        """Read the status of a flight on a day."""
+        return str(self._day({"flight_number": flight_number, "date": date})["status"])
 
     @tool
     def calculate(self, expression: str) -> str:
@@ -181,9 +186,7 @@ class Airline(Toolbox):
         reservation = self._found("reservations", reservation_id, "reservation")
         user = self._found("users", reservation["user_id"], "user")
         self._rule(total_baggages >= reservation["total_baggages"], "bags can be added, not removed")
-        self._bags_are(
-            user, reservation["cabin"], len(reservation["passengers"]), total_baggages, nonfree_baggages
-        )
+        self._bags_are(user, reservation["cabin"], len(reservation["passengers"]), total_baggages, nonfree_baggages)
         price = BAG * max(0, nonfree_baggages - reservation["nonfree_baggages"])
         self._may_pay(reservation["user_id"], payment_id, price)
         written = self._edit("reservations", reservation_id)
@@ -206,13 +209,15 @@ class Airline(Toolbox):
         """Give a user a certificate of an amount of dollars."""
         self._found("users", user_id, "user")
         methods = self._edit("users", user_id)["payment_methods"]
-        name = next((one for one in (f"certificate_{n}" for n in (3221322, 3221323, 3221324)) if one not in methods), "")
+        name = next(
+            (one for one in (f"certificate_{n}" for n in (3221322, 3221323, 3221324)) if one not in methods), ""
+        )
         self._must(bool(name), "too many certificates")
         methods[name] = {"source": "certificate", "amount": amount, "id": name}
         return f"Certificate {name} added to user {user_id} with amount {amount}."
 
     def may_be_cancelled(self, reservation: Mapping[str, Any]) -> bool:
-        """Whether a reservation may be: it is insured, of business class, of the last day, or not flown by the airline."""
+        """Whether it may be: it is insured, of business class, of the last day, or not flown by the airline."""
         flown = [self.tables.find("flights", flight["flight_number"]) for flight in reservation["flights"]]
         days = [
             route["dates"].get(flight["date"], {}) if route else {}
@@ -246,7 +251,11 @@ class Airline(Toolbox):
     def _available(self, origin: str, destination: str, date: str) -> Iterator[Record]:
         for flight in self.tables.rows("flights"):
             day = flight["dates"].get(date, {"status": ""})
-            if flight["origin"] == origin and destination in ("", flight["destination"]) and day["status"] == "available":
+            if (
+                flight["origin"] == origin
+                and destination in ("", flight["destination"])
+                and day["status"] == "available"
+            ):
                 yield {**{key: value for key, value in flight.items() if key != "dates"}, **day}
 
     def _bags_are(self, user: Mapping[str, Any], cabin: str, people: int, total: int, paid: int) -> None:

@@ -31,7 +31,7 @@ def identity(user: Mapping[str, Any], told: bool) -> Identity:
 
 def cancel(draft: Draft) -> Goal | None:
     """Cancel a reservation, which its fare may not allow."""
-    made = draft.one("reservations", lambda made: True)
+    made = draft.one("reservations")
     if made is None:
         return None
     name, told = made["reservation_id"], draft.told()
@@ -41,7 +41,8 @@ def cancel(draft: Draft) -> Goal | None:
         f"cancel reservation {name}",
         f"I want to cancel {_named(name, told)}; I cannot fly.",
         {"reservation": name, "reason": "I am ill"}, [] if told else ["reservation"], [name], _reads(name),
-        [["cancel_reservation", {"reservation_id": name}]] if allowed else [], [paid if allowed else made["cabin"].replace("_", " ")],
+        [["cancel_reservation", {"reservation_id": name}]] if allowed else [],
+        [paid if allowed else made["cabin"].replace("_", " ")],
         f"Shall I cancel reservation {name} and refund {paid} dollars?" if allowed else "",
         f"Reservation {name} is cancelled, {paid} dollars will be refunded."
         if allowed else
@@ -51,7 +52,7 @@ def cancel(draft: Draft) -> Goal | None:
 
 def add_bags(draft: Draft) -> Goal | None:
     """Add bags, some of which may be free."""
-    made = draft.one("reservations", lambda made: True)
+    made = draft.one("reservations")
     if made is None:
         return None
     name, told, more = made["reservation_id"], [draft.told(), draft.told()], draft.random.randint(1, 3)
@@ -75,7 +76,7 @@ def add_bags(draft: Draft) -> Goal | None:
 
 def change_cabin(draft: Draft) -> Goal | None:
     """Fly in another cabin."""
-    made = draft.one("reservations", lambda made: True)
+    made = draft.one("reservations")
     if made is None:
         return None
     cabin = draft.random.choice([one for one in CABINS if one != made["cabin"]])
@@ -89,7 +90,7 @@ def change_cabin(draft: Draft) -> Goal | None:
 
 def change_day(draft: Draft) -> Goal | None:
     """Fly on another day, which basic economy does not allow."""
-    made = draft.one("reservations", lambda made: True)
+    made = draft.one("reservations")
     if made is None:
         return None
     (flight,) = made["flights"]
@@ -106,17 +107,22 @@ def change_day(draft: Draft) -> Goal | None:
             f"Sorry, the flight of reservation {name} cannot be changed: it is basic economy.",
         )  # fmt: skip
     difference = _difference(draft, made, flights, made["cabin"])
-    return None if difference is None else _flights_changed(draft, made, flights, made["cabin"], difference, words, [day])
+    return (
+        None if difference is None else _flights_changed(draft, made, flights, made["cabin"], difference, words, [day])
+    )
 
 
 def rename(draft: Draft) -> Goal | None:
     """Have somebody else fly."""
-    made = draft.one("reservations", lambda made: True)
+    made = draft.one("reservations")
     if made is None:
         return None
     name, told, new = made["reservation_id"], [draft.told(), draft.told()], passenger(draft.random)
     old = made["passengers"][0]
-    who, person = f"{old['first_name']} {old['last_name']}", f"{new['first_name']} {new['last_name']}, born {new['dob']}"
+    who, person = (
+        f"{old['first_name']} {old['last_name']}",
+        f"{new['first_name']} {new['last_name']}, born {new['dob']}",
+    )
     return Goal(
         f"{person} in place of {who} on reservation {name}",
         f"On {_named(name, told[0])} somebody else will fly in place of {who}{f': {person}' if told[1] else ''}.",
@@ -167,7 +173,7 @@ def book(draft: Draft) -> Goal | None:
 
 def ask_price(draft: Draft) -> Goal | None:
     """A question: what a reservation cost."""
-    made = draft.one("reservations", lambda made: True)
+    made = draft.one("reservations")
     if made is None:
         return None
     name, told, paid = made["reservation_id"], draft.told(), str(made["payment_history"][0]["amount"])

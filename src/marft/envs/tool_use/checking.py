@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from marft.envs.tool_use.goals import Calls
@@ -57,7 +58,7 @@ def expected(fresh: Callable[[], tuple[Any, States]], calls: Calls, outputs: Seq
             after.append(states.changes())
     last = after[-1]
     parts = []
-    for before, now in zip(after, after[1:], strict=False):
+    for before, now in pairwise(after):
         touched = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
         kept = frozenset(path for path in touched if last.get(path) == now.get(path))
         if kept:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from random import Random
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
-from marft.config.given import ImportPath
+from marft.config.folders import from_recipe
+from marft.config.plugins import import_path
 from marft.config.settings import Fraction, Settings
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Script
@@ -27,25 +30,40 @@ from marft.envs.tool_use.worlds import WORLDS
 from marft.game.environment import Split
 from marft.types import Task
 
-GREETING = "User: Hello."
+
+def _file(path: str, info: ValidationInfo) -> str:
+    return from_recipe(path, info.context) if path else ""
+
+
+def _class(path: str, info: ValidationInfo) -> str:
+    import_path(path, info.context)
+    return path
+
+
+FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
+ClassPath = Annotated[str, AfterValidator(_class)]
+NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
 
 
 class Data(Settings):
     """Public tasks, read from files of yours."""
 
     format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn of the Berkeley function-calling leaderboard
-    tasks: str  # file of the tasks
-    database: str = ""  # folder of a τ-bench domain's tables, or db.json of τ²-bench
-    answers: str = ""  # file of possible_answer of bfcl
-    policy: str = ""  # file of the rules that agents are told; "": none are
-    classes: dict[str, ImportPath] = {}  # of bfcl: where each involved class is, as my_package.module:Class
+    tasks: FilePath  # file of the tasks
+    test_tasks: FilePath = ""  # file of the test split; "": a tenth of tasks, as for validation
+    database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
+    answers: FilePath = ""  # file of possible_answer, of bfcl
+    policy: FilePath = ""  # file of the rules that agents are told; "": none are
+    classes: dict[str, ClassPath] = {}  # of bfcl: where each involved class is, as my_package.module:Class
 
     @model_validator(mode="after")
     def _is_whole(self) -> Data:
-        needs = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}[self.format]
-        missing = [key for key in needs if not getattr(self, key)]
+        missing = [key for key in NEEDS[self.format] if not getattr(self, key)]
         if missing:
-            raise ValueError(f"format {self.format!r} needs {' and '.join(missing)} too")
+            words = {"format": self.format, "missing": " and ".join(missing)}
+            raise PydanticCustomError("data", "format {format!r} needs {missing} too", words)
+        if self.classes:
+            of_classes(self.classes)
         return self
 
 
@@ -70,11 +88,6 @@ class ToolUse(Drawn):
     policy: bool = True  # the team is shown the rules first
     data: Data | None = None  # public tasks in place of those that are drawn
 
-    @field_validator("data")
-    @classmethod
-    def _reads(cls, data: Data | None) -> Data | None:
-        return data
-
     @property
     def offers(self) -> type:
         """The class whose methods are the tools."""
@@ -87,7 +100,7 @@ class ToolUse(Drawn):
         if self.user == "agent" and (not roles or roles[-1] != USER):
             yield f"user = 'agent' needs an agent whose role is {USER!r}, named last; add it, or take user = 'scripted'"
         if self.user == "scripted" and USER in roles:
-            yield f"the user is scripted, and an agent's role is {USER!r}; call it something else, or take user = 'agent'"
+            yield f"the user is scripted, and an agent's role is {USER!r}; rename it, or take user = 'agent'"
         if self.data and self.user == "scripted" and self.data.format != "bfcl":
             yield "tasks of τ-bench tell a user in words what it wants: take user = 'agent', and an agent to play it"
 
@@ -120,7 +133,8 @@ class ToolUse(Drawn):
         toolbox, tables = fresh()
         return self._conversation(
             toolbox, tables, fresh, calls, outputs,
-            scripted(data, self.patience) if drawn else Messages(["Hello."]), world.policy if drawn else self._files.policy,
+            scripted(data, self.patience) if drawn else Messages(["Hello."]),
+            world.policy if drawn else self._files.policy,
             (instruction(data) if drawn else data["instruction"]) if self.user == "agent" else "",
         )  # fmt: skip
 
@@ -151,12 +165,15 @@ class ToolUse(Drawn):
     @cached_property
     def _files(self) -> Loaded:
         assert self.data, "tasks are drawn"
-        data = self.data
-        return load(data.format, data.tasks, data.database, data.answers, data.policy)
+        return load(self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy)
 
     @cached_property
     def _loaded(self) -> dict[Split, list[Task]]:
+        assert self.data, "tasks are drawn"
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
         for task in self._files.tasks:
-            found[share_of(task.prompt, 0.1, 0.1)].append(task)
+            found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
+        if self.data.test_tasks:
+            test = load(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
+            found["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
         return found

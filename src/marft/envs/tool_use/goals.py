@@ -1,4 +1,4 @@
-"""What a user wants: goals, each with the facts that the user knows and the calls that serve it, and tasks made of them."""
+"""What a user wants: goals, each with the facts that the user knows and the calls that serve it, and tasks of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who the user is: facts, those that a service must ask for where the user does not say so, and how to look it up."""
+    """Who the user is: facts, those that a service must ask for where the user does not say so, how to look it up."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
     needs: Sequence[str] = ()
@@ -68,9 +68,13 @@ class Draft:
         """Whether the user tells a fact at once."""
         return self.random.random() < self.volunteers
 
-    def one(self, table: str, fits: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any] | None:
-        """A record of the user's that fits and is not taken yet; it is then."""
-        ids = [one for one in self.user[table] if one not in self.taken and fits(self.base[table][one])]
+    def one(self, table: str, *statuses: str) -> Mapping[str, Any] | None:
+        """A record of the user's, of one of these statuses where some are named, that is not taken yet; it is then."""
+        ids = [
+            one
+            for one in self.user[table]
+            if one not in self.taken and (not statuses or self.base[table][one]["status"] in statuses)
+        ]
         if not ids:
             return None
         chosen = self.random.choice(ids)
@@ -135,8 +139,8 @@ def draw_task(random: Random, world: World, goals: int, volunteers: float, toget
 
 
 def fewest_steps(identity: Identity, goals: Sequence[Goal], batches: Sequence[Sequence[int]]) -> int:
-    """Steps in which a task can be solved: for each batch one that asks for what the user has not said, one that offers,
-    and one that does it; a question, or what is against the rules, is answered at once."""
+    """Steps in which a task can be solved: for each batch one that asks for what the user has not said, one that
+    offers, and one that does it; a question, or what is against the rules, is answered at once."""
     steps, heard = 0, identity.says
     for number, batch in enumerate(batches):
         here = [goals[index] for index in batch]

@@ -149,8 +149,7 @@ class Retail(Toolbox):
         order = self._order_that_is("delivered", order_id, "returned")
         self._method(order["user_id"], payment_method_id)
         self._state(
-            "gift_card" in payment_method_id
-            or payment_method_id == order["payment_history"][0]["payment_method_id"],
+            "gift_card" in payment_method_id or payment_method_id == order["payment_history"][0]["payment_method_id"],
             "payment method should be either the original payment method or a gift card",
         )
         self._has_items(order, item_ids)

@@ -61,7 +61,11 @@ def short_tables(seed: int) -> dict[str, dict[str, Record]]:
             {"name": name, "item_id": name, "price": random.randint(10, 99)}
             for name in random.sample(SHORT_GOODS, random.randint(1, 2))
         ]
-        paid = {"transaction_type": "payment", "payment_method_id": "card", "amount": sum(one["price"] for one in items)}
+        paid = {
+            "transaction_type": "payment",
+            "payment_method_id": "card",
+            "amount": sum(one["price"] for one in items),
+        }
         name = f"W{number}"
         orders[name] = {
             "order_id": name, "user_id": "ann", "items": items, "status": random.choice(("pending", "delivered")),
@@ -115,9 +119,12 @@ def _order(random: Random, user: Record, products: list[Record], status: str) ->
         variant = random.choice(list(row["variants"].values()))
         items.append(
             {
-                "name": row["name"], "product_id": row["product_id"], "item_id": variant["item_id"],
-                "price": variant["price"], "options": variant["options"],
-            }  # fmt: skip
+                "name": row["name"],
+                "product_id": row["product_id"],
+                "item_id": variant["item_id"],
+                "price": variant["price"],
+                "options": variant["options"],
+            }
         )
     paid_by = random.choice(list(user["payment_methods"]))
     total = round(sum(item["price"] for item in items), 2)

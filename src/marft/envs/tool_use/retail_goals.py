@@ -33,7 +33,7 @@ def identity(user: Mapping[str, Any], told: bool) -> Identity:
 
 def cancel(draft: Draft) -> Goal | None:
     """Cancel an order; it may not be pending any more."""
-    order = draft.one("orders", lambda order: True)
+    order = draft.one("orders")
     if order is None:
         return None
     order_id, reason, told = order["order_id"], draft.random.choice(REASONS), [draft.told(), draft.told()]
@@ -52,7 +52,7 @@ def cancel(draft: Draft) -> Goal | None:
 
 def give_back(draft: Draft) -> Goal | None:
     """Return items of a delivered order, one or all."""
-    order = draft.one("orders", lambda order: bool(order["status"] != "cancelled"))
+    order = draft.one("orders")
     if order is None:
         return None
     order_id, told = order["order_id"], [draft.told(), draft.told()]
@@ -77,7 +77,7 @@ def give_back(draft: Draft) -> Goal | None:
 
 def swap(draft: Draft) -> Goal | None:
     """Exchange items of a delivered order, or change those of a pending one, for other variants."""
-    order = draft.one("orders", lambda order: bool(order["status"] in ("pending", "delivered")))
+    order = draft.one("orders", "pending", "delivered")
     if order is None:
         return None
     found = [(item, variant) for item in order["items"] if (variant := _other(draft, item))]
@@ -107,7 +107,7 @@ def swap(draft: Draft) -> Goal | None:
 
 def pay_otherwise(draft: Draft) -> Goal | None:
     """Pay a pending order by another method."""
-    order = draft.one("orders", lambda order: bool(order["status"] == "pending"))
+    order = draft.one("orders", "pending")
     if order is None:
         return None
     order_id, told = order["order_id"], [draft.told(), draft.told()]
@@ -126,7 +126,7 @@ def pay_otherwise(draft: Draft) -> Goal | None:
 def send_elsewhere(draft: Draft) -> Goal | None:
     """Change the address of a pending order, or one's own."""
     new, told = address(draft.random), draft.told()
-    order = draft.one("orders", lambda order: bool(order["status"] == "pending")) if draft.random.random() < 0.5 else None
+    order = draft.one("orders", "pending") if draft.random.random() < 0.5 else None
     key = order["order_id"] if order else draft.user["user_id"]
     if key in draft.taken and not order:
         return None
@@ -147,7 +147,7 @@ def send_elsewhere(draft: Draft) -> Goal | None:
 
 def ask_price(draft: Draft) -> Goal | None:
     """A question: what an order cost."""
-    order = draft.one("orders", lambda order: True)
+    order = draft.one("orders")
     if order is None:
         return None
     order_id, told, total = order["order_id"], draft.told(), _money(order["payment_history"][0]["amount"])
@@ -205,7 +205,7 @@ def _options(variant: Mapping[str, Any]) -> str:
 
 
 def _line(place: Mapping[str, str]) -> str:
-    return f"{place['address1']}, {place['address2']}, {place['city']}, {place['state']}, {place['country']}, {place['zip']}"
+    return ", ".join(place[key] for key in ("address1", "address2", "city", "state", "country", "zip"))
 
 
 def _listed(words: list[str]) -> str:

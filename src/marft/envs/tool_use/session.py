@@ -83,8 +83,8 @@ class Conversation:
         return answer
 
     def _reward(self, done: float, at_end: bool, solved: bool) -> float:
-        """1 for a solved task at its end; or, by parts, what a step adds to the share that is done, taken back at the end
-        where something else was changed too."""
+        """1 for a solved task at its end; or, by parts, what a step adds to the share that is done, taken back at the
+        end where something else was changed too."""
         if self.whole:
             return float(solved)
         gained, self.last = done - self.last, done
@@ -126,7 +126,10 @@ def last_of(actions: JointAction, role: str) -> Action | None:
 def agrees(text: str) -> bool:
     """Whether a user's words agree to something."""
     words = text.lower().replace(",", " ").replace(".", " ").replace("!", " ").split()
-    return bool({"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"} & set(words)) and "not" not in words
+    return (
+        bool({"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"} & set(words))
+        and "not" not in words
+    )
 
 
 def _said(actions: JointAction) -> str:

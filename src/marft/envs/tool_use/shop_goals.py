@@ -14,13 +14,14 @@ POLICY = "Pending orders can be cancelled, items of delivered ones taken back. L
 
 def cancel(draft: Draft) -> Goal | None:
     """Cancel an order; it may be delivered already."""
-    order = draft.one("orders", lambda order: True)
+    order = draft.one("orders")
     if order is None:
         return None
     name, told, total = order["order_id"], draft.told(), str(order["payment_history"][0]["amount"])
     pending = order["status"] == "pending"
     return Goal(
-        f"cancel {name}", f"Cancel {name}." if told else "Cancel an order.", {"order": name}, [] if told else ["order"], [name],
+        f"cancel {name}", f"Cancel {name}." if told else "Cancel an order.", {"order": name},
+        [] if told else ["order"], [name],
         [["look", {"id": name}]], [["cancel", {"id": name}]] if pending else [], [total if pending else "delivered"],
         f"Cancel {name} for {total} back?" if pending else "",
         f"Done, {total} for {name}." if pending else f"Sorry, {name} is delivered.",
@@ -29,14 +30,15 @@ def cancel(draft: Draft) -> Goal | None:
 
 def give_back(draft: Draft) -> Goal | None:
     """Give an item back; its order may be pending still."""
-    order = draft.one("orders", lambda order: True)
+    order = draft.one("orders")
     if order is None:
         return None
     item = draft.random.choice(order["items"])
     name, what, price, told = order["order_id"], item["name"], str(item["price"]), draft.told()
     delivered = order["status"] == "delivered"
     return Goal(
-        f"return {what} of {name}", f"Return the {what} of {name}." if told else f"Return the {what}.", {"order": name, "item": what},
+        f"return {what} of {name}", f"Return the {what} of {name}." if told else f"Return the {what}.",
+        {"order": name, "item": what},
         [] if told else ["order"], [name, what], [["look", {"id": name}]],
         [["refund", {"id": name, "item": what}]] if delivered else [], [price if delivered else "pending"],
         f"Return the {what} of {name} for {price} back?" if delivered else "",

@@ -15,8 +15,8 @@ from marft.texts import storable
 
 
 class Simulated:
-    """Objects of several classes, whose methods are called by their own names. What is otherwise than at first is what of
-    their attributes has another value; those that begin with ``_`` do not count."""
+    """Objects of several classes, whose methods are called by their own names. What is otherwise than at first is what
+    of their attributes has another value; those that begin with ``_`` do not count."""
 
     classes: Mapping[str, type]
 

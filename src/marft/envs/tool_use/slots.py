@@ -43,7 +43,9 @@ WORDS = {
 }
 ASKS = r"(?:which|what(?: is| are)?|whose|how many|your|the|provide|tell me|share|give me|and|for)"
 PATTERNS = {slot: re.compile(rf"\b{ASKS} (?:\w+ ){{0,2}}(?:{words})\b") for slot, words in WORDS.items()}
-IMPERATIVE = re.compile(r"\b(?:please|provide|tell me|share|give me|need to know|could i have|may i have|let me know)\b")
+IMPERATIVE = re.compile(
+    r"\b(?:please|provide|tell me|share|give me|need to know|could i have|may i have|let me know)\b"
+)
 REFUSAL = re.compile(r"\b(?:sorry|cannot|can not|can't|unable|not possible|not allowed|unfortunately)\b")
 DONE = re.compile(
     r"\b(?:done|cancell?ed|returned|changed|booked|added|requested|updated|processed|exchanged|modified|refunded)\b"

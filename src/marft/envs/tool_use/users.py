@@ -53,7 +53,7 @@ class Scripted:
         self.batch = 0
         self.confirmed = set[int]()
         self.over = set[int]()
-        self._known = {"": set(identity.facts) if identity.says else set[str]()}
+        self._said = ""
         self._agreed = False
 
     @property
@@ -68,16 +68,22 @@ class Scripted:
 
     def opening(self) -> str:
         """Who it is, where it says that, and what it wants first."""
-        return " ".join(filter(None, [self.identity.says, self._wishes(self.batches[0])]))
+        self._said = " ".join(filter(None, [self.identity.says, self._wishes(self.batches[0])]))
+        return self._said
 
     def answer(self, said: str) -> str:
         """What it says to that."""
+        answer = self._answer(said)
+        self._said += f"\n{answer}"
+        return answer
+
+    def _answer(self, said: str) -> str:
         self._agreed = False
         here = [index for index in self.batches[self.batch] if index not in self.over]
         text = said.lower()
         self._settled(here, text)
-        asked = [slot for slot in asked_for(said) if self._fact(slot, here)]
-        new = [slot for slot in asked if slot not in self._told(here)]
+        asked = [slot for slot in asked_for(said) if self._facts(slot, here)]
+        new = [slot for slot in asked if not names_all(self._said, self._facts(slot, here))]
         if new:
             return self._tell(new, here)
         offered = [] if more_is_offered(text) else self._offered(here, text)
@@ -123,26 +129,13 @@ class Scripted:
     def _wishes(self, indexes: Sequence[int]) -> str:
         return " ".join(self.goals[index].says for index in indexes)
 
-    def _fact(self, slot: str, here: Sequence[int]) -> str:
+    def _facts(self, slot: str, here: Sequence[int]) -> list[str]:
         """What it knows for a slot; several where it has several goals."""
-        known: list[str] = [self.identity.facts.get(slot, "")]
-        known += [self.goals[index].facts.get(slot, "") for index in here]
-        return " and ".join(dict.fromkeys(filter(None, known)))
-
-    def _told(self, here: Sequence[int]) -> set[str]:
-        """Slots of which it has told all that it knows."""
-        known = set(self._known[""])
-        for slot in {slot for index in here for slot in self.goals[index].facts}:
-            held = [index for index in here if slot in self.goals[index].facts]
-            if all(slot not in self.goals[index].withheld or slot in self._known.get(str(index), ()) for index in held):
-                known.add(slot)
-        return known
+        known = [self.identity.facts.get(slot, ""), *(self.goals[index].facts.get(slot, "") for index in here)]
+        return list(dict.fromkeys(filter(None, known)))
 
     def _tell(self, slots: Sequence[str], here: Sequence[int]) -> str:
-        self._known[""].update(slot for slot in slots if slot in self.identity.facts)
-        for index in here:
-            self._known.setdefault(str(index), set()).update(slots)
-        return " ".join(SAID[slot].format(self._fact(slot, here)) for slot in slots)
+        return " ".join(SAID[slot].format(" and ".join(self._facts(slot, here))) for slot in slots)
 
 
 class Messages:

@@ -1,5 +1,5 @@
-"""Multi-turn tasks of the Berkeley function-calling leaderboard (Patil et al.): JSONL with messages, a state to begin with,
-and calls written as Python, which are read and never run."""
+"""Multi-turn tasks of the Berkeley function-calling leaderboard (Patil et al.): JSONL with messages, a state to begin
+with, and calls written as Python, which are read and never run."""
 
 from __future__ import annotations
 

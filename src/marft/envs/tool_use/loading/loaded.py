@@ -16,7 +16,7 @@ TABLES: Mapping[str, Callable[[str], Mapping[str, Mapping[str, object]]]] = {"ta
 __all__ = ["Format", "Loaded", "load"]
 
 
-def load(format: Format, tasks: str, database: str, answers: str, policy: str) -> Loaded:
+def load(format: Format, tasks: str, database: str, answers: str, policy: str, tables: bool = True) -> Loaded:
     """Read tasks and what they need.
 
     Args:
@@ -25,6 +25,7 @@ def load(format: Format, tasks: str, database: str, answers: str, policy: str) -
         database: path of the tables; "" where the format has none.
         answers: path of the reference calls, where they are in a file of their own.
         policy: path of the rules; "": none.
+        tables: whether the tables are read too.
 
     Raises:
         ValueError: a file cannot be read, or is not of that layout; the message says which, where, and what it must be.
@@ -33,5 +34,5 @@ def load(format: Format, tasks: str, database: str, answers: str, policy: str) -
         found = bfcl_tasks(tasks, answers)
     else:
         found = tau_tasks(tasks) if format == "tau" else tau2_tasks(tasks)
-    tables = TABLES[format](database) if format in TABLES else {}
-    return Loaded(found, tables, text_of(policy) if policy else "")
+    read = TABLES[format](database) if tables and format in TABLES else {}
+    return Loaded(found, read, text_of(policy) if policy else "")

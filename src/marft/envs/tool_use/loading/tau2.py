@@ -26,11 +26,12 @@ def tau2_tables(path: str) -> dict[str, dict[str, Any]]:
 
 
 def tau2_tasks(path: str) -> list[Task]:
-    """The tasks of a file. What counts is the database and what was told (``communicate_info``); tasks that are graded by
-    a model (``nl_assertions``), or begin in another state, say so in their data.
+    """The tasks of a file. What counts is the database and what was told (``communicate_info``); what a model would
+    have to judge (``nl_assertions``) stands in a task's data as ``not_checked``.
 
     Raises:
-        ValueError: it is of another layout, or tasks need tools of the user's own.
+        ValueError: it is of another layout, or tasks begin in a state of their own, or need tools of the
+            user's.
     """
     found = json_of(path)
     rows = table(found, path).get("tasks") if isinstance(found, dict) else found
@@ -49,8 +50,8 @@ def _task(row: dict[str, Any], where: str) -> Task:
         made = table(action, place)
         if made.get("requestor", "assistant") != "assistant":
             raise ValueError(
-                f"environment.data.tasks: {place} is the user's own ({made.get('name')}); tasks in which users have tools "
-                "(telecom) cannot be played here: leave them out"
+                f"environment.data.tasks: {place} is the user's own ({made.get('name')}); tasks in which users have "
+                "tools (telecom) cannot be played here: leave them out"
             )
         calls.append([field(made, "name", str, place), field(made, "arguments", dict, place)])
     if row.get("initial_state"):
@@ -61,7 +62,9 @@ def _task(row: dict[str, Any], where: str) -> Task:
     words = _instruction(scenario, where)
     outputs = [str(output) for output in criteria.get("communicate_info") or []]
     judged = [str(one) for one in criteria.get("nl_assertions") or []]
-    return Task(f"tau2/{name}", words, {"instruction": words, "calls": calls, "outputs": outputs, "not_checked": judged})
+    return Task(
+        f"tau2/{name}", words, {"instruction": words, "calls": calls, "outputs": outputs, "not_checked": judged}
+    )
 
 
 def _instruction(scenario: Mapping[str, Any], where: str) -> str:
