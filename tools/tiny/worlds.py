@@ -4,10 +4,10 @@
     python tools/tiny/worlds.py relay --steps 50 --output /tmp/relay
     python tools/tiny/worlds.py relay --only-check    # what the untuned teams solve
 
-The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: demonstrations and the
-training, validation and test tasks share none. Whoever acts is told what the recipe tells it, and says what the script
-says: well with probability ``--skill`` a turn, else as a weak model might. So the model has the skills and mixed habits, and
-what reinforcement has to find is to use them together. The result depends on nothing but the recipe, the world and the seed.
+The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: what is shown is in
+none of training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
+well with probability ``--skill`` a turn, else as a weak model might. So the model has the skills and mixed habits, and
+what reinforcement has to find is to use them together. The result depends on the recipe, the world and the seed alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
 
     def rendered(count: int, begin: bool) -> str:
         messages = said.messages[:count]
-        tools = said.tools or None
+        tools: list[Any] | None = list(said.tools) or None
         return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=begin))
 
     whole = rendered(len(said.messages), False)
@@ -151,13 +151,10 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     rows = [encode(tokenizer, one) for one in said]
     lengths = np.array([len(row.ids) for row in rows])
     learned = np.array([row.learned.sum() for row in rows])
-    print(
-        f"{len(rows):,} conversations of {lengths.mean():.0f} tokens (at most {lengths.max()}), {learned.mean():.0f} said"
-    )
-    if lengths.max() > CONTEXT:
-        raise ValueError(
-            f"a conversation has {lengths.max()} tokens, and the context is {CONTEXT}: shorten the world's texts"
-        )
+    mean, longest = lengths.mean(), lengths.max()
+    print(f"{len(rows):,} conversations of {mean:.0f} tokens (at most {longest}), {learned.mean():.0f} said")
+    if longest > CONTEXT:
+        raise ValueError(f"a conversation has {longest} tokens, and the context is {CONTEXT}: shorten the texts")
     model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
     stream = batches(rows, arguments.tokens, Random(arguments.seed))
     for step in fit(model, stream, arguments.steps, arguments.learning_rate, arguments.noise):
