@@ -39,6 +39,12 @@ class EnvironmentPart(Plugin):
         """Roles of agents that the others learn to play against, and that do not learn themselves."""
         return ()
 
+    @property
+    def offers(self) -> type | None:
+        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the object
+        that they call their ``toolbox``."""
+        return self.session
+
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
         """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
 
