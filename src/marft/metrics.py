@@ -79,6 +79,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                better="lower"),
         Metric("episodes_timed_out", "timed out", "dropped, as something took too long", ".0f", better="lower",
                advice="raise rollout.timeout_seconds, or make the environment faster"),
+        Metric("environment/*", "measured", "what the environment itself measures, as declared last in an episode, "
+               "mean over scored episodes that have it", ".3g"),
         Metric("environment_steps", "environment steps", "steps of scored episodes", ".0f"),
         Metric("sampled_actions", "sampled actions", "actions sampled, forks included, what they replay once", ".0f"),
         Metric("actions", "actions", "actions of scored episodes", ".0f", scopes=BOTH),

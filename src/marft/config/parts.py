@@ -6,7 +6,7 @@ A part of a kind derives from the class here. Data under a name that is almost o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -27,6 +27,14 @@ class EnvironmentPart(Plugin):
     def graded(self) -> bool:
         """Whether the environment itself says what an answer is worth."""
         return True
+
+    def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
+        """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
+
+        Args:
+            skill: the share of turns that are played well, and not by a weak model's habits.
+        """
+        return None
 
 
 class EnginePart(Plugin):

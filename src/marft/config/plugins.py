@@ -56,6 +56,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "parallel": "marft.game.organizations.parallel:Parallel",
         "program": "marft.gateway.program:Program",
         "reflective": "marft.game.organizations.reflective:Reflective",
+        "turns": "marft.game.organizations.turns:Turns",
     },
     "credits": {
         "agent-group": "marft.learning.credit.agent_group:AgentGroup",
