@@ -36,6 +36,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "vllm": "marft.engines.kinds:Vllm",
     },
     "environments": {
+        "code": "marft.envs.code.environment:Code",
         "math": "marft.envs.math:Math",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "table": "marft.envs.table:Table",

@@ -1,8 +1,8 @@
 """The judge's side in the jail: every program meets every input in a process of its own. Standard library alone.
 
-What runs a program is a child that has neither our output nor the nonce that our lines begin with: it has an input, and two pipes that we
-read. It can say what it likes there, for itself and this one input; what that is worth is found out outside, where the right
-answers are. None of them is in here.
+What runs a program is a child that has neither our output nor the nonce that our lines begin with: it has an input,
+and two pipes that we read. It can say what it likes there, for itself and this one input; what that is worth is
+found out outside, where the right answers are. None of them is in here.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def be_program(program: Any, given: dict[str, Any], say: int, print_to: int, ord
 
 
 def run_whole(program: Any, scope: dict[str, Any]) -> str:
-    """Run a program that reads and prints, as Python runs a file: to the end of its threads and of what it does at exit.
+    """Run a program that reads and prints, as Python runs a file: to the end of its threads and of what it does at
+    exit.
 
     Raises:
         BaseException: the program does.
@@ -195,9 +196,12 @@ def feed(given: dict[str, Any], print_to: int) -> None:
     os.dup2(print_to, 1)
     os.close(print_to)
     sys.argv = ["program.py", *given["argv"]]
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8", errors="replace")
-    sys.stdout = sys.__stdout__ = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8", errors="replace")  # type: ignore[misc]
-    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), encoding="utf-8", errors="replace")
+    streams = [
+        io.TextIOWrapper(open(number, mode, closefd=False), encoding="utf-8", errors="replace")
+        for number, mode in enumerate(("rb", "wb", "wb"))
+    ]
+    sys.stdin, sys.stdout, sys.stderr = streams
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]
 
 
 def entry(scope: dict[str, Any], name: str) -> Any:

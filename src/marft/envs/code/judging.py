@@ -1,7 +1,7 @@
 """The judge's side outside: programs and inputs go into a jail, and what came of each comes back.
 
-A right answer never goes in. What a program returns or prints is compared out here, as plain values, so that nothing that it does to
-its own process earns it anything: it has to know the answer.
+A right answer never goes in. What a program returns or prints is compared out here, as plain values, so that nothing
+that it does to its own process earns it anything: it has to know the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from marft.sandbox.runner import run_python
 from marft.sandbox.settings import SandboxSettings
 
 How = Literal["returned", "raised", "timed_out", "died", "too_much_output", "not_run"]
-BEGIN = "import os, sys\nsys.path.insert(0, os.getcwd())\nfrom marft.envs.code.inside import main\ndel sys.path[0]\nmain()\n"
+BEGIN = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+from marft.envs.code.inside import main
+del sys.path[0]
+main()
+"""
 PACKAGES = ("marft", "marft/envs", "marft/envs/code")
 KILOBYTE = 1024
 MOST_OUTPUT_KB = 64 * KILOBYTE  # of all inputs together
@@ -66,7 +72,8 @@ Given = Call | Feed
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one input: the value that a call returned, or what a program printed; ``said`` is the error of one that failed."""
+    """What came of one input: the value that a call returned, or what a program printed; ``said`` is the error of
+    one that failed."""
 
     how: How
     value: Any = None
@@ -92,8 +99,8 @@ class Limits:
         cpu = math.ceil(self.seconds)
         return SandboxSettings(
             seconds=programs * self.all_seconds + LONGER, cpu_seconds=math.ceil(self.all_seconds * programs) + cpu,
-            memory_mb=self.memory_mb + SPARE_MB, output_kb=min(MOST_OUTPUT_KB, 2 * programs * inputs * self.output_kb + KILOBYTE),
-            isolation=self.isolation,
+            memory_mb=self.memory_mb + SPARE_MB, output_kb=min(MOST_OUTPUT_KB, 2 * programs * inputs * self.output_kb
+            + KILOBYTE), isolation=self.isolation,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Values as text, and back: what crosses the wall of the jail. Standard library alone; the jail uses it too.
 
-Only plain values have a text: numbers, texts, bytes, None, and lists, tuples, sets and tables of them. What derives from one of these
-is written as that one, without asking it: an ``__eq__`` of its own stays behind.
+Only plain values have a text: numbers, texts, bytes, None, and lists, tuples, sets and tables of them. What derives
+from one of these is written as that one, without asking it: an ``__eq__`` of its own stays behind.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def decode(text: str) -> Any:
 
 
 def same(one: object, other: object, tolerance: float = 0.0) -> bool:
-    """Whether two plain values are equal, as Python has it; with a tolerance, numbers beside a ``float`` may differ by it, absolutely or
-    relatively.
+    """Whether two plain values are equal, as Python has it; with a tolerance, numbers beside a ``float`` may differ
+    by it, absolutely or relatively.
 
     >>> same([0.1 + 0.2], [0.3]), same([0.1 + 0.2], [0.3], 1e-9), same((1, 2), [1, 2])
     (False, True, False)
@@ -124,5 +124,5 @@ def _read(found: Any) -> Any:
     if letter == "c":
         return complex(*items)
     if letter == "d":
-        return {key: item for key, item in items}
+        return dict(items)
     return {"t": tuple, "s": set, "z": frozenset}[letter](items)

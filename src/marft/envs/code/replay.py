@@ -1,7 +1,8 @@
-"""Tests that are code, in the jail: run with what a program has returned, which is not there itself. Standard library alone.
+"""Tests that are code, in the jail: run with what a program has returned, which is not there itself. Standard
+library alone.
 
-A test calls a function and looks at what comes of it. Here the function stands for a record: of calls that have been made
-elsewhere, and what they returned. Where the record lacks a call, the test says which.
+A test calls a function and looks at what comes of it. Here the function stands for a record: of calls that have been
+made elsewhere, and what they returned. Where the record lacks a call, the test says which.
 """
 
 from __future__ import annotations
