@@ -13,7 +13,6 @@ from marft.envs.code.judging import Call, Feed
 from marft.envs.code.packed import unpacked
 from marft.envs.code.problems import Asserts, Case, Problem
 from marft.envs.code.proposing import call_in
-from marft.envs.code.reports import case_in_words
 from marft.envs.rows import Row
 
 STDIN = "Write a Python program that reads standard input and prints."
@@ -120,7 +119,7 @@ def codeforces(row: Row, shown: int) -> Read:  # noqa: ARG001  its examples are 
     parts = [
         _maybe(row, "title"), _maybe(row, "description"),
         *(f"{title}\n{_maybe(row, key)}" for title, key in (("Input", "input_format"), ("Output", "output_format"))),
-        *(f"Example\n{case_in_words(case)}" for case in examples),
+        *map(_example, examples),
         f"Note\n{_maybe(row, 'note')}" if _maybe(row, "note") else "", STDIN,
     ]  # fmt: skip
     problem = Problem(
@@ -163,7 +162,8 @@ FORMATS: Mapping[str, Callable[[Row, int], Read]] = {
 KNOWN_BY = {
     "apps": {"question", "input_output"}, "codeforces": {"official_tests", "description"},
     "humaneval": {"canonical_solution", "entry_point", "test"},
-    "livecodebench": {"question_content", "private_test_cases"}, "mbpp": {"test_list", "code"}, "plain": {"question", "tests"},
+    "livecodebench": {"question_content", "private_test_cases"}, "mbpp": {"test_list", "code"},
+    "plain": {"question", "tests"},
 }  # fmt: skip
 
 
@@ -206,6 +206,11 @@ def _pair(test: Any) -> Case:
     if not isinstance(test, Mapping) or not test.keys() >= {"input", "output"}:
         raise ValueError("has tests without input and output")
     return _fed(test["input"], test["output"])
+
+
+def _example(case: Case) -> str:
+    assert isinstance(case.given, Feed)
+    return f"Example\nInput:\n{case.given.text.rstrip()}\nOutput:\n{case.right[0].rstrip()}"
 
 
 def _json(row: Row, column: str) -> Any:

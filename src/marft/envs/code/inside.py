@@ -8,6 +8,7 @@ found out outside, where the right answers are. None of them is in here.
 from __future__ import annotations
 
 import atexit
+import builtins
 import io
 import json
 import os
@@ -144,7 +145,8 @@ def be_program(program: Any, given: dict[str, Any], say: int, print_to: int, ord
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (order["cpu_seconds"], order["cpu_seconds"]))
     resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
-    scope: dict[str, Any] = {"__name__": "program", "__builtins__": __builtins__}
+    scope: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # which site brings, and site is not there
     try:
         if given["kind"] == "feed":
             feed(given, print_to)
