@@ -5,8 +5,8 @@ Each cheat is code around an honest function that is right for small inputs alon
 
 from __future__ import annotations
 
-from itertools import islice, product
 from collections.abc import Iterator
+from itertools import islice, product
 from typing import NamedTuple
 
 from marft.envs.code.judging import Call
@@ -14,7 +14,10 @@ from marft.envs.code.problems import Case, Problem
 
 HONEST = "def f(x):\n    if x < 3: return x * 7 + 1\n    return -1\n"
 PROBLEM = Problem(
-    "f(x): 7 x + 1", "f", cases=tuple(Case(Call("f", (x,)), (x * 7 + 1,)) for x in range(8)), reference="def f(x): return x * 7 + 1"
+    "f(x): 7 x + 1",
+    "f",
+    cases=tuple(Case(Call("f", (x,)), (x * 7 + 1,)) for x in range(8)),
+    reference="def f(x): return x * 7 + 1",
 )
 FAIR = 3 / 8  # what the honest part earns
 

@@ -88,17 +88,32 @@ def statements_of(check: str) -> list[str]:
     function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if function is None:
         raise ValueError("defines no function check(candidate)")
-    before = [ast.unparse(node) for node in body if node is not function]
+    before: list[ast.stmt] = [node for node in body if node is not function]
     tests: list[str] = []
     for node in function.body:
-        text = ast.unparse(node)
         if not any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
-            before.append(text)
+            before.append(node)
         elif not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant)):  # assert True tests nothing
-            tests.append("\n".join([*before, text]))
+            tests.append("\n".join(map(ast.unparse, [*_needed(before, node), node])))
     if not tests:
         raise ValueError("asserts nothing")
     return tests
+
+
+def _needed(before: Sequence[ast.stmt], test: ast.stmt) -> list[ast.stmt]:
+    """What a test needs of what stands before it: all but the values of names that it does not use."""
+    used, needed = _names(test), list[ast.stmt]()
+    for node in reversed(before):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if targets and all(isinstance(target, ast.Name) and target.id not in used for target in targets):
+            continue
+        used |= _names(node)
+        needed.insert(0, node)
+    return needed
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def names_in(tests: Sequence[str], code: str) -> tuple[str, ...]:

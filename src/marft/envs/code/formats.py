@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marft.config.settings import did_you_mean
@@ -34,9 +35,9 @@ def humaneval(row: Row, shown: int) -> Read:  # noqa: ARG001  its prompts show e
     if at is None:
         raise ValueError(f"column 'prompt' does not define {entry!r}")
     statement = f"Complete this Python function, and give it whole.\n\n```python\n{prompt.rstrip()}\n```"
-    asserts = Asserts(solution, (entry,), tuple(tests))
+    cases, asserts = _tests(tests, {"candidate": entry}, solution)
     problem = Problem(
-        statement, entry, asserts=asserts, before=prompt[: at.start()], opening=prompt, reference=solution
+        statement, entry, cases=cases, asserts=asserts, before=prompt[: at.start()], opening=prompt, reference=solution
     )
     return Read(row.text("task_id"), problem)
 
@@ -56,10 +57,10 @@ def mbpp(row: Row, shown: int) -> Read:
     told = tests[:count] or [f"{name}(…)" for name in names]
     words = row.text("text" if "text" in row.cells else "prompt")
     statement = f"{words.strip()}\nThe program must pass tests such as these:\n" + "\n".join(told)
-    examples = [case for test in tests[:count] if (case := call_in(test, set(names))) is not None]
-    problem = Problem(
-        statement, names[-1], tuple(examples), asserts=Asserts(before, names, tuple(tests[count:])), reference=code
-    )
+    called = {name: name for name in names}
+    examples = [case for test in tests[:count] if (case := call_in(test, names)) is not None]
+    cases, asserts = _tests(tests[count:], called, before)
+    problem = Problem(statement, names[-1], tuple(examples), cases, asserts, reference=code)
     return Read(f"mbpp/{row.text('task_id')}", problem)
 
 
@@ -179,6 +180,20 @@ def format_of(row: Row) -> str:
         near = did_you_mean(str(next(iter(row.cells), "")), set().union(*KNOWN_BY.values()))
         raise ValueError(f"environment: {row.place}: its columns are of no layout that is known ({wanted}){near}")
     return found
+
+
+def _tests(tests: Sequence[str], called: Mapping[str, str], before: str) -> tuple[tuple[Case, ...], Asserts | None]:
+    """Tests that are code, as cases where each of them is no more than ``assert f(2) == 5``: those run in one jail.
+
+    Args:
+        called: functions by the names that the tests have for them.
+        before: code that defines all that the tests use.
+    """
+    cases = [call_in(test.strip(), called) for test in tests]
+    if None in cases:
+        return (), Asserts(before, tuple(called.values()), tuple(tests))
+    found = [case for case in cases if case is not None and isinstance(case.given, Call)]
+    return tuple(replace(one, given=replace(one.given, entry=called[one.given.entry])) for one in found), None  # type: ignore[arg-type, union-attr]
 
 
 def _called(entry: str, given: Any, right: Any) -> Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from marft.envs.code.judging import Call, Feed
 from marft.envs.code.plain import encode
@@ -52,7 +52,7 @@ def tests_in(text: str, entry: str, names: Sequence[str]) -> list[Case]:
     return list(found.values())[:MOST_TESTS]
 
 
-def call_in(line: str, names: set[str]) -> Case | None:
+def call_in(line: str, names: Container[str]) -> Case | None:
     """A case of a line ``f(2) == 5``, with or without ``assert``; None where it is no call of these functions with
     plain values.
 
