@@ -55,7 +55,10 @@ class PolicySettings(Settings):
     learning_rate: LearningRate | None = None  # in place of the algorithm's
 
 
-BUNDLED = {name: Path(__file__).parents[1] / "models" / name.replace("-", "_") for name in ("tiny", "tiny-tools")}
+BUNDLED = {
+    file.parent.name.replace("_", "-"): file.parent
+    for file in sorted((Path(__file__).parents[1] / "models").glob("tiny*/config.json"))
+}
 Models = Mapping[str, ModelSettings]
 
 
