@@ -36,6 +36,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "vllm": "marft.engines.kinds:Vllm",
     },
     "environments": {
+        "code": "marft.envs.code.environment:Code",
         "math": "marft.envs.math:Math",
         "memory": "marft.envs.memory.environment:Memory",
         "plan_path": "marft.envs.plan_path.environment:PlanPath",
