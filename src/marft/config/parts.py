@@ -14,6 +14,7 @@ from pydantic import SerializeAsAny
 
 from marft.config.plugins import Plugin, resolver
 from marft.config.settings import Positive
+from marft.types import Task
 
 
 class EnvironmentPart(Plugin):
@@ -27,6 +28,10 @@ class EnvironmentPart(Plugin):
     def graded(self) -> bool:
         """Whether the environment itself says what an answer is worth."""
         return True
+
+    def odds(self, task: Task) -> float:  # noqa: ARG002
+        """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
+        return 1.0
 
 
 class EnginePart(Plugin):

@@ -11,6 +11,9 @@ import re
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from marft.game.answers import STATED, find_answer
+from marft.rewards.math_forms import is_interval, told_apart
+
+LONGEST = 5000  # characters of an answer; math-verify takes minutes for more, and no right one has so many
 
 _SENTENCE_END = re.compile(r"\.\s|\n\n|\n(?!.*\\end\{)", re.DOTALL)
 _DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
@@ -29,10 +32,14 @@ def equal(gold: str, written: str) -> bool:
     (True, False, False)
     """
     expected, stated = _formula(gold), _statement(written)
-    if {_brackets(expected), _brackets(stated)} == {"(", "{"}:
-        return False  # math-verify lets a pair equal a set
+    if len(stated) > LONGEST:
+        return False
+    told = told_apart(expected, stated)
+    if told is not None:
+        return not told
     parsed = _parse(expected)
-    return bool(parsed) and verify(parsed, _parse(stated), timeout_seconds=None)
+    relations = is_interval(expected)  # an interval may be written as an inequality
+    return bool(parsed) and verify(parsed, _parse(stated), allow_set_relation_comp=relations, timeout_seconds=None)
 
 
 def _statement(text: str) -> str:
@@ -47,7 +54,7 @@ def _statement(text: str) -> str:
     formulas = _DOLLARS.findall(text)
     if formulas:
         return _formula(formulas[-1][0] or formulas[-1][1])
-    return _formula(text) if before else text
+    return _formula(text) if before else text[-LONGEST:]
 
 
 def _formula(answer: str) -> str:
@@ -59,12 +66,6 @@ def _formula(answer: str) -> str:
 def _first_sentence(text: str) -> str:
     """Up to a full stop or a line's end; the lines of a matrix stay together."""
     return _SENTENCE_END.split(text.strip(), maxsplit=1)[0]
-
-
-def _brackets(formula: str) -> str:
-    """``"("`` for what is written as a pair, point or open interval, ``"{"`` for a set, else nothing."""
-    plain = re.sub(r"\\left|\\right|\\[,;:! ]|[\s$]", "", formula).replace("\\{", "{").replace("\\}", "}")
-    return plain[0] if plain[:1] + plain[-1:] in ("()", "{}") else ""
 
 
 def _parse(text: str) -> list[object]:
