@@ -29,6 +29,11 @@ class EnvironmentPart(Plugin):
         """Whether the environment itself says what an answer is worth."""
         return True
 
+    @property
+    def most_steps(self) -> int:
+        """Steps after which an episode is over, at most; 0: when the run says so."""
+        return int(self.one_step)
+
     def odds(self, task: Task) -> float:  # noqa: ARG002
         """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
         return 1.0

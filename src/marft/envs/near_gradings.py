@@ -1,4 +1,4 @@
-"""Gradings of answers that need not be the right one to the letter: words that are spelled alike, quantities in any unit."""
+"""Gradings of answers that need not be the right one to the letter: spelled alike, or as much in another unit."""
 
 from __future__ import annotations
 

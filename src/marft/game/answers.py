@@ -55,6 +55,15 @@ def stated_answer(text: str) -> str:
     return line.rstrip().removesuffix(".").rstrip("*_ \t").removesuffix(".")
 
 
+def states_answer(text: str) -> bool:
+    r"""Whether a text has an answer that is marked as one: in a box or a tag, or after "the answer is".
+
+    >>> states_answer(r"\boxed{5}"), states_answer("I agree.")
+    (True, False)
+    """
+    return find_answer(text) is not None or STATED.search(text) is not None
+
+
 def answer_in(solution: str) -> str:
     r"""The answer in a solution: the last ``\boxed{}``, else what follows ``####`` (GSM8K), else the whole text.
 

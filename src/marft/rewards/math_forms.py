@@ -52,21 +52,30 @@ def is_interval(formula: str) -> bool:
     return "," in plain and plain[:1] in ("(", "[") and ("[" in plain or "]" in plain or "\\infty" in plain)
 
 
+def elements(formula: str) -> list[str]:
+    """What a list without brackets holds; commas at thousands part nothing.
+
+    >>> elements("$-1, (2,3)$"), elements("$1,234$")
+    (['-1', '(2,3)'], ['1234'])
+    """
+    depth, found = 0, [""]
+    for sign in _SPACING.sub("", _THOUSANDS.sub("", formula)):
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += sign
+    return found
+
+
 def _repeated(formula: str) -> int:
     """How many more elements a list without brackets has than different ones.
 
-    >>> _repeated("$-1,3,3$"), _repeated("$1,234$"), _repeated("$(1,1)$")
-    (1, 0, 0)
+    >>> _repeated("$-1,3,3$"), _repeated("$(1,1)$")
+    (1, 0)
     """
-    plain = _SPACING.sub("", _THOUSANDS.sub("", formula))
-    depth, elements = 0, [""]
-    for sign in plain:
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
-            elements.append("")
-        else:
-            elements[-1] += sign
-    return len(elements) - len(set(elements))
+    found = elements(formula)
+    return len(found) - len(set(found))
 
 
 def _unit(formula: str) -> Unit | None:
