@@ -14,6 +14,7 @@ from pydantic import SerializeAsAny
 
 from marft.config.plugins import Plugin, resolver
 from marft.config.settings import Positive
+from marft.types import Task
 
 
 class EnvironmentPart(Plugin):
@@ -52,6 +53,15 @@ class EnvironmentPart(Plugin):
             skill: the share of turns that are played well, and not by a weak model's habits.
         """
         return None
+
+    @property
+    def most_steps(self) -> int:
+        """Steps after which an episode is over, at most; 0: when the run says so."""
+        return int(self.one_step)
+
+    def odds(self, task: Task) -> float:  # noqa: ARG002
+        """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
+        return 1.0
 
 
 class EnginePart(Plugin):
