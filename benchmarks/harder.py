@@ -3,7 +3,7 @@
     python benchmarks/harder.py                  # trains what is not there (benchmarks/environments.py), then evaluates
     python benchmarks/harder.py --worlds relay --seeds 0
 
-Held-out tasks of each difficulty are played, sampled, by the untuned team and by the trained one, over all seeds together:
+Held-out tasks of each difficulty are played, sampled, by the untuned team and by the trained one, over all seeds:
 the share solved with Wilson's interval. Writes results/harder.json, .md and .svg.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from environments import WORLDS, trained
+from environments import trained
 from matplotlib.figure import Figure
 
 from marft.config import load_recipe
