@@ -134,6 +134,13 @@ def test_one_illegal_move_is_forgiven_and_two_in_a_row_are_not(game: str) -> Non
     assert last.info["measures"]["illegal_moves"] == 1.0
 
 
+def test_an_illegal_move_is_told_to_whoever_made_it_alone() -> None:
+    game = Nim().begin({"heaps": [2, 2]})
+    game.play("nothing")
+    assert "not allowed" in game.shown(0)
+    assert "not allowed" not in game.shown(1)
+
+
 def test_a_legal_move_between_two_illegal_ones_forgives_the_first() -> None:
     env, said = environment(game="nim", params={"heaps": 2, "largest": 30}), []
 

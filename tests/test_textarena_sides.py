@@ -59,6 +59,17 @@ class TestWhoIsPaid:
             assert last.reward == same.agent_rewards["north"]
             assert last.success == (last.reward > 0)
 
+    def test_moves_of_opponents_that_do_not_learn_are_not_measured(self) -> None:
+        """The opponent's are all illegal, the learner's are not."""
+        env = environment(game="nim", opponent="frozen")
+
+        def move(role: str, shown: Observation) -> str:
+            return first_option(role, shown) if role == "north" else "nothing"
+
+        for task in env.tasks("train"):
+            _, last = match(env, task, move)
+            assert last.info["measures"].get("illegal_moves", 0.0) == 0.0
+
     def test_a_game_played_together_pays_the_team_once(self) -> None:
         env = environment(game="hints")
         _, last = match(env, env.tasks("train")[0], first_option)
