@@ -81,6 +81,16 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="raise rollout.timeout_seconds, or make the environment faster"),
         Metric("environment/*", "measured", "what the environment itself measures, as declared last in an episode, "
                "mean over scored episodes that have it", ".3g"),
+        Metric("league/rating", "rating", "Elo of the learner as its matches against past versions move it; the "
+               "untuned version has 0", "+.0f", better="higher"),
+        Metric("league/members", "versions", "past versions that the learner plays against", ".0f"),
+        Metric("league/win_rate", "won", "share of matches won of late against each past version, draws for one half, "
+               "mean over versions", ".0%", better="higher"),
+        Metric("league/hardest_win_rate", "won against the hardest", "the same against the version that is beaten "
+               "least", ".0%", better="higher",
+               advice="far below one half: the learner has forgotten how to beat an earlier self; draw versions with "
+               "choose = 'prioritised', or keep more of them (pool.size)"),
+        Metric("league/hardest_step", "the hardest", "step at which that version joined", ".0f"),
         Metric("environment_steps", "environment steps", "steps of scored episodes", ".0f"),
         Metric("sampled_actions", "sampled actions", "actions sampled, forks included, what they replay once", ".0f"),
         Metric("actions", "actions", "actions of scored episodes", ".0f", scopes=BOTH),
