@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from hypothesis import settings
+
 from marft.config.load import load_recipe
 from marft.config.run import RunSettings
 from marft.game.environment import Session
 from marft.scripted import ScriptedTeam
 from marft.types import Episode, JointAction, Observation, Step
 from tests.episodes import make_action
+from tests.nights import NIGHT
 
+FEW = settings(max_examples=1000 if NIGHT else 20)
 STEPS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
@@ -114,7 +118,7 @@ def with_changes(name: str, **changes: Any) -> RunSettings:
     )
 
 
-def by_script(run: RunSettings, tasks: int = 12, skill: float = 1.0) -> list[Episode]:
+def by_script(run: RunSettings, tasks: int = 5, skill: float = 1.0) -> list[Episode]:
     """Episodes of a recipe that its world's script plays."""
     environment: Any = run.environment
     with ScriptedTeam(run, environment.script(skill)) as team:

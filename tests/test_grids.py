@@ -15,7 +15,7 @@ from marft.envs.grids.maps import canonical, variants
 from marft.envs.grids.moves import WAYS, moves_in, step
 from marft.envs.grids.search import distances, first_ways
 from marft.envs.plan_path import rules
-from tests.grids import relaxed
+from tests.grids import FEW, relaxed
 
 WAY = st.sampled_from(sorted(WAYS))
 MAPS = st.integers(2, 6).flatmap(
@@ -30,6 +30,7 @@ def test_examples_are_true(module: object) -> None:
     assert tried.attempted > 0
 
 
+@FEW
 @given(st.lists(WAY, min_size=1, max_size=9), st.sampled_from(["words", "letters", "json", "run", "boxed", "answer"]))
 def test_moves_are_read_however_they_are_written(ways: list[str], form: str) -> None:
     letters = [way[0].upper() for way in ways]
@@ -53,6 +54,7 @@ def test_a_text_without_end_is_read_in_part() -> None:
     assert moves_in("U" * 10**6) == ["up"] * moves.MOST_MOVES
 
 
+@FEW
 @given(MAPS, st.integers(0, 7))
 def test_a_map_is_the_same_from_every_side(rows: list[str], side: int) -> None:
     sides = list(variants(tuple(rows)))
@@ -66,6 +68,7 @@ def test_maps_that_differ_from_every_side_differ() -> None:
     assert canonical(("SG.", "...", "...")) != canonical((".SG", "...", "..."))
 
 
+@FEW
 @given(MAPS)
 def test_distances_are_those_of_relaxing_every_edge(rows: list[str]) -> None:
     free = [(r, c) for r, row in enumerate(rows) for c, here in enumerate(row) if here == "."]

@@ -17,7 +17,7 @@ from marft.envs.plan_path.rules import Maze
 from marft.envs.tasks import tasks_of
 from marft.game.environment import Session
 from marft.types import Task
-from tests.grids import STEPS, by_script, first_shown, play, relaxed, spoken, with_changes
+from tests.grids import FEW, STEPS, by_script, first_shown, play, relaxed, spoken, with_changes
 
 WAY = st.sampled_from(sorted(WAYS))
 ROWS = ("S.#", ".#.", "..G")
@@ -55,6 +55,7 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
     return total
 
 
+@FEW
 @given(st.lists(WAY, min_size=1, max_size=12))
 def test_the_published_reward_is_that_of_the_published_worker(ways: list[str]) -> None:
     environment = world(moves="one", reward="published", steps=9)
@@ -62,6 +63,7 @@ def test_the_published_reward_is_that_of_the_published_worker(ways: list[str]) -
     assert sum(step.reward for step in steps) == pytest.approx(published_return(ROWS, ways, 9))
 
 
+@FEW
 @given(st.lists(WAY, min_size=1, max_size=12), st.sampled_from(["one", "list"]))
 def test_progress_pays_the_share_of_the_way_that_is_done_and_success_the_goal(ways: list[str], moves: str) -> None:
     answers = list(ways) if moves == "one" else [", ".join(ways)]
@@ -145,10 +147,10 @@ def test_roles_that_nobody_has_and_mazes_that_are_none_are_refused_with_the_reme
 
 @pytest.mark.parametrize("keys", [{"size": 4}, {"size": 5, "nearest": 3, "farthest": 8}, {"walls": 0.45, "size": 6}])
 def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on(keys: dict[str, int]) -> None:
-    environment = world(**keys, train_tasks=150, held_out_tasks=40)
+    environment = world(**keys, train_tasks=80, held_out_tasks=20)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
-    parts.append(list(islice(environment.demonstrations(), 60)))
-    assert [len(part) for part in parts] == [150, 40, 40, 60]
+    parts.append(list(islice(environment.demonstrations(), 40)))
+    assert [len(part) for part in parts] == [80, 20, 20, 40]
     sides = [{canonical(task.data["map"]) for task in part} for part in parts]
     assert len(set.union(*sides)) == sum(map(len, parts))
     for task in parts[0]:
@@ -181,5 +183,5 @@ def test_a_script_of_skill_solves_every_maze_in_the_fewest_steps(name: str, chan
 
 
 def test_a_weak_script_solves_some() -> None:
-    solved = [bool(episode.success) for episode in by_script(with_changes("plan_path"), tasks=30, skill=0.65)]
-    assert 2 <= sum(solved) <= 25
+    solved = [bool(episode.success) for episode in by_script(with_changes("plan_path"), tasks=10, skill=0.65)]
+    assert 1 <= sum(solved) <= 9

@@ -21,7 +21,7 @@ from marft.envs.sokoban.rules import Yard, drawn
 from marft.envs.sokoban.solving import best_ways, fewest_moves, pushes
 from marft.game.environment import Session
 from marft.types import Task
-from tests.grids import STEPS, by_script, first_shown, play, pushed, solved_in, with_changes
+from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, with_changes
 from tests.nights import NIGHT
 
 WAYS = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=14)
@@ -52,6 +52,7 @@ def test_examples_are_true() -> None:
     assert doctest.testmod(rules) == (0, 2)
 
 
+@FEW
 @given(SEEDS, st.integers(1, 3), WAYS)
 def test_moves_are_those_of_gym_sokoban(seed: int, boxes: int, ways: list[str]) -> None:
     yard = yard_of(seed, boxes)
@@ -67,7 +68,7 @@ def test_moves_are_those_of_gym_sokoban(seed: int, boxes: int, ways: list[str]) 
 
 @pytest.mark.parametrize("boxes", [1, 2])
 def test_fewest_moves_are_those_that_trying_all_finds(boxes: int) -> None:
-    for seed in range(40 if NIGHT else 4):
+    for seed in range(40 if NIGHT else 3):
         yard = yard_of(seed, boxes, size=5)
         known = fewest_moves(yard.room)
         assert known[yard.player, yard.boxes] == solved_in(list(drawn(yard)))
@@ -76,6 +77,7 @@ def test_fewest_moves_are_those_that_trying_all_finds(boxes: int) -> None:
             assert known.get((yard.player, yard.boxes)) == solved_in(list(drawn(yard)))
 
 
+@FEW
 @given(SEEDS, st.integers(1, 3), WAYS)
 def test_what_is_called_lost_can_not_be_solved(seed: int, boxes: int, ways: list[str]) -> None:
     yard = yard_of(seed, boxes, size=5)
@@ -87,6 +89,7 @@ def test_what_is_called_lost_can_not_be_solved(seed: int, boxes: int, ways: list
     assert solved_in(list(drawn(yard))) is None
 
 
+@FEW
 @given(SEEDS, st.integers(1, 2))
 def test_a_push_leaves_what_it_says_and_the_best_ways_lead_to_the_end(seed: int, boxes: int) -> None:
     yard = yard_of(seed, boxes)
@@ -144,6 +147,7 @@ def published_return(rows: tuple[str, ...], ways: list[str], most: int) -> float
     return total
 
 
+@FEW
 @given(SEEDS, st.integers(1, 2), WAYS)
 def test_the_published_reward_is_that_of_the_published_worker(seed: int, boxes: int, ways: list[str]) -> None:
     rows = tuple(drawn(yard_of(seed, boxes)))
@@ -151,6 +155,7 @@ def test_the_published_reward_is_that_of_the_published_worker(seed: int, boxes: 
     assert sum(step.reward for step in steps) == pytest.approx(published_return(rows, ways, 9))
 
 
+@FEW
 @given(SEEDS, st.integers(1, 2), WAYS)
 def test_boxes_pay_the_share_that_is_on_goals_and_success_the_last(seed: int, boxes: int, ways: list[str]) -> None:
     rows = tuple(drawn(yard_of(seed, boxes)))
@@ -200,12 +205,15 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], says: str) -> None:
 
 
 def test_roles_that_nobody_has_and_rooms_that_are_none_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match=r"environment\.pushes_for: no agent has the role 'tools'; did you mean 'tool'"):
+    with pytest.raises(
+        ValueError, match=r"environment\.pushes_for: no agent has the role 'tools'; did you mean 'tool'"
+    ):
         with_changes("sokoban", pushes_for=["tools"])
     with pytest.raises(ValueError, match="lower nearest or boxes, or raise farthest or size"):
         Sokoban(size=4, nearest=99).tasks("train")
 
 
+@FEW
 @given(SEEDS, st.integers(0, 7))
 def test_a_room_is_the_same_from_every_side_and_anywhere_in_its_frame(seed: int, side: int) -> None:
     yard = yard_of(seed, 1)
@@ -216,11 +224,11 @@ def test_a_room_is_the_same_from_every_side_and_anywhere_in_its_frame(seed: int,
 
 @pytest.mark.parametrize("keys", [{}, {"nearest": 5, "farthest": 9}, {"size": 7, "boxes": 2}])
 def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on(keys: dict[str, Any]) -> None:
-    environment = world(**keys, train_tasks=40, held_out_tasks=10)
+    environment = world(**keys, train_tasks=30, held_out_tasks=5)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
     parts.append(list(islice(environment.demonstrations(), 15)))
     sides = [{content(Yard.of(task.data["map"])) for task in part} for part in parts]
-    assert sum(map(len, sides)) == len(set.union(*sides)) == 75
+    assert sum(map(len, sides)) == len(set.union(*sides)) == 55
     for task in parts[0]:
         yard = Yard.of(task.data["map"])
         assert len(yard.boxes) == len(yard.room.goals) == keys.get("boxes", 1)
@@ -239,11 +247,11 @@ def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
     ],
 )
 def test_a_script_of_skill_solves_every_room_in_the_fewest_steps(name: str, changes: dict[str, Any]) -> None:
-    episodes = by_script(with_changes(name, **{"train_tasks": 12, "held_out_tasks": 2, **changes}), tasks=8)
+    episodes = by_script(with_changes(name, **{"train_tasks": 12, "held_out_tasks": 2, **changes}))
     assert all(episode.success for episode in episodes)
     assert [len(episode.transitions) for episode in episodes] == [e.task.data["fewest_steps"] for e in episodes]
 
 
 def test_a_weak_script_solves_some() -> None:
-    solved = [bool(episode.success) for episode in by_script(with_changes("sokoban"), tasks=24, skill=0.65)]
-    assert 2 <= sum(solved) <= 20
+    solved = [bool(episode.success) for episode in by_script(with_changes("sokoban"), tasks=10, skill=0.65)]
+    assert 1 <= sum(solved) <= 9

@@ -20,7 +20,7 @@ from marft.envs.sudoku.rules import BOXES, Board, peers, to_grid, wrong_with
 from marft.envs.sudoku.solving import by_singles, canonical, puzzle, solutions, unique
 from marft.game.environment import Session
 from marft.types import Task
-from tests.grids import by_script, every_solution, first_shown, play, with_changes
+from tests.grids import FEW, by_script, every_solution, first_shown, play, with_changes
 
 SOLUTION = ((1, 2, 3, 4), (3, 4, 1, 2), (2, 1, 4, 3), (4, 3, 2, 1))
 GIVENS = ((0, 2, 3, 4), (3, 4, 0, 2), (2, 1, 4, 0), (4, 0, 2, 1))  # blank: 1,1 (1); 2,3 (1); 3,4 (3); 4,2 (3)
@@ -45,6 +45,7 @@ def test_examples_are_true(module: Any) -> None:
     assert tried.attempted > 0
 
 
+@FEW
 @given(SEEDS, st.integers(1, 11))
 def test_solutions_are_those_that_trying_everything_finds(seed: int, blanks: int) -> None:
     random = Random(seed)
@@ -77,6 +78,7 @@ def test_solutions_keep_the_rules_and_what_is_left_out_has_them_back(size: int) 
         assert not wrong_with(solution.grid, board)
 
 
+@FEW
 @given(SEEDS)
 def test_where_singles_get_stuck_a_value_has_to_be_guessed(seed: int) -> None:
     found = puzzle(4, 10, singles=False, random=Random(seed))
@@ -89,6 +91,7 @@ def test_where_singles_get_stuck_a_value_has_to_be_guessed(seed: int) -> None:
         assert by_singles(found[0]) == (not board.blanks)
 
 
+@FEW
 @given(SEEDS, st.permutations(range(1, 5)), st.integers(0, 3), st.booleans())
 def test_a_puzzle_is_the_same_turned_mirrored_and_in_other_digits(
     seed: int, digits: list[int], quarters: int, mirrored: bool
@@ -221,17 +224,18 @@ def test_puzzles_are_as_wished_and_no_form_of_a_held_out_one_is_trained_on() -> 
     ],
 )
 def test_a_script_of_skill_solves_every_puzzle_in_the_fewest_steps(name: str, changes: dict[str, Any]) -> None:
-    episodes = by_script(with_changes(name, **{"train_tasks": 12, "held_out_tasks": 2, **changes}), tasks=8)
+    episodes = by_script(with_changes(name, **{"train_tasks": 12, "held_out_tasks": 2, **changes}))
     assert all(episode.success for episode in episodes)
     assert [len(episode.transitions) for episode in episodes] == [e.task.data["fewest_steps"] for e in episodes]
     assert all(episode.total_reward == pytest.approx(1.0) for episode in episodes)
 
 
 def test_a_weak_script_solves_some() -> None:
-    solved = [bool(episode.success) for episode in by_script(with_changes("sudoku"), tasks=24, skill=0.65)]
-    assert 2 <= sum(solved) <= 20
+    solved = [bool(episode.success) for episode in by_script(with_changes("sudoku"), tasks=10, skill=0.65)]
+    assert 1 <= sum(solved) <= 9
 
 
+@FEW
 @given(st.text("0123456789,;=[]() \n.#|abc", max_size=40), st.sampled_from([4, 6, 9]))
 def test_any_text_is_read(text: str, size: int) -> None:
     found = answer_in(text, size)
