@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import Annotated, Literal
 
@@ -81,8 +80,6 @@ class Memory(Drawn):
                 "questions", "questions: {many} are too many for {people} people; at most two a person",
                 {"many": self.questions, "people": self.people},
             )  # fmt: skip
-        if self.path and not Path(self.path).is_file():
-            raise PydanticCustomError("missing_file", "path: no file at {path}", {"path": self.path})
         return self
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
