@@ -117,7 +117,11 @@ class TestSplits:
         worlds = [memory(**{**PLAIN, "seed": seed}) for seed in (0, 1)]
 
         def told(tasks: Any) -> set[str]:
-            return {json.dumps([t.data["chunks"], sorted(q["text"] for q in t.data["questions"])]) for t in tasks}
+            return {json.dumps([facts(t), sorted(q["text"] for q in t.data["questions"])]) for t in tasks}
+
+        def facts(task: Any) -> list[str]:
+            said = read_slowly([Chunk.of(chunk) for chunk in task.data["chunks"]])
+            return sorted(f"{about}: {value}" for about, value in said.items())
 
         parts = [told(t for w in worlds for t in w.tasks(split)) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
         parts.append(told(t for w in worlds for t in islice(w.demonstrations(), 30)))
@@ -298,11 +302,16 @@ class TestGrades:
 class TestSettings:
     @pytest.mark.parametrize(("keys", "words"), [
         ({"kinds": ("singel",)}, "did you mean 'single'"), ({"kinds": ()}, "names none"), ({"days": 1, "facts": 1}, "two facts a question"),
-        ({"days": 100}, "at most"), ({"questions": 9, "days": 9}, "too many"),
+        ({"days": 100}, "at most"),
     ])  # fmt: skip
     def test_what_cannot_be_is_refused(self, keys: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match=words):
             memory(**keys)
+
+    def test_too_many_questions_for_so_few_people_are_refused_in_words(self) -> None:
+        world = memory(**{**PLAIN, "people": 2, "questions": 3}, kinds=("multi",))
+        with pytest.raises(ValueError, match="ask fewer, of more kinds, or about more people"):
+            world.tasks("train")
 
     def test_roles_that_the_team_lacks_are_named(self) -> None:
         assert "environment.writer: no agent is called 'writer'" in next(iter(memory().problems(["a", "b"])))
