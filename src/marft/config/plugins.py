@@ -36,7 +36,9 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "vllm": "marft.engines.kinds:Vllm",
     },
     "environments": {
+        "gymnasium": "marft.envs.gyms.gymnasium_game:Gymnasium",
         "math": "marft.envs.math:Math",
+        "pettingzoo": "marft.envs.gyms.pettingzoo_game:PettingZoo",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "rooms": "marft.envs.rooms.environment:Rooms",
         "table": "marft.envs.table:Table",
