@@ -42,6 +42,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "rooms": "marft.envs.rooms.environment:Rooms",
         "table": "marft.envs.table:Table",
+        "verifiers": "marft.envs.verifying.environment:Verifiers",
     },
     "channels": {
         "last": "marft.game.channels.last:Last",
