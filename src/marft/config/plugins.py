@@ -40,6 +40,9 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "math": "marft.envs.math:Math",
         "memory": "marft.envs.memory.environment:Memory",
         "plan_path": "marft.envs.plan_path.environment:PlanPath",
+        "gymnasium": "marft.envs.gyms.gymnasium_game:Gymnasium",
+        "math": "marft.envs.math:Math",
+        "pettingzoo": "marft.envs.gyms.pettingzoo_game:PettingZoo",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "relay": "marft.envs.relay.environment:Relay",
         "rooms": "marft.envs.rooms.environment:Rooms",
@@ -49,6 +52,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "table": "marft.envs.table:Table",
         "textarena": "marft.envs.textarena.environment:TextArena",
         "tool_use": "marft.envs.tool_use.environment:ToolUse",
+        "verifiers": "marft.envs.verifying.environment:Verifiers",
     },
     "channels": {
         "last": "marft.game.channels.last:Last",
