@@ -36,9 +36,18 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "vllm": "marft.engines.kinds:Vllm",
     },
     "environments": {
+        "code": "marft.envs.code.environment:Code",
         "math": "marft.envs.math:Math",
+        "memory": "marft.envs.memory.environment:Memory",
+        "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "relay": "marft.envs.relay.environment:Relay",
+        "rooms": "marft.envs.rooms.environment:Rooms",
+        "shop": "marft.envs.shop.environment:Shop",
+        "sokoban": "marft.envs.sokoban.environment:Sokoban",
+        "sudoku": "marft.envs.sudoku.environment:Sudoku",
         "table": "marft.envs.table:Table",
+        "textarena": "marft.envs.textarena.environment:TextArena",
         "tool_use": "marft.envs.tool_use.environment:ToolUse",
     },
     "channels": {
