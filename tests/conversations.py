@@ -54,16 +54,17 @@ def wants(made: ToolUse, **kinds: Any) -> Iterable[Task]:
     for task in made.demonstrations():
         (goal,) = task.data["goals"]
         writes = kinds.get("writes", bool(goal["writes"]))
-        if goal["aim"].startswith(kinds.get("aim", "")) and bool(goal["writes"]) == writes:
-            if bool(goal["withheld"]) == kinds.get("withheld", bool(goal["withheld"])):
-                yield task
+        withheld = kinds.get("withheld", bool(goal["withheld"]))
+        fits = (bool(goal["writes"]), bool(goal["withheld"])) == (writes, withheld)
+        if fits and goal["aim"].startswith(kinds.get("aim", "")):
+            yield task
 
 
-def scripted(recipe: str, skill: float, count: int, tasks: Iterable[Task] | None = None, **changes: Any) -> list[Episode]:
+def scripted(
+    recipe: str, skill: float, count: int, tasks: Iterable[Task] | None = None, **changes: Any
+) -> list[Episode]:
     """Episodes that the script plays, on demonstrations where no tasks are given; nothing is cut short."""
-    run = load_recipe(
-        recipe, changes={"models.base.path": "tiny-tools", "models.base.context": 1024, **changes}
-    )
+    run = load_recipe(recipe, changes={"models.base.path": "tiny-tools", "models.base.context": 1024, **changes})
     agents = tuple(
         one.model_copy(update={"sampling": one.sampling.model_copy(update={"max_new_tokens": LONG // 50})})
         for one in run.agents

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from marft.config.load import parse_recipe
+from marft.config.load import parse_recipe, to_toml
 from marft.envs.tool_use.loading import load
 from marft.envs.tool_use.loading.bfcl import call_of
 from marft.envs.tool_use.retail_data import retail_tables
@@ -50,7 +51,12 @@ def tau(tmp_path: Path) -> dict[str, str]:
         (tmp_path / f"{name}.json").write_text(json.dumps(rows))
     (tmp_path / "tasks_test.py").write_text(TAU)
     (tmp_path / "wiki.md").write_text("Be kind.")
-    return {"format": "tau", "tasks": str(tmp_path / "tasks_test.py"), "database": str(tmp_path), "policy": str(tmp_path / "wiki.md")}
+    return {
+        "format": "tau",
+        "tasks": str(tmp_path / "tasks_test.py"),
+        "database": str(tmp_path),
+        "policy": str(tmp_path / "wiki.md"),
+    }
 
 
 def tau2_task(**changes: Any) -> dict[str, Any]:
@@ -86,7 +92,10 @@ def bfcl(tmp_path: Path) -> dict[str, Any]:
         "initial_config": {"Drawer": {"notes": {"b": "old"}}, "Counter": {"number": 3}},
         "path": ["Drawer.write", "Counter.add"], "involved_classes": ["Drawer", "Counter"],
     }  # fmt: skip
-    answer = {"id": "multi_turn_base_0", "ground_truth": [["write('a', words='hello')", "read(name='b')"], [], ["add(amount=2)"]]}
+    answer = {
+        "id": "multi_turn_base_0",
+        "ground_truth": [["write('a', words='hello')", "read(name='b')"], [], ["add(amount=2)"]],
+    }
     (tmp_path / "tasks.json").write_text(json.dumps(row) + "\n\n")
     (tmp_path / "answers.json").write_text(json.dumps(answer) + "\n")
     return {"format": "bfcl", "tasks": str(tmp_path / "tasks.json"), "answers": str(tmp_path / "answers.json"),
@@ -100,7 +109,7 @@ def tasks_of(data: dict[str, Any], **keys: Any) -> Any:
 
 class TestTau:
     def test_its_python_is_read_and_not_run(self, tau: Any) -> None:
-        made, found = tasks_of(tau, world="retail", user="agent")
+        _, found = tasks_of(tau, world="retail", user="agent")
         (task,) = [one for one in found if one.data["calls"]]
         assert task.data["instruction"] == f"You want to cancel {ORDER['order_id']}. It was ordered by mistake."
         assert [name for name, _ in task.data["calls"]] == ["get_order_details", "cancel_pending_order"]
@@ -149,7 +158,7 @@ class TestTau:
     )
     def test_another_layout_is_refused_by_its_place(self, tau: Any, tmp_path: Path, text: str, says: str) -> None:
         (tmp_path / "wrong.py").write_text(text)
-        with pytest.raises(ValueError, match="wrong.py") as caught:
+        with pytest.raises(ValueError, match=r"wrong\.py") as caught:
             load("tau", str(tmp_path / "wrong.py"), tau["database"], "", "")
         assert says in str(caught.value)
 
@@ -176,7 +185,10 @@ class TestTau2:
             ({"initial_state": {"initialization_data": {}}}, "begins in a state of its own"),
             ({"user_scenario": {"instructions": 3}}, "'instructions' is 3, and must be of type dict or str"),
             ({"evaluation_criteria": None}, "'evaluation_criteria' is None"),
-            ({"evaluation_criteria": {"actions": [{"name": "reboot", "arguments": {}, "requestor": "user"}]}}, "the user's own (reboot)"),
+            (
+                {"evaluation_criteria": {"actions": [{"name": "reboot", "arguments": {}, "requestor": "user"}]}},
+                "the user's own (reboot)",
+            ),
         ],
     )
     def test_what_cannot_be_played_is_refused(self, tau2: Any, tmp_path: Path, change: Any, says: str) -> None:
@@ -185,7 +197,9 @@ class TestTau2:
             load("tau2", tau2["tasks"], tau2["database"], "", "")
         assert says in str(caught.value)
 
-    @pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("3", "must be a list of tasks"), ("[3]", "must be a JSON object")])
+    @pytest.mark.parametrize(
+        ("text", "says"), [("{", "is no JSON"), ("3", "must be a list of tasks"), ("[3]", "must be a JSON object")]
+    )
     def test_no_tasks_are_refused(self, tau2: Any, tmp_path: Path, text: str, says: str) -> None:
         (tmp_path / "tasks.json").write_text(text)
         with pytest.raises(ValueError, match=says):
@@ -252,10 +266,11 @@ def test_what_a_format_needs_must_be_named(tau: Any, bfcl: Any) -> None:
         environment(data={**bfcl, "classes": {"Nothing": "nowhere:Nothing"}})
 
 
-def test_files_are_looked_for_beside_the_recipe(tau: Any, tmp_path: Path) -> None:
-    data = {**tau, "tasks": "tasks_test.py", "database": ".", "policy": "wiki.md"}
-    table = recipe(environment={"name": "tool_use", "world": "retail", "data": data}, recipe_folder=str(tmp_path))
-    assert parse_recipe(table).environment.data.tasks == tau["tasks"]  # type: ignore[attr-defined]
+def test_files_are_looked_for_beside_the_recipe(bfcl: Any, tmp_path: Path) -> None:
+    data = {**bfcl, "tasks": "tasks.json", "answers": "answers.json"}
+    run = parse_recipe(recipe(environment={"name": "tool_use", "data": data}, recipe_folder=str(tmp_path)))
+    assert run.environment.data.tasks == bfcl["tasks"]  # type: ignore[attr-defined]
+    assert parse_recipe(tomllib.loads(to_toml(run))) == run
 
 
 def test_a_task_in_words_needs_somebody_to_play_the_user(tau: Any) -> None:
