@@ -102,7 +102,7 @@ class ToolUse(Drawn):
         if self.user == "scripted" and USER in roles:
             yield f"environment.user: it is scripted, and an agent's role is {USER!r}; rename it, or take 'agent'"
         if self.data and self.user == "scripted" and self.data.format != "bfcl":
-            yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and an agent to play it"
+            yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and one to play it"
 
     def draw(self, random: Random) -> Drawing:
         """A task of the world."""
