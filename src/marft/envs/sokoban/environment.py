@@ -18,7 +18,7 @@ from marft.envs.grids.world import MovesWorld
 from marft.envs.sokoban.drawing import content, room, start
 from marft.envs.sokoban.rules import FAILURE, Yard, drawn, published
 from marft.envs.sokoban.script import SokobanScript
-from marft.envs.sokoban.solving import fewest_moves, pushes
+from marft.envs.sokoban.solving import pushes
 from marft.types import Observation, Task
 
 TRIES = 500  # rooms that are drawn for one task
