@@ -37,6 +37,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "code": "marft.envs.code.environment:Code",
+        "instructions": "marft.envs.instructions.environment:Instructions",
         "math": "marft.envs.math:Math",
         "memory": "marft.envs.memory.environment:Memory",
         "plan_path": "marft.envs.plan_path.environment:PlanPath",
