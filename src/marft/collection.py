@@ -36,12 +36,14 @@ class Collection:
 
 
 def collect(
-    rollouts: Rollouts, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None]
-) -> Collection:
+    rollouts: Rollouts, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None],
+    casting: Callable[[Sequence[Attempt]], Sequence[Attempt]] = lambda attempts: attempts,
+) -> Collection:  # fmt: skip
     """Play the episodes of one training step.
 
     Args:
         drawn: tasks drawn in earlier steps: how far the endless pass over the training tasks is.
+        casting: the attempts with the policies that play in them, where those are not the agents' own.
     """
     run = rollouts.run
     rounds = run.algorithm.dynamic_sampling
@@ -55,7 +57,7 @@ def collect(
         if not wanted:
             break
         attempts, drawn = _drawn(run, tasks, step, drawn, wanted, rollouts.set_aside)
-        new, everything = _play(rollouts, attempts, on_done)
+        new, everything = _play(rollouts, casting(attempts), on_done)
         played += new
         recorded += everything
         scored = [episode for episode in everything if episode.scored]

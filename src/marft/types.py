@@ -18,6 +18,7 @@ import numpy.typing as npt
 from marft.declared import Declared
 from marft.marks import Grammar, Mark, Masks, allows_one
 from marft.segments import Restart, Segment, segments_of
+from marft.shown import Observation as Observation
 from marft.thoughts import Said
 from marft.usage import Usage
 
@@ -127,13 +128,6 @@ class Sampling:
     grammar: Grammar | None = None  # what a text must be
     alternatives: int = 0  # how many of the likeliest tokens are told beside each
     listener: Callable[[int], None] | None = field(default=None, compare=False)  # hears each token once it is sampled
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What the environment shows the team at one step (o_t)."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,6 +290,10 @@ class JointAction:
 
     answer: Action | None = None
     actions: tuple[Action, ...] = ()
+
+    def of(self, role: str) -> Action | None:
+        """The last action of one agent; None where it did not act."""
+        return next((action for action in reversed(self.actions) if action.agent == role), None)
 
 
 @dataclass(frozen=True, slots=True)

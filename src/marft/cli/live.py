@@ -37,7 +37,7 @@ class Screen:
         self.recorded: Collection[str] = ()  # ids of actions that are served as they were recorded
 
     def observed(self, observation: Observation) -> None:
-        self._show(observation.text, "the environment shows")
+        self._show(observation.whole, "the environment shows")
 
     def asked(self, role: str, read: Sequence[Message]) -> None:
         """An agent's turn has come, and this is what it reads of others."""

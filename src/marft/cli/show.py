@@ -106,7 +106,7 @@ def transcript(episode: Episode, agent: str, recorded: Recorded) -> Iterator[Ren
     if episode.fork:
         yield Text(one_line(f"plays {episode.fork.origin} again up to {episode.fork.at}"), style="dim")
     by_id = {action.id: action for action in episode.actions}
-    shown = [t.observation.text for t in episode.transitions] or [episode.task.prompt]
+    shown = [t.observation.whole for t in episode.transitions] or [episode.task.prompt]
     for number in range(max(len(shown), 1 + max((action.step for action in episode.actions), default=0))):
         if number < len(shown):
             yield _panel(shown[number], "the environment shows")

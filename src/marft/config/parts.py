@@ -6,7 +6,7 @@ A part of a kind derives from the class here. Data under a name that is almost o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -23,6 +23,7 @@ class EnvironmentPart(Plugin):
 
     one_step: ClassVar[bool] = False  # every episode is over after one step
     session: ClassVar[type | None] = None
+    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)  # of what an episode earns the team, or one agent
 
     @property
     def graded(self) -> bool:
@@ -37,6 +38,24 @@ class EnvironmentPart(Plugin):
     def odds(self, task: Task) -> float:  # noqa: ARG002
         """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
         return 1.0
+
+    @property
+    def opposed(self) -> Sequence[Sequence[str]]:
+        """Sides that all learn and play against each other, each by its roles; () where all work together."""
+        return ()
+
+    @property
+    def against(self) -> Sequence[str]:
+        """Roles of agents that the others learn to play against, and that do not learn themselves."""
+        return ()
+
+    def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
+        """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
+
+        Args:
+            skill: the share of turns that are played well, and not by a weak model's habits.
+        """
+        return None
 
 
 class EnginePart(Plugin):
@@ -75,6 +94,11 @@ class CreditPart(Plugin):
     needs_critic: ClassVar[bool] = False
     reads_traces: ClassVar[bool] = False  # it knows of policies updated before (A2PO)
     grouped_by: ClassVar[Literal["task", ""]] = ""  # what rewards are compared with: attempts at the same task
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether an agent is judged by what it earned itself, and not by what all of them earned together."""
+        return False
 
     @property
     def forking(self) -> object | None:

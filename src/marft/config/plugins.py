@@ -37,8 +37,17 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "math": "marft.envs.math:Math",
+        "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "relay": "marft.envs.relay.environment:Relay",
+        "sokoban": "marft.envs.sokoban.environment:Sokoban",
+        "sudoku": "marft.envs.sudoku.environment:Sudoku",
+        "memory": "marft.envs.memory.environment:Memory",
+        "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
+        "shop": "marft.envs.shop.environment:Shop",
+        "rooms": "marft.envs.rooms.environment:Rooms",
         "table": "marft.envs.table:Table",
+        "textarena": "marft.envs.textarena.environment:TextArena",
     },
     "channels": {
         "last": "marft.game.channels.last:Last",
@@ -56,6 +65,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "parallel": "marft.game.organizations.parallel:Parallel",
         "program": "marft.gateway.program:Program",
         "reflective": "marft.game.organizations.reflective:Reflective",
+        "turns": "marft.game.organizations.turns:Turns",
     },
     "credits": {
         "agent-group": "marft.learning.credit.agent_group:AgentGroup",

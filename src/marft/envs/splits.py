@@ -7,8 +7,11 @@ that repeats itself can leak a held-out question into training.
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 from marft.game.environment import Split
+
+Part = Literal["train", "validation", "test", "demonstrations"]
 
 HELD_OUT = {"validation": (0, 10), "test": (10, 20)}  # percent of all questions
 
@@ -24,6 +27,16 @@ def split_of(question: str) -> Split:
         if low <= bucket < high:
             return "validation" if split == "validation" else "test"
     return "train"
+
+
+def part_of(content: str) -> Part:
+    """The part of a task that was drawn: as :func:`split_of` has it, but for a fifth that is for demonstrations alone.
+
+    >>> part_of("maze 17") == part_of("Maze  17")
+    True
+    """
+    split = split_of(content)
+    return "demonstrations" if split == "train" and _number_of(content) // 100 % 4 == 0 else split
 
 
 def share_of(question: str, validation: float, test: float) -> Split:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from marft.endpoints.replies import as_metrics
+from marft.evaluation.information import information_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.measures import trajectory_metrics
 from marft.evaluation.writing.metrics import writing_metrics
@@ -33,6 +34,7 @@ def episode_metrics(
         trajectory_metrics(scored, roles)
         | attempt_metrics(scored)
         | writing_metrics(scored, roles)
+        | information_metrics(scored, roles)
         | {
             "reward": _mean(rewards),
             "reward_std": float(rewards.std()) if len(rewards) else math.nan,
@@ -46,7 +48,7 @@ def episode_metrics(
     )
     actions = [action for episode in scored for action in episode.actions]
     metrics |= _action_metrics(actions, version)
-    metrics |= _reward_terms(scored)
+    metrics |= _reward_terms(scored) | _measures(scored)
     for role in roles:
         mine = _action_metrics([action for action in actions if action.agent == role], version)
         metrics |= {f"agents/{role}/{name}": value for name, value in mine.items()}
@@ -77,6 +79,18 @@ def _reward_terms(episodes: Sequence[Episode]) -> dict[str, float]:
                 key = f"agents/{agent}/rewards/{term}" if agent else f"rewards/{term}"
                 totals[key] = totals.get(key, 0.0) + share
     return {name: total / len(episodes) for name, total in totals.items()}
+
+
+def _measures(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What the environment measures, as declared last in an episode: the mean over those that have it."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        last: dict[str, float] = {}
+        for transition in episode.transitions:
+            last |= transition.declared.measures
+        for name, value in last.items():
+            found.setdefault(f"environment/{name}", []).append(value)
+    return {name: _mean(values) for name, values in found.items()}
 
 
 def _action_metrics(actions: Sequence[Action], version: Callable[[str], int]) -> dict[str, float]:

@@ -121,7 +121,7 @@ class Recorded:
         """Episodes of the newest step, each of another task."""
         tasks = {episode.task.id: episode for episode in self._newest if episode.scored}
         return [
-            Sample(episode.transitions[0].observation.text, [(f"training, {self._files[-1].stem}", example(episode))])
+            Sample(episode.transitions[0].observation.whole, [(f"training, {self._files[-1].stem}", example(episode))])
             for episode in list(tasks.values())[:EXAMPLES]
         ]
 

@@ -17,7 +17,7 @@ def example(episode: Episode) -> dict[str, object]:
     """A scored episode, for a page or a JSON file."""
     return {
         "task": episode.task.id,
-        "observation": episode.transitions[0].observation.text,
+        "observation": episode.transitions[0].observation.whole,
         "actions": [shown(action) for action in episode.actions],
         "reward": episode.total_reward,
         "success": episode.success,

@@ -64,5 +64,5 @@ def replay_around(attempt: Attempt, episode: Episode, action: Action) -> Replay:
     the others, and all that came before."""
     anew = dependents(episode.actions, action)
     served = [a for a in episode.actions if a.step <= action.step and a.id not in anew]
-    observed = [t.observation.text for t in episode.transitions[: action.step + 1]]
+    observed = [t.observation.whole for t in episode.transitions[: action.step + 1]]
     return replace(replay_of(attempt, episode, served), at=action.id, instead_of=action, observations=observed)

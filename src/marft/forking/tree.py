@@ -53,7 +53,7 @@ class _Branch:
         candidate = candidate_of(chosen)
         if candidate is None:
             return self
-        observed = tuple(t.observation.text for t in chosen.transitions[: candidate.step + 1])
+        observed = tuple(t.observation.whole for t in chosen.transitions[: candidate.step + 1])
         return _Branch(self.attempt, (*self.settled, candidate), observed)
 
 

@@ -54,6 +54,8 @@ def render(renderer: Renderer, agent: Agent, observation: Observation, heard: Se
     """
     messages = [one.message for one in heard]
     try:
-        return renderer.render(agent.policy, agent.profile, observation.text, messages, reserve=room, cut=agent.cut)
+        return renderer.render(
+            agent.policy, agent.profile, observation.seen_by(agent.role), messages, reserve=room, cut=agent.cut
+        )
     except PromptTooLongError as error:
         raise EpisodeFailedError("failed", str(error)) from error

@@ -208,7 +208,7 @@ class Memory:
 
     def _told(self, observation: Observation, heard: Sequence[Heard]) -> tuple[ChatMessage, ...]:
         profile = replace(self.agent.profile, instructions="")
-        return tuple(compose(profile, observation.text, [one.message for one in heard]))
+        return tuple(compose(profile, observation.seen_by(self.agent.role), [one.message for one in heard]))
 
     def _tell(self, kept: Sequence[str], new: tuple[ChatMessage, ...]) -> Node:
         """The conversation of these exchanges, with what is new."""

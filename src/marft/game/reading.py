@@ -7,6 +7,7 @@ raise, hang or never end.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Awaitable, Collection, Mapping, Sequence, Set
 from typing import Any
 
@@ -22,6 +23,7 @@ LARGEST_TEXT = 16 * 2**20  # characters of an observation
 SHOWN = 100  # characters of a value that is refused
 METHODS = ("reset", "step", "close")
 LARGEST_COUNT = 2**31 - 1
+MEASURE = re.compile(r"\w{1,64}")  # its name
 NOTHING = Declared()
 
 
@@ -73,12 +75,43 @@ def whole(observation: object) -> Observation:
     """
     if not isinstance(observation, Observation):
         raise RefusedError(f"observed a {type(observation).__name__}, not an Observation")
-    text: object = observation.text
+    views: object = observation.views
+    options: object = observation.options
+    turn: object = observation.turn
+    if not views and not options and not turn:
+        return Observation(_text(observation.text))
+    if not isinstance(turn, Sequence) or isinstance(turn, str) or not all(isinstance(role, str) for role in turn):
+        raise RefusedError(f"said that it is the turn of {_shown(turn)}; must be a tuple of roles")
+    return Observation(
+        _text(observation.text),
+        {role: _text(view) for role, view in _roles(views, "views").items()},
+        tuple(map(_text, turn)),
+        {role: _options(role, texts) for role, texts in _roles(options, "options").items()},
+    )
+
+
+def _roles(given: object, name: str) -> dict[str, object]:
+    if not isinstance(given, Mapping) or not all(isinstance(role, str) for role in given):
+        raise RefusedError(f"observed {name} {_shown(given)}; must be a mapping from roles")
+    return {_text(role): value for role, value in given.items()}
+
+
+def _text(text: object) -> str:
     if not isinstance(text, str) or storable(text) != text:
         raise RefusedError(f"observed {_shown(text)}, which is no whole text")
     if len(text) > LARGEST_TEXT:
         raise RefusedError(f"observed a text of {len(text):,} characters; at most {LARGEST_TEXT:,} are read")
-    return Observation(str.__str__(text))
+    return str.__str__(text)
+
+
+def _options(role: str, texts: object) -> tuple[str, ...]:
+    """What an agent may choose from: texts that differ, none of them empty."""
+    if not isinstance(texts, Sequence) or isinstance(texts, str) or not texts:
+        raise RefusedError(f"gave {role} options {_shown(texts)}; must be a tuple of texts, at least one")
+    read = tuple(map(_text, texts))
+    if len(set(read)) < len(read) or not all(map(str.strip, read)):
+        raise RefusedError(f"gave {role} options {_shown(read)}; must differ, and none may be empty")
+    return read
 
 
 def number(value: object, gave: str) -> float:
@@ -137,13 +170,16 @@ def declared(info: object, data: object) -> Declared:
         of_task.get(key) if (said := of_step.get(key)) is None else said
         for key in ("right_tools", "allowed_tools", "fewest_steps")
     )
-    if progress is None and right is None and allowed is None and fewest is None:
+    measures, hidden = of_step.get("measures"), of_step.get("hidden")
+    if all(one is None for one in (progress, right, allowed, fewest, measures, hidden)):
         return NOTHING
     return Declared(
         None if progress is None else _share(progress, "progress"),
         None if right is None else _names(right, "right_tools"),
         None if allowed is None else _by_role(allowed, "allowed_tools"),
         None if fewest is None else _count(fewest, "fewest_steps"),
+        {} if measures is None else _measures(measures),
+        {} if hidden is None else _texts(hidden, "hidden"),
     )
 
 
@@ -180,6 +216,26 @@ def _by_role(value: object, name: str) -> dict[str, tuple[str, ...]]:
     if table is value and all(isinstance(role, str) and storable(role) == role for role in table):
         return {str.__str__(role): _names(names, f"{name} of {role}") for role, names in table.items()}
     raise RefusedError(f"declared {name} = {_shown(value)}; must be a mapping from roles to names of tools")
+
+
+def _measures(value: object) -> dict[str, float]:
+    """Numbers by names that can stand in a metric's."""
+    table = _mapping(value)
+    names = [name for name in table if isinstance(name, str) and MEASURE.fullmatch(name)]
+    if table is not value or len(names) < len(table):
+        raise RefusedError(
+            f"declared measures = {_shown(value)}; must be a mapping from names of letters, digits and _ to numbers"
+        )
+    return {str.__str__(name): number(table[name], f"declared the measure {name} =") for name in names}
+
+
+def _texts(value: object, name: str) -> dict[str, str]:
+    """Whole texts by role."""
+    table = _mapping(value)
+    texts = [text for pair in table.items() for text in pair]
+    if table is value and all(isinstance(text, str) and storable(text) == text for text in texts):
+        return {str.__str__(str(role)): str.__str__(str(text)) for role, text in table.items()}
+    raise RefusedError(f"declared {name} = {_shown(value)}; must be a mapping from roles to texts")
 
 
 def _plain(value: Any) -> object:

@@ -177,7 +177,7 @@ class Turns:
 
     async def _made(self, step: int, agent: Agent, request: Request) -> Action:
         self._check_request(agent, request)
-        chatted = self._chatted(agent, request.chat, request.observation.text) if request.chat else None
+        chatted = self._chatted(agent, request.chat, request.observation.seen_by(agent.role)) if request.chat else None
         call, index = self._calls[agent.role], self._asked  # fixed before anything is awaited, unless refused
         self._calls[agent.role] += 1
         self._asked += 1
@@ -310,7 +310,7 @@ class Turns:
 
     def _check_replayed(self, observation: Observation) -> None:
         replay, step = self.attempt.replay, len(self.transitions)
-        if replay and step < len(replay.observations) and observation.text != replay.observations[step]:
+        if replay and step < len(replay.observations) and observation.whole != replay.observations[step]:
             raise EpisodeFailedError("failed", f"replaying step {step}: the environment shows {NOT_THE_SAME}")
 
     def _serve(self, name: str, prompt: Prompt) -> Action | None:

@@ -6,5 +6,5 @@ from marft.config.models import BUNDLED
 
 
 def resolve_path(path: str) -> str:
-    """``"tiny"``, ``"tiny-tools"`` → a bundled checkpoint's folder; anything else as it is."""
+    """``"tiny"``, ``"tiny-tools"``, … → a bundled checkpoint's folder; anything else as it is."""
     return str(BUNDLED.get(path, path))

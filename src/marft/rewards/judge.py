@@ -178,7 +178,7 @@ def _own_text(actions: Sequence[Action], role: str) -> str | None:
 def _said(episode: Episode) -> Iterator[tuple[str, str]]:
     """Who said what, in order; what an agent said on the way to its text, and the tools that it used, before that."""
     for step, transition in enumerate(episode.transitions):
-        yield "environment", transition.observation.text
+        yield "environment", transition.observation.whole
         for action in episode.actions:
             if action.step == step:
                 yield from ((action.agent, text) for text in action.intermediate_texts)

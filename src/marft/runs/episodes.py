@@ -147,7 +147,7 @@ def _row_of(episode: Episode, action: Action) -> dict[str, object]:
     return {
         "step": action.step,
         "agent": action.agent,
-        "observation": storable(transition.observation.text if transition else episode.task.prompt),
+        "observation": storable(transition.observation.seen_by(action.agent) if transition else episode.task.prompt),
         "reward": transition.reward if transition else None,
         "agent_reward": transition.agent_rewards.get(action.agent) if transition else None,
         **{name: codec.write(getattr(action, name)) for name, codec in ACTION.items()},

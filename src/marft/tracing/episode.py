@@ -120,7 +120,7 @@ class _Traced:
             for role, reward in transition.agent_rewards.items():
                 attributes[f"marft.step.agent_rewards.{plain(role)}"] = reward
             if self.tracer.content:
-                attributes["marft.observation"] = plain(transition.observation.text)
+                attributes["marft.observation"] = plain(transition.observation.whole)
         yield self._span(names, parent, f"step {step}", (begins, ends), attributes)
         parent = span_id(self.trace, *names)
         actions = [action for action in self.episode.actions if action.step == step]

@@ -35,7 +35,7 @@ def asked(episode: Episode, action: Action, known: Mapping[str, Action], cast: C
     for earlier in [*(known[name] for name in action.continues if name in known), action]:
         profile = replace(cast.seat(action.agent, action.policy).profile, instructions="")
         seen = [Message(known[name].agent, plain(known[name].message)) for name in earlier.sees if name in known]
-        told = compose(profile, plain(_observed(episode, earlier.step)), seen)
+        told = compose(profile, plain(_observed(episode, earlier)), seen)
         messages += [{"role": one["role"], "parts": [_text(one["content"])]} for one in told]
         if earlier is not action:
             for turn in turns_of(earlier, earlier.started, earlier.ended):
@@ -95,8 +95,8 @@ def _arguments(text: str) -> object:
     return found if found or whole.strip() == "{}" else whole
 
 
-def _observed(episode: Episode, step: int) -> str:
-    """What was shown at a step; of the step that a failed episode ended in nothing is recorded."""
-    if step < len(episode.transitions):
-        return episode.transitions[step].observation.text
-    return episode.task.prompt if step == 0 else ""
+def _observed(episode: Episode, action: Action) -> str:
+    """What an agent was shown at a step; of the step that a failed episode ended in nothing is recorded."""
+    if action.step < len(episode.transitions):
+        return episode.transitions[action.step].observation.seen_by(action.agent)
+    return episode.task.prompt if action.step == 0 else ""

@@ -63,7 +63,7 @@ def whole(run: Run, file: Indexed, number: int, episode: Episode, known: Known) 
         "transitions": [
             {
                 "step": step,
-                "observation": cut(one.observation.text, LONGEST),
+                "observation": cut(one.observation.whole, LONGEST),
                 "reward": one.reward,
                 "agent_rewards": dict(one.agent_rewards),
                 "terms": dict(one.terms),
@@ -137,7 +137,9 @@ def prompt_of(run: Run, episode: Episode, action: Action) -> dict[str, Any]:
 def _spans(run: Run, text: str, episode: Episode, action: Action, by_id: Mapping[str, Action]) -> list[dict[str, Any]]:
     """Where the profile, the observation and the messages stand, as far as they stand there as they are."""
     profile = next((agent["instructions"] for agent in run.agents if agent["role"] == action.agent), "")
-    shown = [one.observation.text for one in episode.transitions[: action.step + 1]] or [episode.task.prompt]
+    shown = [one.observation.seen_by(action.agent) for one in episode.transitions[: action.step + 1]] or [
+        episode.task.prompt
+    ]
     sought = [("profile", profile), *(("observation", one) for one in shown)]
     sought += [(f"action {seen}", by_id[seen].message) for seen in action.sees if seen in by_id]
     spans: list[dict[str, Any]] = []

@@ -60,7 +60,7 @@ def re_ask_rate(episode: Episode, _: Sequence[str]) -> Ratios:
         if "?" not in action.message:
             return 0.0, 1.0
         at = action.step
-        shown = episode.transitions[at].observation.text if at < len(episode.transitions) else ""
+        shown = episode.transitions[at].observation.seen_by(action.agent) if at < len(episode.transitions) else ""
         return asks_again(action.message, (sender.message for sender in senders), shown), 1.0
 
     return by_agent(episode.actions, asked)

@@ -29,5 +29,5 @@ def writing_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[s
 
 def _shown(episode: Episode, action: Action) -> str:
     """What the environment has shown before the action was taken."""
-    steps = [transition.observation.text for transition in episode.transitions[: action.step + 1]]
+    steps = [transition.observation.seen_by(action.agent) for transition in episode.transitions[: action.step + 1]]
     return "\n".join([episode.task.prompt, *steps])

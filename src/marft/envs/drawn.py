@@ -1,0 +1,84 @@
+"""Worlds whose tasks are drawn: what makes a task the one that it is decides which split it belongs to."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from random import Random
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from marft.config.parts import EnvironmentPart
+from marft.envs.splits import Part, part_of
+from marft.game.environment import Split
+from marft.seeds import derive_seed
+from marft.types import Task
+
+MOST_TASKS = 1_000_000
+PATIENCE = 20_000  # draws without a new task of the wanted part before a world counts as exhausted
+
+
+class Drawing(NamedTuple):
+    """One task as it was drawn.
+
+    Args:
+        content: what makes it the task that it is, in words that stay the same where only names, colours or the side
+            from which it is seen change: tasks of equal content never stand in two splits.
+        prompt: what the team is shown first.
+        data: what grades it; plain values.
+    """
+
+    content: str
+    prompt: str
+    data: Mapping[str, Any]
+
+
+class Drawn(EnvironmentPart):
+    """Base of worlds whose tasks are drawn from seeds. Each task's content says which part it belongs to: a tenth is
+    for validation, a tenth for the test, a fifth for demonstrations, the rest for training. No content comes twice."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the tasks
+    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 2000  # tasks to train on
+    held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 500  # in validation and test each
+
+    @abstractmethod
+    def draw(self, random: Random) -> Drawing:
+        """A task of any part."""
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of a split, drawn once; fewer than asked for where the world has no more."""
+        return self._splits[split]
+
+    def demonstrations(self) -> Iterator[Task]:
+        """Tasks that are in no split, in an order of their own: to show a model how the world is played."""
+        for part, task in self._stream("demonstrations"):
+            if part == "demonstrations":
+                yield task
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Task]]:
+        wanted: dict[Split, int] = {
+            "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
+        }  # fmt: skip
+        found: dict[Split, list[Task]] = {split: [] for split in wanted}
+        for part, task in self._stream("tasks"):
+            if part != "demonstrations" and len(found[part]) < wanted[part]:
+                found[part].append(task)
+            if all(len(found[split]) == count for split, count in wanted.items()):
+                break
+        return found
+
+    def _stream(self, which: str) -> Iterator[tuple[Part, Task]]:
+        """New tasks for as long as there are any, each with its part."""
+        seen = set[str]()
+        index = idle = 0
+        while idle < PATIENCE:
+            drawing = self.draw(Random(derive_seed(self.seed, type(self).__name__, which, index)))
+            idle += 1
+            if drawing.content not in seen:
+                seen.add(drawing.content)
+                yield part_of(drawing.content), Task(f"{self.name}/{index}", drawing.prompt, drawing.data)
+                idle = 0
+            index += 1

@@ -1,0 +1,182 @@
+"""Train the small model of a world from scratch, on games that its script plays with mixed skill.
+
+    python tools/tiny/worlds.py relay                 # writes src/marft/models/tiny_relay: path = "tiny-relay"
+    python tools/tiny/worlds.py relay --steps 50 --output /tmp/relay
+    python tools/tiny/worlds.py relay --only-check    # what the untuned teams solve
+
+The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: what is shown is in
+none of training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
+well with probability ``--skill`` a turn, else as a weak model might. So the model has the skills and mixed habits, and
+what reinforcement has to find is to use them together. The result depends on the recipe, the world and the seed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from checkpoint import CONTEXT, END, HIDDEN, INTERMEDIATE, LAYERS, Row, build_model, fit, save, train_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from marft.config.bundled import bundled_names
+from marft.config.load import load_recipe
+from marft.config.models import ModelSettings
+from marft.config.run import RunSettings
+from marft.engines.messages import schema
+from marft.evaluation.intervals import wilson
+from marft.game.game import Attempt
+from marft.game.rendering import exchange
+from marft.models.formats import load_format
+from marft.rollouts import LocalRollouts
+from marft.scripted import ScriptedTeam, Spoken
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "src/marft/models"
+WIDE = 1_000_000  # tokens of context while games are recorded
+
+
+class Conversation(NamedTuple):
+    """What one agent read and said in an episode, as far as it remembers it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+
+def recipes_of(world: str, model: Path) -> list[RunSettings]:
+    """The recipes of a world, on this model.
+
+    Args:
+        world: the name of one that ships, or the file of a recipe.
+    """
+    names = [name for name in (world, f"{world}_single") if name in bundled_names()] or [world]
+    found = []
+    for name in names:
+        bases = load_recipe(name).models
+        found.append(load_recipe(name, changes={f"models.{base}.path": str(model) for base in bases}))
+    return found
+
+
+def conversations(run: RunSettings, skill: float, episodes: int) -> Iterator[Conversation]:
+    """What agents read and said in games of a script, each turn once.
+
+    Raises:
+        RuntimeError: a game could not be played.
+    """
+    environment: Any = run.environment
+    script = environment.script(skill)
+    spoken: list[Spoken] = []
+    form = replace(load_format(ModelSettings(path="tiny-tools")), context=WIDE)
+    with ScriptedTeam(run, script, dict.fromkeys(run.models, form), heard=spoken.append) as team:
+        for episode in team.play(islice(environment.demonstrations(), episodes)):
+            if not episode.scored:
+                raise RuntimeError(f"{episode.name}: {episode.error}")
+    by_agent: dict[tuple[str, int, str], list[Spoken]] = {}
+    for one in spoken:
+        by_agent.setdefault((one.key.task, one.key.sample, one.key.agent), []).append(one)
+    for turns in by_agent.values():
+        whole = [[*map(dict, one.chat), dict(exchange(one.line.text, one.line.calls)[0])] for one in turns]
+        for messages, one in zip(whole, turns, strict=True):
+            if not any(len(other) > len(messages) and other[: len(messages)] == messages for other in whole):
+                yield Conversation(messages, [schema(tool) for tool in one.tools])
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
+    """A conversation as ids; what the agent said is learned, each end of a turn included."""
+
+    def rendered(count: int, begin: bool) -> str:
+        messages = said.messages[:count]
+        tools: list[Any] | None = list(said.tools) or None
+        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=begin))
+
+    whole = rendered(len(said.messages), False)
+    pieces, at = list[tuple[str, bool]](), 0
+    for number, message in enumerate(said.messages):
+        if message["role"] == "assistant":
+            start, end = len(rendered(number, True)), whole.index(END, len(rendered(number, True))) + len(END)
+            pieces += [(whole[at:start], False), (whole[start:end], True)]
+            at = end
+    ids = tokenizer([text for text, _ in pieces], add_special_tokens=False)["input_ids"]
+    learned = [np.full(len(part), mine) for part, (_, mine) in zip(ids, pieces, strict=True)]
+    return Row(np.concatenate(ids).astype(np.int32), np.concatenate(learned))
+
+
+def batches(rows: Sequence[Row], tokens: int, random: Random) -> Iterator[Sequence[Row]]:
+    """Rows in random order without end, as many at a time as have so many tokens."""
+    batch, size = list[Row](), 0
+    while True:
+        for row in random.sample(rows, len(rows)):
+            batch.append(row)
+            size += len(row.ids)
+            if size >= tokens:
+                yield batch
+                batch, size = [], 0
+
+
+def check(run: RunSettings, tasks: int) -> str:
+    """What the untuned team solves of validation tasks."""
+    environment: Any = run.environment
+    with LocalRollouts(run) as rollouts:
+        attempts = [Attempt(task, "check") for task in environment.tasks("validation")[:tasks]]
+        episodes = [episode for episode in rollouts.play(attempts) if episode.scored]
+    solved = sum(bool(episode.success) for episode in episodes)
+    low, high = wilson(solved, len(episodes))
+    reward = sum(episode.total_reward for episode in episodes) / len(episodes)
+    return f"{run.name}: solves {solved} of {len(episodes)} ({low:.0%} to {high:.0%}), reward {reward:.3f}"
+
+
+def train(arguments: argparse.Namespace, output: Path) -> None:
+    torch.manual_seed(arguments.seed)
+    said = list[Conversation]()
+    for run in recipes_of(arguments.world, MODELS / "tiny_tools"):
+        said += conversations(run, arguments.skill, arguments.episodes)
+    template = (MODELS / "tiny_tools" / "chat_template.jinja").read_text()
+    texts = (str(message["content"]) for one in said for message in one.messages)
+    tokenizer = train_tokenizer(texts, template)
+    rows = [encode(tokenizer, one) for one in said]
+    lengths = np.array([len(row.ids) for row in rows])
+    learned = np.array([row.learned.sum() for row in rows])
+    mean, longest = lengths.mean(), lengths.max()
+    print(f"{len(rows):,} conversations of {mean:.0f} tokens (at most {longest}), {learned.mean():.0f} said")
+    if longest > CONTEXT:
+        raise ValueError(f"a conversation has {longest} tokens, and the context is {CONTEXT}: shorten the texts")
+    model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
+    stream = batches(rows, arguments.tokens, Random(arguments.seed))
+    for step in fit(model, stream, arguments.steps, arguments.learning_rate, arguments.noise):
+        if step % 500 == 0:
+            save(model, tokenizer, output)
+    save(model, tokenizer, output)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("world", help="the name of its recipe, or a recipe's file")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--skill", type=float, default=0.65, help="of the demonstrations: share of turns played well")
+    parser.add_argument("--episodes", type=int, default=6000, help="that are demonstrated, of each recipe")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=6000, help="of a step")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
+    parser.add_argument("--intermediate", type=int, default=INTERMEDIATE)
+    parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--check", type=int, default=200, help="tasks that the untuned teams are then tried on")
+    parser.add_argument("--only-check", action="store_true")
+    arguments = parser.parse_args()
+    output = arguments.output or MODELS / f"tiny_{Path(arguments.world).stem}"
+    if not arguments.only_check:
+        train(arguments, output)
+    for run in recipes_of(arguments.world, output):
+        print(check(run, arguments.check), flush=True)
+
+
+if __name__ == "__main__":
+    main()
