@@ -31,15 +31,6 @@ class EnvironmentPart(Plugin):
         return True
 
     @property
-    def most_steps(self) -> int:
-        """Steps after which an episode is over, at most; 0: when the run says so."""
-        return int(self.one_step)
-
-    def odds(self, task: Task) -> float:  # noqa: ARG002
-        """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
-        return 1.0
-
-    @property
     def opposed(self) -> Sequence[Sequence[str]]:
         """Sides that all learn and play against each other, each by its roles; () where all work together."""
         return ()
@@ -49,6 +40,12 @@ class EnvironmentPart(Plugin):
         """Roles of agents that the others learn to play against, and that do not learn themselves."""
         return ()
 
+    @property
+    def offers(self) -> type | None:
+        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the object
+        that they call their ``toolbox``."""
+        return self.session
+
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
         """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
 
@@ -56,6 +53,15 @@ class EnvironmentPart(Plugin):
             skill: the share of turns that are played well, and not by a weak model's habits.
         """
         return None
+
+    @property
+    def most_steps(self) -> int:
+        """Steps after which an episode is over, at most; 0: when the run says so."""
+        return int(self.one_step)
+
+    def odds(self, task: Task) -> float:  # noqa: ARG002
+        """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
+        return 1.0
 
 
 class EnginePart(Plugin):
