@@ -26,7 +26,8 @@ REGISTRATION = """
 class Spec:
     def __init__(self, entry_point): self.entry_point = entry_point
 ENV_REGISTRY = {name: Spec(f"textarena.envs.{module}:{kind}") for name, module, kind in (
-    ("Dice-v0", "dice", "Dice"), ("Jury-v0", "jury", "Jury"), ("Words-v0", "words", "Words"))}
+    ("Dice-v0", "dice", "Dice"), ("Jury-v0", "jury", "Jury"), ("Words-v0", "words", "Words"),
+    ("Newer-v0", "newer", "Newer"))}
 """
 ROOT = """
 import importlib

@@ -32,7 +32,7 @@ class TextArena(Drawn):
     Which side begins alternates from task to task, so that all attempts at a task are played from the same seat.
     """
 
-    game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as Chess-v0
+    game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as ConnectFour-v0
     params: Plain = {}  # of the game
     # sides, each a list of the roles that play one player: the last one moves, those before it advise it
     seats: Annotated[tuple[Names, ...], Strict(False), Field(min_length=1, max_length=16)] = (("north",), ("south",))
@@ -71,7 +71,7 @@ class TextArena(Drawn):
             if rules is None:
                 package.check(self.game, self.params, players, self.data)
         except ValidationError as error:
-            yield from (f"params: {problem['msg']}" for problem in error.errors())
+            yield from (".".join(map(str, ("params", *each["loc"]))) + f": {each['msg']}" for each in error.errors())
             return
         except ValueError as error:
             yield str(error)

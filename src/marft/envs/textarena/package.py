@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,6 +129,9 @@ def _made(game: str, params: Mapping[str, object], data: str) -> Any:
         raise _without_data(game, data, error) from error
     except TypeError as error:
         raise ValueError(f"params: game {game!r} does not take them: {error}") from error
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ValueError(f"game {game!r} is written for a newer Python than {version}; take another") from error
     except ImportError as error:
         raise ValueError(f"game {game!r} needs a package that is not installed: {described(error)}") from error
     take_over("textarena")
