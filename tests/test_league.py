@@ -85,6 +85,7 @@ class TestPool:
         share = np.mean([pool.drawn(u, "prioritised", 2.0).slot == "a" for u in uniforms])
         assert share == pytest.approx(expected[0] / expected.sum(), abs=2e-3)
         assert pool.chances("uniform", 2.0).tolist() == [0.5, 0.5]
+        assert [pool.drawn(u, "uniform", 2.0).slot for u in (0.0, 0.499, 0.5, 0.999)] == ["a", "a", "b", "b"]
 
     def test_a_rating_moves_by_what_was_not_expected(self) -> None:
         pool = Pool((Member("a", 0), Member("b", 3, rating=100.0)), rating=50.0)
@@ -101,6 +102,7 @@ class TestPool:
     def test_a_run_that_goes_back_forgets_later_versions(self) -> None:
         pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
         assert [member.step for member in pool.until(4).members] == [0, 3]
+        assert pool.until(3) == pool.until(4)
 
     def test_a_match_scores_by_its_sign(self) -> None:
         assert [score(reward) for reward in (1.0, 0.5, 0.0, -0.5)] == [1.0, 1.0, 0.5, 0.0]

@@ -73,6 +73,7 @@ class Dice:
         return True, {}
 '''
 JURY = '"""Asks OpenRouter."""\nclass Jury: pass\n'
+NEWER = "class Newer(: pass\n"
 WORDS = """
 class Words:
     def __init__(self): raise LookupError("\\n***\\n  Resource words not found.\\n***")
@@ -86,7 +87,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (root / "envs").mkdir(parents=True)
     for name, text in {
         "__init__.py": ROOT, "envs/__init__.py": "", "envs/registration.py": REGISTRATION, "envs/dice.py": DICE,
-        "envs/jury.py": JURY, "envs/words.py": WORDS,
+        "envs/jury.py": JURY, "envs/words.py": WORDS, "envs/newer.py": NEWER,
     }.items():  # fmt: skip
         (root / name).write_text(text, encoding="utf-8")
     real = taken_out()
@@ -157,6 +158,7 @@ class TestStandIn:
             ({"game": "Dise-v0"}, "did you mean 'Dice-v0'"),
             ({"game": "Jury-v0"}, "asks a model over the network"),
             ({"game": "Words-v0"}, "give data = 'FOLDER'"),
+            ({"game": "Newer-v0"}, "written for a newer Python"),
             ({"params": {"turns": 3}}, "does not take them"),
             ({"seats": [["a"]]}, "not for 1 players: two players"),
             ({"seats": [["a"]], "opponent": "random"}, "lists no moves"),
