@@ -136,12 +136,13 @@ class TestRecipe:
 @pytest.mark.slow
 def test_a_league_that_goes_on_equals_one_that_never_stopped(tmp_path: Path) -> None:
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
-    train(league(tmp_path, "--name", "whole"), whole)
-    train(league(tmp_path, "--name", "cut", "--training.steps", "2"), cut)
-    train(league(tmp_path, "--name", "cut"), cut, resume=True)
+    four = ("--policies.rival.pool.size", "4")  # so that a version from before the run was cut is there at its end
+    train(league(tmp_path, "--name", "whole", *four), whole)
+    train(league(tmp_path, "--name", "cut", "--training.steps", "2", *four), cut)
+    train(league(tmp_path, "--name", "cut", *four), cut, resume=True)
     mine, theirs = (folder.checkpoints / "step_000004" for folder in (whole, cut))
     files = sorted(file.relative_to(mine).as_posix() for file in mine.rglob("*.safetensors"))
-    assert sum(file.startswith("league/") for file in files) == 2
+    assert sum(file.startswith("league/") for file in files) == 3
     for file in (*files, "league/league.json"):
         assert (mine / file).read_bytes() == (theirs / file).read_bytes(), file
     _tasks_are_played_against_versions_of_the_pool(whole)
@@ -160,7 +161,7 @@ def _tasks_are_played_against_versions_of_the_pool(folder: RunFolder) -> None:
     assert seen["rival"] == {0}
     assert set().union(*seen.values()) > {0}
     rows = folder.read_metrics()
-    assert [row["league/members"] for row in rows] == [1.0, 2.0, 3.0, 3.0]
+    assert [row["league/members"] for row in rows] == [1.0, 2.0, 3.0, 4.0]
     written = json.loads((folder.checkpoints / "step_000004" / "league" / "league.json").read_text())
-    assert [member["step"] for member in written["members"]][::2] == [0, 4]
+    assert [member["step"] for member in written["members"]] == [0, 2, 3, 4]
     assert written["rating"] == rows[-1]["league/rating"]

@@ -58,7 +58,8 @@ class Dice:
         s = self.state
         if action not in "123456":
             if s.error_count:
-                s.rewards, s.game_info[s.now]["invalid_move"] = {s.now: -1, 1 - s.now: 1}, True
+                lost = "no number" if s.turns else -1
+                s.rewards, s.game_info[s.now]["invalid_move"] = {s.now: lost, 1 - s.now: 1}, True
                 return True, {}
             s.error_count += 1
             self.news[s.now].append((-1, "Invalid.", None))
@@ -135,6 +136,10 @@ class TestStandIn:
         assert "Invalid." in shown[1].whole
         assert last.agent_rewards[shown[0].turn[0]] == -1.0
         assert last.info["measures"]["illegal_moves"] == 1.0
+        moves = iter(["1", "seven", "seven"])
+        _, last = match(env, env.tasks("train")[0], lambda *_: next(moves))  # and where a game pays a text for it
+        assert last.agent_rewards[shown[0].turn[0]] == 1.0
+        assert sum(last.agent_rewards.values()) == 0.0
 
     def test_matches_at_the_same_time_draw_from_streams_of_their_own(self, package: Path) -> None:
         env = dice(params={"rounds": 20})

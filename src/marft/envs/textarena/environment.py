@@ -93,8 +93,9 @@ class TextArena(Drawn):
     @cached_property
     def rules(self) -> Rules | None:
         """Of a game of our own; None of one of the package's."""
-        if self._own is None and self.game.islower():
-            raise ValueError(f"there is no game {self.game!r}{did_you_mean(self.game, OWN)}")
+        if self._own is None and "-" not in self.game:
+            hint = did_you_mean(self.game, OWN)
+            raise ValueError(f"there is no game {self.game!r}{hint}; those of TextArena end in a version, as Nim-v0")
         return self._own.model_validate(self.params) if self._own else None
 
     @property
