@@ -15,7 +15,6 @@ from marft.vetting.evidence import Evidence
 from marft.vetting.findings import Finding, some
 from marft.vetting.loading import SPLITS, plain
 
-TELLING = 0.9  # share of different prompts from which on a prompt says which task it is
 WORDS = 3  # of a shingle
 COMMON = 0.05  # share of the tasks that have a shingle, from which on it says nothing
 LEAST = 3  # shingles of a task that say something, without which nothing is said of it
@@ -73,9 +72,9 @@ def likeness(evidence: Evidence) -> Iterator[Finding]:
 
 
 def texts_of(tasks: Mapping[Split, Sequence[Task]]) -> dict[Split, list[str]]:
-    """Each task as the text that says which one it is: its prompt; with its data, where prompts are much alike."""
+    """Each task as the text that says which one it is: its prompt; with its data, where a split has a prompt twice."""
     prompts = {split: [_normal(task.prompt) for task in given] for split, given in tasks.items()}
-    alike = any(len(set(given)) < TELLING * len(given) for given in prompts.values())
+    alike = any(len(set(given)) < len(given) for given in prompts.values())
     if not alike:
         return prompts
     data = {
