@@ -60,7 +60,7 @@ class Math(EnvironmentPart):
         return self
 
     @property
-    def ends_after(self) -> int:
+    def episode_limit(self) -> int:
         """Steps after which an episode is over, at most."""
         return self.steps
 

@@ -98,11 +98,11 @@ class ToolUse(Drawn):
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """A user who is an agent must be there, and last; another one must not."""
         if self.user == "agent" and (not roles or roles[-1] != USER):
-            yield f"user = 'agent' needs an agent whose role is {USER!r}, named last; add it, or take user = 'scripted'"
+            yield f"environment.user: it needs an agent whose role is {USER!r}, named last; add it, or take 'scripted'"
         if self.user == "scripted" and USER in roles:
-            yield f"the user is scripted, and an agent's role is {USER!r}; rename it, or take user = 'agent'"
+            yield f"environment.user: it is scripted, and an agent's role is {USER!r}; rename it, or take 'agent'"
         if self.data and self.user == "scripted" and self.data.format != "bfcl":
-            yield "tasks of τ-bench tell a user in words what it wants: take user = 'agent', and an agent to play it"
+            yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and one to play it"
 
     def draw(self, random: Random) -> Drawing:
         """A task of the world."""
