@@ -164,6 +164,10 @@ class TestLost:
         again, _ = begun(environment)
         assert said(again, "?").terminated
 
+    def test_a_reward_function_that_raised_and_was_counted_as_0_is_no_reward(self, made: Any) -> None:
+        with pytest.raises(EnvironmentApartError, match="Error calling reward function right: KeyError"):
+            said(begun(made())[0], "swallow")
+
     @pytest.mark.parametrize("text", ["nan", "none"])
     def test_a_reward_that_is_no_number_is_no_reward(self, made: Any, text: str) -> None:
         with pytest.raises(EnvironmentApartError, match="which is no finite number"):
@@ -231,4 +235,6 @@ def test_the_real_package_scores_what_a_team_says(monkeypatch: pytest.MonkeyPatc
         rollout, shown = begun(environment)
         assert task.prompt in shown.text
         assert said(rollout, text).reward == reward
+    with pytest.raises(EnvironmentApartError, match="AssertionError|Error calling reward function right"):
+        said(begun(environment)[0], "raise")
     environment._apart.close()
