@@ -235,6 +235,6 @@ def test_the_real_package_scores_what_a_team_says(monkeypatch: pytest.MonkeyPatc
         rollout, shown = begun(environment)
         assert task.prompt in shown.text
         assert said(rollout, text).reward == reward
-    with pytest.raises(EnvironmentApartError, match="AssertionError|Error calling reward function right"):
+    with pytest.raises(EnvironmentApartError, match=r"AssertionError|Error calling reward function right"):
         said(begun(environment)[0], "raise")
     environment._apart.close()
