@@ -96,15 +96,23 @@ def monte_carlo(
     return results
 
 
-def rae(batches: Sequence[Sequence[Episode]], decay: float) -> list[list[list[float]]]:
+def rae(batches: Sequence[Sequence[Episode]], decay: float, by: Sequence[str] = ()) -> list[list[list[float]]]:
     """Several batches one after another."""
-    baselines: dict[str, float] = {}
+    baselines: dict[tuple[object, ...], float] = {}
     results = []
+
+    def key(e: Episode, agent: str) -> tuple[object, ...]:
+        return agent, *(e.task.data.get(name) for name in by)
+
     for batch in batches:
-        results.append([[agent_return(e, a.agent) - baselines.get(a.agent, 0.0) for a in e.actions] for e in batch])
-        for agent in {a.agent for e in batch for a in e.actions}:
-            acted = [agent_return(e, agent) for e in batch if any(a.agent == agent for a in e.actions)]
-            baselines[agent] = decay * baselines.get(agent, 0.0) + (1 - decay) * mean(acted)
+        results.append(
+            [[agent_return(e, a.agent) - baselines.get(key(e, a.agent), 0.0) for a in e.actions] for e in batch]
+        )
+        for wanted in {key(e, a.agent) for e in batch for a in e.actions}:
+            agent = str(wanted[0])
+            acted = [e for e in batch if key(e, agent) == wanted and any(a.agent == agent for a in e.actions)]
+            earned = [agent_return(e, agent) for e in acted]
+            baselines[wanted] = decay * baselines.get(wanted, 0.0) + (1 - decay) * mean(earned)
     return results
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
@@ -73,6 +73,10 @@ class LocalRollouts:
     def version(self, policy: str) -> int:
         """The version of a policy that was published last; 0 where none was."""
         return self.engine.version(policy)
+
+    def publish_versions(self, versions: Mapping[str, int]) -> None:
+        """These policies were given other weights, each of a step."""
+        self._samplers.publish_versions(versions)
 
     def usage(self) -> dict[str, float]:
         """What sampling and scoring have taken so far, and threads that hang, by the name of a metric."""

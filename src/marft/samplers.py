@@ -80,6 +80,11 @@ class Samplers:
         trained = {name: self.models.policies[name] for name in self.run.trained_policies}
         self.wait_for(self.engine.publish(trained, version))
 
+    def publish_versions(self, versions: Mapping[str, int]) -> None:
+        """These policies were given other weights, each of a step."""
+        for name, version in versions.items():
+            self.wait_for(self.engine.publish({name: self.models.policies[name]}, version))
+
     def wait_for(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine that uses the engine. The engine computes on the thread that calls this."""
         return self._thread.wait_for(coroutine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
 
@@ -15,6 +15,7 @@ from marft.config.run import RunSettings
 from marft.engines.caller_thread import CallerThreadExecutor
 from marft.engines.renderer import ChatRenderer
 from marft.envs.scripts import Cue, Line, Script
+from marft.game.environment import Environment
 from marft.game.game import Attempt, EpisodeFailedError
 from marft.game.loop_threads import LoopThreadPool
 from marft.game.rendering import ChatMessage
@@ -123,10 +124,15 @@ class ScriptedTeam:
             terms = open_terms(run, started.callback)
             self._parts = GameParts(run, terms, self.sampler, renderer, LoopThreadPool())
             started.callback(self._parts.close)
+            self._game = self._parts.game
             self._waiting = CallerThreadExecutor(end_all)
             started.callback(self._waiting.shutdown)
             started.callback(end_all)
             self._started = started.pop_all()
+
+    def watch(self, around: Callable[[Environment], Environment]) -> None:
+        """Play on what ``around`` makes of the environment: to measure it, or to look on."""
+        self._game = replace(self._game, environment=around(self._game.environment))
 
     def play(self, tasks: Iterable[Task], samples: int = 1) -> Iterator[Episode]:
         """Play tasks → their episodes, in the same order, some at a time."""
@@ -137,7 +143,7 @@ class ScriptedTeam:
 
     async def _play(self, attempts: Sequence[Attempt]) -> list[Episode]:
         gate = asyncio.Semaphore(AT_ONCE)
-        return await play_all(self._parts.game, attempts, gate, compose=self._parts.compose)
+        return await play_all(self._game, attempts, gate, compose=self._parts.compose)
 
     def close(self) -> None:
         """Let go of tools, terms and threads."""

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from marft.ahead.gathering import Ahead, Gathering, Synchronous
 from marft.ahead.reuse import Reusing
-from marft.playing import Rollouts
+from marft.config.pools import pools_of
+from marft.league.gathering import Against, PlaysPools
 from marft.runs.checkpoints import State
 from marft.types import Task
 
 
-def open_gathering(rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None) -> Gathering:
+def open_gathering(rollouts: PlaysPools, tasks: Sequence[Task], state: State, folder: Path | None) -> Gathering:
     """As ``rollout.max_policy_lag`` and ``rollout.reuse`` say.
 
     Args:
@@ -22,5 +23,7 @@ def open_gathering(rollouts: Rollouts, tasks: Sequence[Task], state: State, fold
         ValueError: what was played before cannot be read.
     """
     asked = rollouts.run.rollout
+    if pools_of(rollouts.run):
+        return Against(rollouts, tasks, folder)
     found = Ahead(rollouts, tasks, state, folder) if asked.max_policy_lag else Synchronous(rollouts, tasks)
     return Reusing(found, rollouts, tasks, folder) if asked.reuse > 1 else found

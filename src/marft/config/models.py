@@ -45,6 +45,17 @@ class LoraSettings(Settings):
     targets: Annotated[Names, Field(min_length=1)] = ("q_proj", "v_proj")  # names of linear layers
 
 
+class PoolSettings(Settings):
+    """Opponents: past versions of a policy in training, all loaded, of which every task is played against one."""
+
+    of: str  # the policy in training whose versions they are
+    size: Annotated[int, Field(ge=1, le=64)] = 4  # versions at the same time, the untuned one among them
+    every: Count = 5  # steps from one version that joins to the next
+    # which a task is played against: any, the newest, or rather those against whom fewer matches are won
+    choose: Literal["uniform", "latest", "prioritised"] = "uniform"
+    power: Positive = 2.0  # of the share of matches not won, which prioritised versions are drawn by
+
+
 class PolicySettings(Settings):
     """Weights by name. Agents that name the same policy share it."""
 
@@ -53,6 +64,7 @@ class PolicySettings(Settings):
     lora: LoraSettings = LoraSettings()  # of train = "lora"
     adapter: str = ""  # a PEFT adapter folder to start from
     learning_rate: LearningRate | None = None  # in place of the algorithm's
+    pool: PoolSettings | None = None  # it is a pool of another one's past versions, all frozen
 
 
 BUNDLED = {

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
+from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import (
     ModelSettings,
@@ -31,8 +32,10 @@ from marft.config.parts import (
     SinkPlugin,
     ToolPlugin,
 )
+from marft.config.pools import members_of, pool_problems
 from marft.config.settings import Count, CountOrNone, Few, Filled, Positive, Settings, did_you_mean
 from marft.config.sft import SftSettings
+from marft.config.sides import side_problems
 from marft.config.sizes import size_problems
 from marft.config.tracing import TracingSettings
 
@@ -119,6 +122,7 @@ class RunSettings(Settings):
     channel: ChannelPlugin  # what agents read of each other
     environment: EnvironmentPlugin  # what the team works on
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
+    curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here
@@ -158,7 +162,7 @@ class RunSettings(Settings):
             *_group_problems(self), *_length_problems(self), *remote_problems(self.models, self.policies),
             *_teammate_text_problems(self), *_unrewarded(self), *rank_problems(self.models, self.policies),
             *placement_problems(self.models, self.training.ranks, self.algorithm.critic.body),
-            *size_problems(self), *_lag_problems(self),
+            *size_problems(self), *_lag_problems(self), *side_problems(self), *pool_problems(self),
         ]  # fmt: skip
         if problems:
             raise PydanticCustomError("run", "{problems}", {"problems": "\n".join(problems)})
@@ -188,6 +192,11 @@ class RunSettings(Settings):
         """A run travels to other processes as what its recipe says, and is read again where it arrives: so its parts
         need not pickle, but for what can be read by their names."""
         return _read_again, (self.model_dump(mode="json", exclude_none=True),)
+
+    @property
+    def loaded_policies(self) -> Mapping[str, PolicySettings]:
+        """All weights that are loaded: those of the recipe, and every version of its pools."""
+        return {slot: settings for name in self.policies for slot, settings in members_of(self.policies, name)}
 
     def is_remote(self, model: str) -> bool:
         return model in self.models and self.models[model].endpoint is not None
@@ -271,7 +280,7 @@ def _team_problems(run: RunSettings) -> Iterable[str]:
             yield f"agents: {count} agents are called {role!r}; every role needs a name of its own"
     if not any(agent.answers for agent in run.agents):
         yield "agents: nobody answers; set answers = true on the agent whose text is the team's answer"
-    for part in (run.team, *run.rewards):
+    for part in (run.environment, run.team, *run.rewards):
         yield from part.problems([agent.role for agent in run.agents])
     port = getattr(run.team, "port", 0)
     if run.team.own_words and port and run.rollout.processes >= 2:

@@ -68,7 +68,12 @@ SEAMS: Mapping[str, Seam] = {
         "a credit",
         "marft.config.parts.CreditPart",
         {"assign": Method(("inputs",))},
-        attributes={"needs_critic": (bool,), "reads_traces": (bool,), "grouped_by": ("", "task")},
+        attributes={
+            "needs_critic": (bool,),
+            "reads_traces": (bool,),
+            "grouped_by": ("", "task"),
+            "by_agent": (bool,),
+        },
         together=_STATEFUL,
     ),
     "rewards": Seam(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from marft.faults import defined
@@ -21,6 +22,7 @@ async def play(game: Game, attempt: Attempt) -> Episode:
     Whatever goes wrong in the environment or the organization makes the episode ``failed`` or ``timed_out``, with
     the reason; it never becomes a reward.
     """
+    game = replace(game, team=game.team.played_by(attempt.policies))
     turns = Turns(game, attempt)
     thread = game.threads.acquire()
     status: Status = "failed"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol, cast, runtime_checkable
 
 from marft.config.agents import AgentSettings
@@ -63,6 +63,13 @@ class Team:
             sampling = agent.sampling.resolve()
             agents.append(Agent(profile, agent.policy, sampling, cut, tool_use, agent.memory, agent.thinking))
         return Team(tuple(agents), cast("Organization", run.team), cast("Channel", run.channel))
+
+    def played_by(self, policies: Mapping[str, str]) -> Team:
+        """The team with other policies in some of its roles."""
+        if not policies:
+            return self
+        agents = (replace(agent, policy=policies.get(agent.role, agent.policy)) for agent in self.agents)
+        return replace(self, agents=tuple(agents))
 
     def agent(self, role: str) -> Agent:
         return next(agent for agent in self.agents if agent.role == role)

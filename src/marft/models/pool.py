@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from marft.config.models import LoraSettings, ModelSettings, PolicySettings, local_model
+from marft.config.pools import is_later
 from marft.config.run import RunSettings
 from marft.models.adapters import load_adapter, read_lora_settings, save_adapter
 from marft.models.backbone import Backbone, Forward
@@ -119,7 +120,7 @@ class Models:
                 if self.device.type == "cpu" and not settled:
                     hold_in_half(self.bases[name])
                 check_vocabulary(self.formats[name].tokenizer, self.bases[name], name)
-        self.policies = {name: self._policy(run, name, settings) for name, settings in run.policies.items()}
+        self.policies = {name: self._policy(run, name, settings) for name, settings in run.loaded_policies.items()}
         self.base_paths = {name: model.path for name, model in local.items()}
 
     def _policy(self, run: RunSettings, name: str, settings: PolicySettings) -> Policy:
@@ -131,7 +132,7 @@ class Models:
             backbone = self._load(base_name, run.models[settings.model], dtype)
             backbone.model.requires_grad_(True)
             reference = base if backbone.half else self._in_float32(run, base_name)
-        elif settings.train == "lora" or settings.adapter:
+        elif settings.train == "lora" or settings.adapter or settings.pool:
             adapter = name
             if settings.adapter:
                 lora = read_lora_settings(Path(settings.adapter))
@@ -267,7 +268,7 @@ class Models:
             for name, base in self.bases.items()
         }
         for name, policy in self.policies.items():
-            if policy.adapter is not None and not policy.trained:
+            if policy.adapter is not None and not policy.trained and not is_later(name):
                 halves = {
                     f"{layer}.{half}": tensor
                     for layer, adapter in policy.backbone.adapters(name).items()
@@ -275,6 +276,14 @@ class Models:
                 }
                 found[f"policies.{name}.adapter"] = digest_of(halves)
         return found
+
+    @torch.no_grad()
+    def copy_adapter(self, source: str, target: str) -> None:
+        """Give a version of a pool the weights that the policy has now."""
+        mine, theirs = (self.policies[name].backbone.adapters(name) for name in (source, target))
+        for layer, adapter in theirs.items():
+            adapter.a.copy_(mine[layer].a)
+            adapter.b.copy_(mine[layer].b)
 
     def reset_policy(self, name: str) -> None:
         """Back to the untuned base."""

@@ -14,7 +14,8 @@ LIST = "state.json"  # of a checkpoint, which names its files
 CHECKPOINT = re.compile(r"checkpoints/(step_\d{6,}|start_\d{1,9})(?=/|$)")
 IN_CHECKPOINTS = re.compile(
     r"(state\.json|recipe\.toml|critic\.safetensors|optimizer\.safetensors|(ahead|again)\.(json|parquet)"
-    r"|policies/[^/]+/adapter_(model\.safetensors|config\.json))"
+    r"|policies/[^/]+/adapter_(model\.safetensors|config\.json)"
+    r"|league/(league\.json|step_\d{6,}/adapter_(model\.safetensors|config\.json)))"
 )
 EVALUATION = r"[^/]+-(?:greedy|sampled)(?:-shuffled)?(?:-on-[\w.-]+)?"
 IN_RUNS = re.compile(
@@ -23,11 +24,13 @@ IN_RUNS = re.compile(
     rf"|evaluations/(eval\.lock|{EVALUATION}\.(json|parquet)|{EVALUATION}\.parts/(key\.json|part_\d{{6,}}\.parquet))"
     r"|replays/step_\d{6,}\.(html|json)"
     r"|graphs/step_\d{6,}-[^/]+\.svg"
+    r"|league/league\.(json|html|svg)"
     r"|worth/(worth\.(json|html|md)|[a-z0-9-]+\.svg|arms/[0-9a-f]{32}\.parquet)"
     r"|tensorboard/events\.out\.tfevents\.[^/]+)"
 )
 FOLDERS = re.compile(
-    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|tensorboard|worth|worth/arms|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?)?)"
+    rf"(episodes|credit|evaluations|evaluations/{EVALUATION}\.parts|replays|graphs|league|tensorboard|worth|worth/arms"
+    rf"|checkpoints|{CHECKPOINT.pattern}(/policies(/[^/]+)?|/league(/step_\d{{6,}})?)?)"
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import cast
 
@@ -75,6 +75,10 @@ class WorkerRollouts:
     def publish(self, version: int) -> None:
         """The policies in training are at this version now."""
         self._samplers.publish(version)
+
+    def publish_versions(self, versions: Mapping[str, int]) -> None:
+        """These policies were given other weights, each of a step."""
+        self._samplers.publish_versions(versions)
 
     def usage(self) -> dict[str, float]:
         """What sampling and scoring have taken so far, and what was lost, by the name of a metric."""

@@ -114,6 +114,26 @@ def compare(
 
 
 @app.command(context_settings=OVERRIDES)
+def league(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The folder of a run in which sides play against each other.")],
+    matches: Annotated[int, typer.Option(min=2, help="Of each pair, half of them on each side.")] = 100,
+    versions: Annotated[int, typer.Option(min=2, help="Versions, at most; they are spread over the run.")] = 8,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask who beats whom among the versions of a run.
+
+    The untuned base, its checkpoints and its pool play each other on held-out starts, each from both sides: Elo with
+    intervals, and the score of each against each.
+    """
+    from marft.cli import league as asked
+    from marft.cli import options, output
+
+    asked.league(run, options.overrides_of(context, run), matches, versions, output.how(quiet, as_json))
+
+
+@app.command(context_settings=OVERRIDES)
 def worth(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],

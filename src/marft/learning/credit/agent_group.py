@@ -19,6 +19,11 @@ class AgentGroup(CreditPart):
 
     scale: bool = True  # divide by the deviation
 
+    @property
+    def by_agent(self) -> bool:
+        """An agent is compared with itself alone."""
+        return True
+
     def assign(self, inputs: CreditInputs) -> Credits:
         """What an agent earned, against what it earned in the group's other attempts."""
         rows = [

@@ -26,6 +26,11 @@ class CoMAM(CreditPart):
     scale: bool = True  # divide by the deviation
     fallback_weight: NotNegative = 1.0  # w_i of an agent whose local reward is the same throughout its group
 
+    @property
+    def by_agent(self) -> bool:
+        """Rewards of its own and the team's, and nobody else's."""
+        return True
+
     def assign(self, inputs: CreditInputs) -> Credits:
         """The team's and the agent's own normalised rewards, weighed by how they go together."""
         rows: list[tuple[int, str, float, float, float]] = []  # episode, agent, local, global, cost

@@ -36,6 +36,11 @@ class GAE(CreditPart):
     lambda_step: Fraction = 0.95  # the same across steps
     lambda_critic: Fraction = 1.0  # for the critic's targets; 1: whole returns
 
+    @property
+    def by_agent(self) -> bool:
+        """Along a chain of its own, it alone."""
+        return self.successor == "agent"
+
     def assign(self, inputs: CreditInputs) -> Credits:
         """Advantages and returns of every decision; see :class:`marft.learning.interfaces.Credit`."""
         episodes, values = inputs.episodes, inputs.values

@@ -23,6 +23,11 @@ class MonteCarlo(CreditPart):
     gamma_agent: Fraction = 1.0  # from action to action inside an environment step
     gamma_step: Fraction = 0.99  # from environment step to environment step
 
+    @property
+    def by_agent(self) -> bool:
+        """Along a chain of its own, it alone."""
+        return self.successor == "agent"
+
     def assign(self, inputs: CreditInputs) -> Credits:
         """The return from each decision on: the whole estimate of GAE with λ = 1 and values of 0."""
         zeros = Values([np.zeros(size) for size in inputs.sizes()])

@@ -1,0 +1,210 @@
+"""Does a team learn in each world, and more than one agent of the same model at equal tokens? Curves over three seeds.
+
+    python benchmarks/environments.py                        # every world: nights; it goes on where it stopped
+    python benchmarks/environments.py --worlds relay sudoku --seeds 1
+    python benchmarks/environments.py --only-table           # from what is there
+
+Each world's recipe is trained as it ships. Beside it one agent alone (``<world>_single``), on the same model, until it
+has sampled as many tokens. Checkpoints are evaluated on the same held-out tasks, sampled as in training. Untuned and
+trained are over all seeds together: the mean, and Wilson's interval of accuracy over all episodes (of a reward, the
+interval of its mean). Writes results/worlds/WORLD.json and .svg, and results/environments.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import machine
+from matplotlib.figure import Figure
+
+from marft.config import load_recipe
+from marft.evaluation.intervals import mean_interval, wilson
+from marft.evaluation.session import evaluate_checkpoints
+from marft.runs.folder import RunFolder
+from marft.training import train
+
+POINTS = 5  # checkpoints of a run that are evaluated
+ALONE = "_single"
+COLOURS = {"team": "C0", "alone": "C1"}
+
+
+class World(NamedTuple):
+    """What is measured in one world.
+
+    Args:
+        recipe: of the team; that of one agent has ``_single`` behind it.
+        measure: what counts: the share of tasks solved, or the reward.
+        changes: of the recipe.
+    """
+
+    recipe: str
+    measure: Literal["accuracy", "reward"] = "accuracy"
+    alone: bool = True
+    changes: tuple[str, ...] = ()
+
+
+WORLDS: Mapping[str, World] = {
+    "chain_sum": World("demo"),
+    "relay": World("relay"),
+    "plan_path": World("plan_path"),
+    "sudoku": World("sudoku"),
+    "sokoban": World("sokoban"),
+    "rooms": World("rooms"),
+    "shop": World("shop", "reward"),
+    "memory": World("memory", "reward"),
+    "tool_use": World("tool_use"),
+}
+ARM = Literal["team", "alone"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=COLOURS, default=list(COLOURS))
+    parser.add_argument("--tasks", type=int, default=300, help="held-out, for each evaluation")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--output", type=Path, default=Path("runs/environments"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    parser.add_argument("--only-table", action="store_true", help="of what has been measured")
+    arguments = parser.parse_args()
+    for world in arguments.worlds if not arguments.only_table else ():
+        for seed in arguments.seeds:
+            for arm in arguments.arms:
+                if arm == "team" or WORLDS[world].alone:
+                    measure(world, arm, seed, arguments)
+    (arguments.results / "environments.md").write_text("\n".join(table(arguments.results / "worlds")) + "\n")
+    print("\n".join(table(arguments.results / "worlds")))
+
+
+def measure(world: str, arm: ARM, seed: int, arguments: argparse.Namespace) -> None:
+    """Train one run, evaluate its checkpoints, and add it to the world's results."""
+    path = arguments.results / "worlds" / f"{world}.json"
+    key = f"{arm}-{seed}"
+    if key in _read(path).get("runs", {}):
+        return
+    folder = trained(world, arm, seed, arguments)
+    points = curve(folder, arguments.tasks)
+    seconds = sum(row["seconds"] for row in folder.read_metrics())
+    found = _read(path)
+    runs = {**found.get("runs", {}), key: {"seconds": seconds, "curve": points}}
+    whole = {"machine": machine.describe(), "measure": WORLDS[world].measure, "runs": dict(sorted(runs.items()))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    plot(world, whole).savefig(path.with_suffix(".svg"))
+
+
+def trained(world: str, arm: ARM, seed: int, arguments: argparse.Namespace) -> RunFolder:
+    """A run of a world, from where it is. One agent alone goes on until it has sampled what the team did."""
+    settings = WORLDS[world]
+    recipe = settings.recipe + (ALONE if arm == "alone" else "")
+    steps = load_recipe(settings.recipe, settings.changes).training.steps
+    budget = 0.0
+    if arm == "alone":
+        rows = trained(world, "team", seed, arguments).read_metrics()
+        budget = sum(row["sampled_tokens"] for row in rows)
+    every = max(1, steps // POINTS)
+    while True:
+        run = load_recipe(recipe, [
+            *settings.changes, "--output", str(arguments.output), "--name", f"{world}-{arm}-{seed}",
+            "--seed", str(seed), "--training.steps", str(steps), "--checkpoints.every", str(every),
+            "--checkpoints.keep_last", "1000", "--threads", str(arguments.threads), "--sinks", "[]",
+            "--device", "cpu", "--evaluation.every", "0",
+        ])  # fmt: skip
+        path = Path(run.output) / run.name
+        begun = path.exists()
+        folder = RunFolder.open(path) if begun else RunFolder.create(run)
+        if len(folder.read_metrics()) < steps:
+            train(run, folder, resume=begun)
+        taken = sum(row["sampled_tokens"] for row in folder.read_metrics())
+        if taken >= budget:
+            return folder
+        steps += max(every, round(steps * (budget - taken) / taken))
+
+
+def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
+    """How the base and some checkpoints do on held-out tasks, over the tokens that were sampled up to there."""
+    rows, run = folder.read_metrics(), load_recipe(folder.config)
+    saved = [path.name for path in folder.saved_steps()]
+    chosen = sorted({saved[round(place * (len(saved) - 1) / (POINTS - 1))] for place in range(POINTS)})
+    found = evaluate_checkpoints(run, folder, ["base", *chosen], ("sampled",), tasks, False, lambda *_: None)
+    points = []
+    for one in found:
+        step = 0 if one.checkpoint == "base" else int(one.checkpoint.rpartition("_")[2])
+        tokens = sum(row["sampled_tokens"] for row in rows[:step])
+        solved = sum(map(float, one.outcomes.values()))
+        values = [value for _, value in sorted(one.rewards.items())]
+        points.append({"step": step, "tokens": tokens, "solved": solved, "tasks": len(values), "rewards": values})
+    return points
+
+
+def pooled(runs: Sequence[Mapping[str, Any]], place: int, measure: str) -> tuple[float, tuple[float, float]]:
+    """The mean over all seeds at one place of the curve, with its interval of 95 %."""
+    points = [run["curve"][place] for run in runs]
+    if measure == "accuracy":
+        solved, tasks = (round(sum(point[name] for point in points)) for name in ("solved", "tasks"))
+        return solved / tasks, wilson(solved, tasks)
+    values = [value for point in points for value in point["rewards"]]
+    mean = sum(values) / len(values)
+    return mean, mean_interval(values) or (mean, mean)
+
+
+def table(folder: Path) -> list[str]:
+    """A line for each arm of each world."""
+    head = ["world", "", "seeds", "untuned", "trained", "apart", "tokens sampled", "minutes a run"]
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: |"]
+    for path in sorted(folder.glob("*.json")):
+        found = _read(path)
+        for arm in COLOURS:
+            runs = [run for key, run in found["runs"].items() if key.startswith(arm)]
+            if not runs:
+                continue
+            (before, low), (after, high) = (pooled(runs, place, found["measure"]) for place in (0, -1))
+            tokens = sum(run["curve"][-1]["tokens"] for run in runs) / len(runs)
+            minutes = sum(run["seconds"] for run in runs) / len(runs) / 60
+            apart = "yes" if low[1] < high[0] else "no"
+            name = f"[{path.stem}](worlds/{path.stem}.svg)" if arm == "team" else ""
+            cells = [name, arm, str(len(runs)), _shown(before, low), _shown(after, high), apart, f"{tokens:,.0f}"]
+            lines.append(f"| {' | '.join([*cells, f'{minutes:.0f}'])} |")
+    return lines
+
+
+def plot(world: str, found: Mapping[str, Any]) -> Figure:
+    """What is solved over the tokens that were sampled: each seed thin, with a mark at each checkpoint."""
+    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for key, run in found["runs"].items():
+        arm = key.partition("-")[0]
+        values = [_value(point, found["measure"]) for point in run["curve"]]
+        label = None if any(line.get_label() == arm for line in axes.lines) else arm
+        axes.plot(
+            [p["tokens"] for p in run["curve"]], values, color=COLOURS[arm], marker="o", ms=3, lw=1.2, label=label
+        )
+    axes.set(title=world, xlabel="tokens sampled", ylabel=f"held-out {found['measure']}", ylim=(None, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _value(point: Mapping[str, Any], measure: str) -> float:
+    return float(point["solved"] if measure == "accuracy" else sum(point["rewards"])) / float(point["tasks"])
+
+
+def _shown(value: float, interval: tuple[float, float]) -> str:
+    """
+    >>> _shown(0.5, (0.4, 0.6))
+    '0.500 (0.400 to 0.600)'
+    """
+    return f"{value:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Policies that are pools of another one's past versions: what is loaded for them, and what does not go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from marft.config.models import PolicySettings
+from marft.config.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+
+LATER = "@"  # stands in the names of versions after the first, which no name of a recipe holds
+
+
+def slots_of(name: str, size: int) -> tuple[str, ...]:
+    """The policies that a pool is loaded as: the first, which is untuned for good, has the pool's own name.
+
+    >>> slots_of("rival", 3)
+    ('rival', 'rival@1', 'rival@2')
+    """
+    return (name, *(f"{name}{LATER}{number}" for number in range(1, size)))
+
+
+def is_later(policy: str) -> bool:
+    """Whether a policy is a version of a pool that changes in the course of the run."""
+    return LATER in policy
+
+
+def members_of(policies: Mapping[str, PolicySettings], name: str) -> list[tuple[str, PolicySettings]]:
+    """What is loaded for a policy of a recipe: itself; of a pool all versions, each an adapter like its policy's."""
+    settings = policies[name]
+    if settings.pool is None or settings.pool.of not in policies:
+        return [(name, settings)]
+    learner = policies[settings.pool.of]
+    version = settings.model_copy(update={"lora": learner.lora, "adapter": learner.adapter})
+    return [(slot, version) for slot in slots_of(name, settings.pool.size)]
+
+
+def pools_of(run: RunSettings) -> dict[str, str]:
+    """The pools of a recipe, and the policy that each is of."""
+    return {name: policy.pool.of for name, policy in run.policies.items() if policy.pool is not None}
+
+
+def pool_problems(run: RunSettings) -> Iterable[str]:
+    """What is wrong with the pools of a recipe."""
+    pools = pools_of(run)
+    for name, of in pools.items():
+        yield from _one(run, name, of)
+    against = {agent.policy for agent in run.agents if agent.role in run.environment.against}
+    for name in pools:
+        if name not in against:
+            yield (
+                f"policies.{name}.pool: none of its agents is an opponent, so nobody would play against its versions; "
+                "set environment.opponent = 'pool' and give it to an agent of another side than the first"
+            )
+    if len(pools) > 1:
+        yield f"policies: {', '.join(pools)} are pools, and a run has one; remove the others"
+    if getattr(run.environment, "opponent", "") == "pool" and not pools:
+        yield (
+            "environment.opponent: 'pool' needs past versions to play against; give the opponent's policy train = "
+            "'frozen' and pool = { of = 'NAME' }, with the name of the policy in training"
+        )
+    if pools:
+        yield from _together(run)
+
+
+def _one(run: RunSettings, name: str, of: str) -> Iterable[str]:
+    policy, learner = run.policies[name], run.policies.get(of)
+    if learner is None:
+        yield f"policies.{name}.pool.of: no policy is called {of!r}{did_you_mean(of, run.policies)}"
+        return
+    if policy.train != "frozen":
+        yield f"policies.{name}.pool: past versions do not learn; set train = 'frozen'"
+    if learner.train != "lora":
+        yield (
+            f"policies.{name}.pool.of: {of!r} is not trained as an adapter (train = {learner.train!r}), and only "
+            "adapters are small enough to keep several; set train = 'lora' there"
+        )
+    if policy.model != learner.model:
+        yield (
+            f"policies.{name}.pool: its versions are adapters on model {learner.model!r}, and it names "
+            f"{policy.model!r}; name that of {of!r}"
+        )
+    if policy.adapter:
+        yield f"policies.{name}.adapter: a pool begins with what {of!r} begins with; remove it"
+
+
+def _together(run: RunSettings) -> Iterable[str]:
+    """What a run with a pool cannot have beside it."""
+    if run.rollout.max_policy_lag or run.rollout.reuse > 1:
+        yield (
+            "rollout: which versions are in a pool is settled between steps, and nothing may be played ahead of them "
+            "or learned from twice; set max_policy_lag = 0 and reuse = 1"
+        )
+    if run.engine.apart or run.training.ranks > 1:
+        yield (
+            "policies: versions of a pool are copied in the memory of one process; use engine.kind = 'local' and "
+            "training.ranks = 1"
+        )
+    if run.algorithm.credit.forking is not None:
+        yield (
+            f"algorithm.credit: {run.algorithm.credit.name!r} plays episodes again, and does not know which version of "
+            "a pool they were played against; use another credit"
+        )

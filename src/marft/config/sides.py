@@ -1,0 +1,68 @@
+"""What is wrong with a recipe whose agents play against each other: nobody may learn from what its opponent earned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marft.config.run import RunSettings
+
+SHARED = ("trajectory", "trajectory_score", "progress", "step_cost")  # terms that pay the whole team alike
+
+
+def side_problems(run: RunSettings) -> Iterable[str]:
+    """Credits, rewards and organizations that do not go with sides, and sides that learn and should not."""
+    sides, opponents = run.environment.opposed, run.environment.against
+    if len(sides) > 1:
+        yield from _credit_problems(run)
+    if len(sides) > 1 or opponents:
+        yield from _seeing_problems(run)
+    for agent in run.agents:
+        policy = run.policies.get(agent.policy)
+        if agent.role in opponents and policy is not None and policy.train != "frozen":
+            yield (
+                f"agents.{agent.role}: an opponent that the others learn to play against, whose policy "
+                f"{agent.policy!r} would learn from what they earn; set policies.{agent.policy}.train = 'frozen', or "
+                "environment.opponent = 'self' to have both sides learn"
+            )
+
+
+def _credit_problems(run: RunSettings) -> Iterable[str]:
+    credit = run.algorithm.credit
+    if not credit.by_agent:
+        yield (
+            f"algorithm.credit: {credit.name!r} judges agents by what all of them earn together, and the agents of "
+            f"environment {run.environment.name!r} play against each other: what one wins the other loses, and nobody "
+            "would learn. Use algorithm.name = 'rae', credit 'agent-group' (attempts at a task, each side by itself), "
+            "or 'gae' with successor = 'agent'"
+        )
+    if run.algorithm.reward.own <= 0:
+        yield (
+            f"algorithm.reward.own: {run.algorithm.reward.own:g} leaves nothing of what a side earns by itself, and a "
+            "team whose agents play against each other earns nothing else; set it to 1"
+        )
+    if run.algorithm.reward.shaping != "none":
+        yield (
+            "algorithm.reward.shaping: it measures what an agent earns against what the others earned before it, and "
+            "here those are opponents; set shaping = 'none'"
+        )
+    for term in run.rewards:
+        if term.name in SHARED:
+            yield (
+                f"rewards: {term.name!r} pays both sides of a game alike, and one of them has lost it; remove it, and "
+                "use 'outcome', which pays each side what it earned"
+            )
+
+
+def _seeing_problems(run: RunSettings) -> Iterable[str]:
+    team = run.team
+    if getattr(team, "each_once", False) or team.name in ("parallel", "debate", "mixture-of-agents", "reflective"):
+        yield (
+            f"team: in organization {team.name!r} agents act although it is not their turn; use organization = 'turns'"
+        )
+    elif team.name == "turns" and getattr(team, "sees", "nothing") != "nothing":
+        yield (
+            "team.sees: opponents would read each other's whole turns, thoughts and advice with them; set sees = "
+            "'nothing': the environment shows the moves"
+        )

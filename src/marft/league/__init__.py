@@ -1,0 +1,1 @@
+"""Leagues: learning against a pool of past versions, and who beats whom."""

@@ -1,0 +1,178 @@
+"""Our own text games: rules, what is hidden, who wins by perfect play, and what an illegal move costs."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import xor
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marft.envs.textarena.environment import OWN, played
+from marft.envs.textarena.games import legal
+from marft.envs.textarena.hints import Hints
+from marft.envs.textarena.kuhn import EQUILIBRIUM, VALUE, Kuhn, known, won
+from marft.envs.textarena.kuhn_value import DEALS, exploitability, value
+from marft.envs.textarena.nim import Nim
+from marft.types import Observation
+from tests.playing_games import environment, match
+
+SMALL = st.dictionaries(st.sampled_from(sorted(EQUILIBRIUM)), st.floats(0, 1), min_size=12)
+
+
+class TestNim:
+    @settings(max_examples=40)
+    @given(heaps=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 2**32))
+    def test_a_perfect_player_wins_from_wherever_the_exclusive_or_is_not_zero(
+        self, heaps: list[int], seed: int
+    ) -> None:
+        rules, random = Nim(), Random(seed)
+        game = rules.begin({"heaps": heaps})
+        perfect = 0 if reduce(xor, heaps) else 1
+        while not game.over:
+            shown, options = game.shown(game.mover), game.options()
+            random_reply = game.mover != perfect and perfect == 0
+            game.play(random.choice(options) if random_reply else rules.perfect(shown, options, random))
+        assert game.paid()[perfect] == 1.0
+        assert sum(game.paid()) == 0.0
+
+    def test_orders_of_the_same_heaps_stand_in_one_split(self) -> None:
+        env = environment(game="nim", params={"heaps": 3, "largest": 9}, train_tasks=60, held_out_tasks=9)
+        seen = [tuple(sorted(t.data["start"]["heaps"])) for s in ("train", "validation", "test") for t in env.tasks(s)]
+        assert len(set(seen)) == len(seen)
+
+
+class TestKuhn:
+    def test_the_equilibrium_cannot_be_exploited_and_is_worth_what_is_known(self) -> None:
+        assert exploitability(EQUILIBRIUM) == pytest.approx(0.0, abs=1e-12)
+        assert value(EQUILIBRIUM, EQUILIBRIUM) == pytest.approx(VALUE)
+
+    def test_whoever_always_bets_and_calls_loses_a_sixth(self) -> None:
+        """Worked out by hand: against it a king earns 2 chips, a queen nothing and a jack loses 1, from both seats."""
+        assert exploitability(dict.fromkeys(EQUILIBRIUM, 1.0)) == pytest.approx(1 / 6)
+
+    @given(strategy=SMALL, answer=SMALL)
+    @settings(max_examples=25)
+    def test_nobody_earns_more_against_a_strategy_than_its_exploitability(
+        self, strategy: dict[tuple[str, str], float], answer: dict[tuple[str, str], float]
+    ) -> None:
+        both = (value(answer, strategy) - value(strategy, answer)) / 2
+        assert both <= exploitability(strategy) + 1e-9
+        assert value(strategy, answer) == pytest.approx(_by_loops(strategy, answer))
+
+    @given(seed=st.integers(0, 2**32), deal=st.sampled_from(DEALS))
+    def test_a_player_is_shown_its_own_card_alone(self, seed: int, deal: str) -> None:
+        random, hand = Random(seed), Kuhn().begin({"cards": deal})
+        while not hand.over:
+            shown = hand.shown(hand.mover)
+            assert known(shown)[0] == deal[hand.mover]
+            assert deal[1 - hand.mover] not in shown.replace("You", "").replace("They", "")
+            hand.play(random.choice(hand.options()))
+        assert sum(hand.paid()) == 0.0
+
+
+def _by_loops(first: dict[tuple[str, str], float], second: dict[tuple[str, str], float]) -> float:
+    """The mean over deals and over all five ways in which a hand goes."""
+    total = 0.0
+    for deal in DEALS:
+        one, two = deal
+        bets, bets_later, calls = first[one, ""], second[two, "c"], second[two, "b"]
+        calls_later = first[one, "cb"]
+        for chance, done in (
+            ((1 - bets) * (1 - bets_later), "cc"),
+            ((1 - bets) * bets_later * (1 - calls_later), "cbf"),
+            ((1 - bets) * bets_later * calls_later, "cbc"),
+            (bets * (1 - calls), "bf"),
+            (bets * calls, "bc"),
+        ):
+            chips = won(deal, done)
+            assert chips is not None
+            total += chance * chips / 2
+    return total / len(DEALS)
+
+
+class TestHints:
+    @given(seed=st.integers(0, 2**32), objects=st.integers(2, 9))
+    def test_a_perfect_pair_finds_the_object_in_three_rounds_and_earns_the_same(self, seed: int, objects: int) -> None:
+        random, rules = Random(seed), Hints(objects=objects)
+        _, start = rules.draw(random)
+        game = rules.begin(start)
+        while not game.over:
+            game.play(rules.perfect(game.shown(game.mover), game.options(), random))
+        assert game.paid()[0] == game.paid()[1] > 0
+
+    def test_who_guesses_is_not_told(self) -> None:
+        game = Hints().begin({"objects": ["red cup", "blue hat", "red hat"], "target": 2})
+        assert "It is 2." in game.shown(0)
+        assert "It is" not in game.shown(1)
+        assert game.options() == ("blue", "hat")
+
+    def test_a_wrong_guess_costs_a_round(self) -> None:
+        game = Hints(rounds=2).begin({"objects": ["red cup", "blue hat", "red hat"], "target": 2})
+        for move in ("hat", "3", "blue", "2"):
+            game.play(move)
+        assert game.paid() == (0.5, 0.5)
+        assert game.over
+
+
+@pytest.mark.parametrize("game", sorted(OWN))
+def test_one_illegal_move_is_forgiven_and_two_in_a_row_are_not(game: str) -> None:
+    env = environment(game=game)
+    shown, last = match(env, env.tasks("train")[0], lambda *_: "take nothing")
+    assert len(shown) == 2
+    assert "not allowed" not in shown[0].whole
+    assert "not allowed" in shown[1].whole
+    assert shown[0].turn == shown[1].turn
+    loser = shown[0].turn[0]
+    if game == "hints":
+        assert (last.reward, last.success) == (0.0, False)
+    else:
+        assert last.agent_rewards[loser] == -1.0
+        assert sum(last.agent_rewards.values()) == 0.0
+    assert last.info["measures"]["illegal_moves"] == 1.0
+
+
+def test_an_illegal_move_is_told_to_whoever_made_it_alone() -> None:
+    game = Nim().begin({"heaps": [2, 2]})
+    game.play("nothing")
+    assert "not allowed" in game.shown(0)
+    assert "not allowed" not in game.shown(1)
+
+
+def test_a_legal_move_between_two_illegal_ones_forgives_the_first() -> None:
+    env, said = environment(game="nim", params={"heaps": 2, "largest": 30}), []
+
+    def move(role: str, shown: Observation) -> str:
+        said.append(role)
+        mine = said.count(role)
+        return "nothing" if mine % 2 else shown.options[role][0]
+
+    _, last = match(env, env.tasks("train")[0], move)
+    assert last.info["measures"]["illegal_moves"] == 0.5
+    assert "Heaps" not in last.observation.text
+
+
+@pytest.mark.parametrize("text", ["take 2 from B", " Take 2  from b. ", "[take 2 from B]", "take 2 from B\n"])
+def test_spelling_that_changes_nothing_is_the_same_move(text: str) -> None:
+    assert legal(text, ("take 1 from B", "take 2 from B")) == "take 2 from B"
+    assert legal(text + "2", ("take 1 from B", "take 2 from B")) == ""
+
+
+@pytest.mark.parametrize("game", sorted(OWN))
+def test_a_script_without_skill_moves_at_random_and_with_skill_soundly(game: str) -> None:
+    env = environment(game=game)
+    assert env.rules
+
+    def share(skill: float) -> float:
+        random, sound = Random(0), []
+        for task in env.tasks("train"):
+            _, last = match(
+                env, task, lambda role, o: played(env.rules, o.seen_by(role), o.options[role], random, skill)
+            )
+            sound.append(last.info["measures"]["sound_moves"])
+        return sum(sound) / len(sound)
+
+    assert share(1.0) == 1.0
+    assert share(0.0) < 0.9
