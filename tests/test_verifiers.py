@@ -192,9 +192,10 @@ class TestLost:
 
 
 def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
-    for python in ("", "/no/such/python"):
-        with pytest.raises(ValidationError, match="pip install verifiers"):
-            Verifiers(id="sums", python=python)
+    with pytest.raises(ValidationError, match="pip install verifiers"):
+        Verifiers(id="sums", python="/no/such/python")
+    with pytest.raises(ValidationError, match="Field required"):
+        Verifiers(id="sums")  # type: ignore[call-arg]
 
 
 def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
