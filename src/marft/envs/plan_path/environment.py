@@ -81,7 +81,9 @@ class PlanPath(MovesWorld):
     def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
         maze = Maze(tuple(task.data["map"]))
         failure = FAILURE if self.reward == "published" else 0.0
-        play = Play(self.moves, self.most_steps(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward)
+        play = Play(
+            self.moves, self.most_steps(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward
+        )
         return MovesSession(Walk(maze, maze.start), play)
 
     def script(self, skill: float = 1.0) -> PathScript:

@@ -18,7 +18,7 @@ from marft.envs.grids.world import MovesWorld
 from marft.envs.sokoban.drawing import content, room, start
 from marft.envs.sokoban.rules import FAILURE, Yard, drawn, published
 from marft.envs.sokoban.script import SokobanScript
-from marft.envs.sokoban.solving import fewest_moves, pushes
+from marft.envs.sokoban.solving import pushes
 from marft.types import Observation, Task
 
 TRIES = 500  # rooms that are drawn for one task
@@ -75,7 +75,8 @@ class Sokoban(MovesWorld):
                 return Drawing(content(yard), self._shown(yard, "").text, data)
         raise ValueError(
             f"environment {self.name!r}: of {TRIES} rooms of size {self.size} with {self.boxes} boxes none takes "
-            f"{self.nearest} to {self.farthest or 'any number of'} moves; lower nearest or boxes, or raise farthest or size"
+            f"{self.nearest} to {self.farthest or 'any number of'} moves; lower nearest or boxes, or raise farthest or "
+            "size"
         )
 
     def start(self, task: Task, seed: int) -> MovesSession[Yard]:  # noqa: ARG002  nothing here is random

@@ -167,8 +167,8 @@ class TextArena(Drawn):
         return move
 
     def exploitability(self, decisions: Iterable[tuple[str, Sequence[float]]]) -> float | None:
-        """How much more than its share the best opponent earns of somebody, where that can be worked out: in Kuhn poker,
-        once all that can come about has.
+        """How much more than its share the best opponent earns of somebody, where that can be worked out: in Kuhn
+        poker, once all that can come about has.
 
         Args:
             decisions: what was shown, and the chance of each option.
