@@ -189,6 +189,24 @@ class TestSides:
         )
         assert casting(run, sides_of(run), ["x", "y"]) == {"north": "a@x", "south": "b@y"}
 
+    def test_a_frozen_teammate_is_the_same_on_every_version_s_side(self, tmp_path: Path) -> None:
+        run = league(
+            tmp_path,
+            policies={"player": {"model": "base"}, "adviser": {"model": "base", "train": "frozen"}},
+            agents=[
+                {"role": "adviser", "policy": "adviser"},
+                {"role": "north", "policy": "player", "answers": True},
+                {"role": "south", "policy": "player"},
+            ],
+            environment={"name": "textarena", "seats": [["adviser", "north"], ["south"]]},
+            algorithm={"name": "rae"},
+        )
+        assert casting(run, sides_of(run), ["x", "y"]) == {
+            "adviser": "adviser",
+            "north": "player@x",
+            "south": "player@y",
+        }
+
     def test_a_game_that_is_played_together_has_no_league(self, tmp_path: Path) -> None:
         changes: dict[str, Any] = {
             "policies": {"player": {"model": "base"}, "rival": {"model": "base"}},
