@@ -80,15 +80,15 @@ def test_training_looks_at_the_validation_split_before_it_starts_where_it_will_b
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b'{"problem": ["a"], "answer": "1"}', "row 2: column 'problem' is a list, not text or a number"),
-        (b'{"problem": "a", "answer": true}', "row 2: column 'answer' is a bool, not text or a number"),
-        (b'{"problem": " ", "answer": "1"}', "row 2: column 'problem' is empty"),
-        (b'{"problem": "\\ud83d", "answer": "1"}', "row 2: column 'problem' is no whole text"),
-        (b'{"problem": "a"}', "row 2 has no column 'answer'"),
-        (b"[1]", "line 2 is no JSON object"),
+        (b'{"problem": ["a"], "answer": "1"}', "line 2: column 'problem' is a list, not text or a number"),
+        (b'{"problem": "a", "answer": true}', "line 2: column 'answer' is a bool, not text or a number"),
+        (b'{"problem": " ", "answer": "1"}', "line 2: column 'problem' is empty"),
+        (b'{"problem": "\\ud83d", "answer": "1"}', "line 2: column 'problem' is no whole text"),
+        (b'{"problem": "a"}', "line 2 has no column 'answer'"),
+        (b"[1]", 'line 2 is a list; a row is an object'),
         (b'{"problem": ', "line 2 is not JSON"),
         (b"[" * 100_000, "line 2 is not JSON"),
-        (b'{"problem": "\xff\xfe"}', "is not UTF-8 after line"),
+        (b'{"problem": "\xff\xfe"}', "is not UTF-8 (invalid start byte); save it as UTF-8"),
     ],
     ids=lambda value: str(value)[:20],
 )

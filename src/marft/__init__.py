@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from marft.game.environment import tool
     from marft.observing import Observer
     from marft.python.commands import compare, evaluate, load_recipe, load_run, train, worth
+    from marft.python.environments import check_environment
     from marft.python.gateway import Gateway
     from marft.python.run import Run
     from marft.python.traces import score, sft
@@ -32,8 +33,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Action", "Agents", "Comparison", "CreditPart", "EnvironmentPart", "Episode", "Evaluation", "Gateway",
     "JointAction", "ObjectivePart", "Observation", "Observer", "OrganizationPart", "Plugin", "Run", "RunError",
-    "RunSettings", "SchedulePart", "Scores", "Step", "Task", "compare", "evaluate", "load_recipe", "load_run", "score",
-    "sft", "tool", "train", "worth",
+    "RunSettings", "SchedulePart", "Scores", "Step", "Task", "check_environment", "compare", "evaluate",
+    "load_recipe", "load_run", "score", "sft", "tool", "train", "worth",
 ]  # fmt: skip
 
 _PLACES = {
@@ -47,6 +48,7 @@ _PLACES = {
     "marft.game.environment": ("tool",),
     "marft.observing": ("Observer",),
     "marft.python.commands": ("compare", "evaluate", "load_recipe", "load_run", "train", "worth"),
+    "marft.python.environments": ("check_environment",),
     "marft.python.gateway": ("Gateway",),
     "marft.python.run": ("Run",),
     "marft.python.traces": ("score", "sft"),

@@ -81,6 +81,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="raise rollout.timeout_seconds, or make the environment faster"),
         Metric("environment/*", "measured", "what the environment itself measures, as declared last in an episode, "
                "mean over scored episodes that have it", ".3g"),
+        Metric("curriculum/level", "level", "the hardest that tasks are drawn from, 1 for the easiest", ".0f"),
+        Metric("curriculum/solved/*", "solved at it", "share of episodes at a level that solved their task", ".0%"),
         Metric("league/rating", "rating", "Elo of the learner as its matches against past versions move it; the "
                "untuned version has 0", "+.0f", better="higher"),
         Metric("league/members", "versions", "past versions that the learner plays against", ".0f"),
@@ -119,6 +121,12 @@ CATALOGUE: dict[str, list[Metric]] = {
                scopes=("agent",), better="higher"),
         Metric("message_tokens", "messages", "tokens that agents read of others in an episode, or that others read of "
                "this agent", ".1f", "tokens", BOTH),
+        Metric("information", "told", "mutual information of what an agent alone knew, as declared, and what it said: "
+               "Ĥ(X) + Ĥ(Y) − Ĥ(X, Y), each entropy counted and corrected (Miller 1955), less its mean over 20 "
+               "shuffles of the pairs, in which nothing is told; needs `hidden`", ".2f", "bits", ("agent",),
+               better="higher", advice="near 0 nothing is told of it; near what is to be told all of it"),
+        Metric("hidden_entropy", "to be told", "entropy Ĥ(X) of what an agent alone knew, as declared: the most that "
+               "it could tell; needs `hidden`", ".2f", "bits", ("agent",)),
         Metric("restarts", "restarts", "how often a chat was rendered anew in place of going on by its ids: prompts of "
                "agents with a memory, and turns after tools have answered", ".0f",
                scopes=BOTH, better="lower", unless_zero=True,
@@ -206,8 +214,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
         Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
                ".0f"),
-        Metric("likelihood/judged_by_reward", "judged by reward", "of those, how many are successes by reward alone",
-               ".0f"),
+        Metric("likelihood/judged_by_reward", "judged by reward", "of those, successes by reward alone", ".0f"),
     ],
     "The policies' update": [
         Metric("policy_loss", "policy loss", "surrogate and extra terms, mean over minibatches", "+.3f"),

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from marft.config.plugins import Plugin
 from marft.config.settings import LARGEST, Settings
-from marft.envs.gradings import Grading
+from marft.envs.grading import Grading
 
 PARTS = (Plugin, Grading)
 LONGEST = 60  # characters of a default that is shown

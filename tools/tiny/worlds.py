@@ -13,6 +13,7 @@ what reinforcement has to find is to use them together. The result depends on th
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -107,6 +108,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
     return Row(np.concatenate(ids).astype(np.int32), np.concatenate(learned))
 
 
+def words_of(message: dict[str, Any]) -> Iterator[str]:
+    """What of a message the vocabulary is made for: its text, and the tools that it calls."""
+    yield str(message["content"])
+    for call in message.get("tool_calls", ()):
+        name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
+        yield f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
 def batches(rows: Sequence[Row], tokens: int, random: Random) -> Iterator[Sequence[Row]]:
     """Rows in random order without end, as many at a time as have so many tokens."""
     batch, size = list[Row](), 0
@@ -137,7 +146,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     for run in recipes_of(arguments.world, MODELS / "tiny_tools"):
         said += conversations(run, arguments.skill, arguments.episodes)
     template = (MODELS / "tiny_tools" / "chat_template.jinja").read_text()
-    texts = (str(message["content"]) for one in said for message in one.messages)
+    texts = (text for one in said for message in one.messages for text in words_of(message))
     tokenizer = train_tokenizer(texts, template)
     rows = [encode(tokenizer, one) for one in said]
     lengths = np.array([len(row.ids) for row in rows])

@@ -10,13 +10,22 @@ from pathlib import Path
 FOLDER = "recipe_folder"  # what the folder is called in a recipe that is written down, and in validation contexts
 
 
+PROJECT, SOURCE = "pyproject.toml", "src"  # of a project that keeps its modules apart
 _LOOKED_IN: list[str] = []  # folders of the recipes that this process has read, as sys.path has them: at its end
 
 
 def look_for_modules_in(folder: object) -> None:
-    """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes."""
+    """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes. Where
+    it is a project, those of its ``src`` are found too, after its own."""
     if not isinstance(folder, str) or not folder or "\0" in folder or not Path(folder).is_dir():
         return
+    source = Path(folder, SOURCE)
+    if source.is_dir() and Path(folder, PROJECT).is_file():
+        _look_in(str(source))
+    _look_in(folder)
+
+
+def _look_in(folder: str) -> None:
     if folder in _LOOKED_IN:
         _LOOKED_IN.remove(folder)
         sys.path[:] = [known for known in sys.path if known != folder]
@@ -36,7 +45,8 @@ def refuse_namesakes(path: str, context: Mapping[str, object] | None) -> None:
     folder = (context or {}).get(FOLDER)
     if not isinstance(folder, str) or not folder:
         return
-    files = (Path(folder, name, "__init__.py"), Path(folder, f"{name}.py"))
+    source = Path(folder, SOURCE) if Path(folder, PROJECT).is_file() else Path(folder)
+    files = [file for place in (Path(folder), source) for file in (place / name / "__init__.py", place / f"{name}.py")]
     beside = next((file for file in files if file.is_file()), None)
     loaded = getattr(sys.modules.get(name), "__file__", None)
     if beside and loaded and not beside.samefile(loaded):

@@ -194,6 +194,21 @@ def keys_of(overrides: Sequence[str]) -> list[str]:
     return [".".join(key) for key, _ in _pairs(overrides)]
 
 
+def tables_of(overrides: Sequence[str]) -> dict[str, object]:
+    """Overrides as tables.
+
+    >>> tables_of(["--lines", "3", "--params.digits=2"])
+    {'lines': 3, 'params': {'digits': 2}}
+
+    Raises:
+        ValueError: they are none.
+    """
+    table: dict[str, object] = {}
+    for key, value in _pairs(overrides):
+        _set(table, key, value)
+    return table
+
+
 def _pairs(overrides: Sequence[str]) -> list[tuple[list[str], object]]:
     pairs = []
     words = list(overrides)

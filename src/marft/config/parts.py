@@ -14,6 +14,7 @@ from pydantic import SerializeAsAny
 
 from marft.config.plugins import Plugin, resolver
 from marft.config.settings import Positive
+from marft.types import Task
 
 
 class EnvironmentPart(Plugin):
@@ -22,6 +23,7 @@ class EnvironmentPart(Plugin):
 
     one_step: ClassVar[bool] = False  # every episode is over after one step
     session: ClassVar[type | None] = None
+    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)  # of what an episode earns the team, or one agent
 
     @property
     def graded(self) -> bool:
@@ -38,6 +40,12 @@ class EnvironmentPart(Plugin):
         """Roles of agents that the others learn to play against, and that do not learn themselves."""
         return ()
 
+    @property
+    def offers(self) -> type | None:
+        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the object
+        that they call their ``toolbox``."""
+        return self.session
+
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002
         """Who plays it without a model (:class:`marft.envs.scripts.Script`); None where nobody does.
 
@@ -45,6 +53,15 @@ class EnvironmentPart(Plugin):
             skill: the share of turns that are played well, and not by a weak model's habits.
         """
         return None
+
+    @property
+    def episode_limit(self) -> int:
+        """Steps after which an episode is over, at most; 0: when the run says so."""
+        return int(self.one_step)
+
+    def odds(self, task: Task) -> float:  # noqa: ARG002
+        """How often a training task is drawn, beside others: one of 2 twice as often as one of 1, one of 0 never."""
+        return 1.0
 
 
 class EnginePart(Plugin):

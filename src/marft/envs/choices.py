@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,9 @@ from typing import Any, NamedTuple
 from marft.game.answers import stated_answer
 
 _LABELLED = re.compile(r"[(\[]?\s*(\w{1,2})\s*[)\].:]")
+_OF_OTHERS = re.compile(
+    r"\b(?:all|none|neither|any|both|either|each) of (?:the|these|those)\b|\babove\b", re.IGNORECASE
+)
 _DECORATION = " \t\r\n*_`$"
 
 
@@ -73,6 +77,24 @@ def labelled(stated: str, choices: Choices) -> str:
     by_text = [label for label, text in zip(choices.labels, choices.texts, strict=False) if _same(text, stated, bare)]
     found = by_label or by_text
     return found[0] if len(found) == 1 else ""
+
+
+def shuffled(choices: Choices, key: str) -> list[int]:
+    """An order of choices that follows from a key alone: at each place, where the choice there has been before.
+
+    What speaks of others by where they stand ("all of the above") keeps its own place, and where one names others by
+    their letters ("both A and B") all do.
+
+    >>> shuffled(choices_in(["red", "blue", "green", "none of the above"]), "a question")[3]
+    3
+    """
+    letters = "|".join(re.escape(label) for label in choices.labels)
+    named = re.compile(rf"\b(?:{letters})\b(?:\)?,? (?:and|or|&) \(?|, )(?:{letters})\b")
+    if any(named.search(text) for text in choices.texts):
+        return list(range(len(choices.texts)))
+    free = [place for place, text in enumerate(choices.texts) if not _OF_OTHERS.search(text)]
+    moved = iter(sorted(free, key=lambda place: hashlib.blake2b(f"{key}/{place}".encode()).digest()))
+    return [next(moved) if place in set(free) else place for place in range(len(choices.texts))]
 
 
 def _with_label(stated: str, choices: Choices) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator
+from pydantic import BeforeValidator, SerializeAsAny, Strict, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.given import ImportPath
 from marft.config.plugins import import_path
-from marft.config.settings import Filled, Fraction, NotNegative, Positive, Settings, did_you_mean
-from marft.envs.choices import Choices, choices_in, chosen, labelled
+from marft.config.settings import CountOrNone, Filled, Fraction, NotNegative, Positive, did_you_mean
+from marft.envs.choices import Choices, choices_in, chosen, labelled, shuffled
+from marft.envs.grading import Cells, Grading, all_or_nothing, right_answers
+from marft.envs.near_gradings import Fuzzy, Quantities
 from marft.envs.rows import written
 from marft.envs.single_turn import Grade
 from marft.faults import defined
@@ -25,31 +26,7 @@ from marft.game.reading import RefusedError, flag, number
 from marft.rewards.comparing import close, contains, numbers_in, token_f1
 from marft.rewards.grader import Grader
 
-Cells = Mapping[str, object]
 NUMBER = re.compile("[0-9]{1,3}")  # of a choice
-
-
-class Grading(Settings):
-    """Base of all gradings. A list in the column of answers holds several right ones: any of them will do."""
-
-    needs_answer: ClassVar[bool] = True
-    name: str  # which grading it is
-
-    def check(self, answer: object, cells: Cells) -> None:
-        """See that answers can be held to a row's right one.
-
-        Raises:
-            ValueError: why not, to go on from the name of its column.
-        """
-
-    @abstractmethod
-    def grade(self, answer: object, cells: Cells, text: str) -> Grade:
-        """What a text is worth.
-
-        Args:
-            answer: of the row's column of answers.
-            cells: the whole row.
-        """
 
 
 class Exact(Grading):
@@ -61,7 +38,7 @@ class Exact(Grading):
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Held against what the text states."""
         given = self._plain(stated_answer(text))
-        return _all_or_nothing(any(self._plain(right) == given for right in right_answers(answer)))
+        return all_or_nothing(any(self._plain(right) == given for right in right_answers(answer)))
 
     def _plain(self, text: str) -> str:
         words = " ".join(text.split())
@@ -76,7 +53,7 @@ class Contains(Grading):
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """Looked for in the whole text."""
-        return _all_or_nothing(any(contains(text, right, self.ignore_case) for right in right_answers(answer)))
+        return all_or_nothing(any(contains(text, right, self.ignore_case) for right in right_answers(answer)))
 
 
 class Numeric(Grading):
@@ -101,10 +78,10 @@ class Numeric(Grading):
         stated = stated_answer(text)
         numbers = numbers_in(stated)
         if not numbers or (found is not None and len(numbers) > 1):
-            return _all_or_nothing(False)
+            return all_or_nothing(False)
         given = numbers[0] if found is not None or stated != text.strip() else numbers[-1]
         rights = [numbers_in(answer_in(right))[0] for right in right_answers(answer)]
-        return _all_or_nothing(any(close(right, given, self.tolerance, self.relative) for right in rights))
+        return all_or_nothing(any(close(right, given, self.tolerance, self.relative) for right in rights))
 
 
 class F1(Grading):
@@ -128,6 +105,31 @@ class Choice(Grading):
     name: Literal["choice"] = "choice"  # which grading it is
     choices: str | Annotated[tuple[Filled, ...], Strict(False)] = ""  # a column with a list, or several; "": letters
     first: Literal[0, 1] = 0  # the number of the first choice
+    shuffle: bool = False  # show each task's choices in an order of its own; letters stay where they are
+    seed: CountOrNone = 0  # of the orders
+
+    @model_validator(mode="after")
+    def _has_what_it_shuffles(self) -> Choice:
+        if self.shuffle and not self.choices:
+            raise PydanticCustomError("choices", "only choices of columns can be shuffled; name them (choices)")
+        return self
+
+    def ordered(self, answer: object, cells: Cells, key: str) -> tuple[object, Cells]:
+        """A row as it is shown: its right answer and its cells, with the choices in the task's own order. ``shuffled``
+        says where each has been before.
+
+        Args:
+            key: of the task, which its order follows from.
+        """
+        if not self.shuffle:
+            return answer, cells
+        choices = self._choices(cells)
+        order = shuffled(choices, f"{self.seed}/{key}")
+        texts, places = [choices.texts[place] for place in order], {"shuffled": order}
+        right = choices.labels[order.index(choices.labels.index(self._right(answer, cells)))]
+        if isinstance(self.choices, str):
+            return right, {**cells, self.choices: {"text": texts, "label": list(choices.labels)}, **places}
+        return right, {**cells, **dict(zip(self.choices, texts, strict=True)), **places}
 
     def check(self, answer: object, cells: Cells) -> None:
         """The right answer is one of the row's choices, and one alone."""
@@ -138,7 +140,7 @@ class Choice(Grading):
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:
         """The choice that the text means, beside the right one."""
-        return _all_or_nothing(chosen(text, self._choices(cells)) == self._right(answer, cells))
+        return all_or_nothing(chosen(text, self._choices(cells)) == self._right(answer, cells))
 
     def _choices(self, cells: Cells) -> Choices:
         if not self.choices:
@@ -178,7 +180,7 @@ class MathGrading(Grading):
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The stated answer, as mathematics."""
         golds = [answer_in(right) for right in right_answers(answer)]
-        return _all_or_nothing(bool(text.strip()) and any(self._grader.equal(gold, text) for gold in golds))
+        return all_or_nothing(bool(text.strip()) and any(self._grader.equal(gold, text) for gold in golds))
 
 
 class ByFunction(Grading):
@@ -216,7 +218,7 @@ class ByFunction(Grading):
         function = import_path(self.call)
         said = function(cells, text)
         if isinstance(said, bool | np.bool_):
-            return _all_or_nothing(bool(said))
+            return all_or_nothing(bool(said))
         both = said if isinstance(said, tuple) else (said, None)
         if len(both) != 2:
             raise TypeError(f"{defined(function)} gave {len(both)} values; a reward, and whether it is solved")
@@ -233,29 +235,11 @@ GRADINGS: Mapping[str, type[Grading]] = {
     "exact": Exact,
     "f1": F1,
     "function": ByFunction,
+    "fuzzy": Fuzzy,
     "math": MathGrading,
     "numeric": Numeric,
+    "quantity": Quantities,
 }
-
-
-def right_answers(answer: object) -> list[str]:
-    """The right answers that a cell holds: those of a list, or of SQuAD's ``{"text": […]}``, else itself.
-
-    >>> right_answers(7), right_answers(["a", 2]), right_answers({"text": ["a"], "answer_start": [3]})
-    (['7'], ['a', '2'], ['a'])
-    """
-    if isinstance(answer, Mapping) and isinstance(answer.get("text"), list):
-        answer = answer["text"]
-    return [written(one) for one in (answer if isinstance(answer, list) else [answer])]
-
-
-def is_missing(answer: object) -> bool:
-    """Whether a cell holds no right answer."""
-    return not any(right.strip() for right in right_answers(answer))
-
-
-def _all_or_nothing(right: bool) -> Grade:
-    return Grade(float(right), right)
 
 
 def _grading(given: object, info: ValidationInfo) -> object:

@@ -1,58 +1,68 @@
-"""Math problems from a JSONL file or a Hugging Face data set, graded by math-verify."""
+"""Mathematics problems of published collections or of a table of one's own, graded by math-verify."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
-from marft.config.settings import CountOrNone, Filled, Positive, did_you_mean
-from marft.envs.data_sets import read_dataset
+from marft.config.settings import CountOrNone, Filled, Positive
+from marft.envs.problems import Layout, problems_of
+from marft.envs.revising import Revising
+from marft.envs.rows import FORMATS, TablePath, read_table
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
-from marft.game.answers import answer_in
 from marft.game.environment import Split
 from marft.rewards.grader import Grader
-from marft.texts import storable
 from marft.types import Task
+
+MOST_STEPS = 32
 
 
 class Math(EnvironmentPart):
-    r"""Mathematics problems from a JSONL file or a Hugging Face data set, graded by math-verify.
+    r"""Mathematics problems from files or a Hugging Face data set, graded by math-verify.
 
     Each has one answer; the reward is 1 when the answering agent's text states it, else 0. The answer is taken from the
     last ``\boxed{}``, else from what follows "the answer is". Without ``test_path`` the splits are made by each
     problem's own text (80 % training, 10 % validation, 10 % test); with it, the test split is that file, and its
-    problems are kept out of the others.
+    problems are kept out of the others. With several ``steps`` the team is shown its answer and may correct it, until
+    it says that it is done; its last answer counts.
     """
 
-    one_step: ClassVar[bool] = True
-
-    path: Filled  # a JSONL file, or a data set's folder or id on the Hugging Face hub
-    test_path: str = ""  # the test split; "": a tenth of path
+    path: Annotated[
+        TablePath, Field(min_length=1)
+    ]  # .jsonl, .json, .csv, .parquet, a saved data set, or an id on the hub
+    test_path: TablePath = ""  # the test split; "": a tenth of path
     subset: str = ""  # of a Hugging Face data set
     split: str = "train"  # the split that is read, of a Hugging Face data set
     test_split: str = "test"  # the split that is read, of the data set at test_path
-    question: Filled = "problem"  # a column
-    answer: Filled = "answer"  # a column
+    layout: Layout = "auto"  # whose columns they are; "auto": by the first row; "columns": those that are named
+    question: str = ""  # a column; "": the layout's
+    answer: str = ""  # a column; "": the layout's
     limit: CountOrNone = 0  # tasks of each split; 0: all
     timeout_seconds: Positive = 5.0  # for grading one answer
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 1  # that a team has; in each it may revise its answer
+    done: Filled = "DONE"  # the word that hands an answer in, on a line of its own, where there are several steps
 
     @model_validator(mode="after")
     def _check_files(self) -> Math:
         for key in ("path", "test_path"):
             path = getattr(self, key)
-            if path.endswith((".jsonl", ".json")) and not Path(path).is_file():
+            if Path(path).suffix.lower() in FORMATS and not Path(path).is_file():
                 raise PydanticCustomError("missing_file", "{key}: no file at {path}", {"key": key, "path": path})
-        if self.question == self.answer:
+        if self.question and self.question == self.answer:
             raise PydanticCustomError("columns", "question and answer are the same column")
         return self
+
+    @property
+    def episode_limit(self) -> int:
+        """Steps after which an episode is over, at most."""
+        return self.steps
 
     @cached_property
     def _grader(self) -> Grader:
@@ -61,10 +71,10 @@ class Math(EnvironmentPart):
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
-        tests = _read_tasks(self, self.test_path, self.test_split) if self.test_path else []
+        tests = self._read(self.test_path, self.test_split) if self.test_path else []
         held_out = {task.prompt for task in tests}
         seen: set[str] = set()
-        for task in _read_tasks(self, self.path, self.split):
+        for task in self._read(self.path, self.split):
             if task.prompt in held_out or task.prompt in seen:
                 continue
             seen.add(task.prompt)
@@ -73,65 +83,28 @@ class Math(EnvironmentPart):
         found["test"] += tests
         return {split: tasks[: self.limit or None] for split, tasks in found.items()}
 
+    def _read(self, path: str, split: str) -> list[Task]:
+        rows, name = read_table(path, self.subset, split), Path(path).stem
+        return [
+            Task(f"{name}/{number}", problem.question, {**problem.about, "answer": problem.answer, **tolerated})
+            for number, problem in problems_of(rows, self.layout, self.question, self.answer)
+            for tolerated in [{"tolerances": list(problem.tolerances)} if problem.tolerances else {}]
+        ]
+
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split; problems without an answer and repeated problems are left out.
+        """Tasks of a split; problems without an answer, with pictures, and repeated ones are left out.
 
         Raises:
             ValueError: the data cannot be read, or lacks a column.
         """
         return self._splits[split]
 
-    def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
+    def start(self, task: Task, seed: int) -> SingleTurn | Revising:  # noqa: ARG002  nothing here is random
+        if self.steps > 1:
+            return Revising(task, lambda text: self._grade(task, text), self.steps, self.done)
         return SingleTurn(task, lambda text: self._grade(task, text))
 
     def _grade(self, task: Task, text: str) -> Grade:
-        right = bool(text.strip()) and self._grader.equal(task.data["answer"], text)
+        tolerances = task.data.get("tolerances", [])
+        right = bool(text.strip()) and self._grader.equal(task.data["answer"], text, tolerances)
         return Grade(float(right), right)
-
-
-def _read_tasks(settings: Math, path: str, split: str) -> list[Task]:
-    is_file = path.endswith((".jsonl", ".json"))
-    rows = _read_jsonl(path) if is_file else read_dataset(path, settings.subset, split)
-    tasks = []
-    for number, row in enumerate(rows):
-        question, answer = (
-            _text(row, key, f"{path}, row {number + 1}") for key in (settings.question, settings.answer)
-        )
-        if not question.strip():
-            raise ValueError(f"environment: {path}, row {number + 1}: column {settings.question!r} is empty")
-        gold = answer_in(answer)
-        if gold:
-            tasks.append(Task(f"{Path(path).stem}/{number}", question, {"answer": gold}))
-    return tasks
-
-
-def _text(row: Mapping[str, object], column: str, where: str) -> str:
-    """What stands in a column, which is text, a number, or nothing."""
-    if column not in row:
-        raise ValueError(f"environment: {where} has no column {column!r}{did_you_mean(column, row)}")
-    value = row[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise ValueError(f"environment: {where}: column {column!r} is a {type(value).__name__}, not text or a number")
-    text = "" if value is None else str(value)
-    if storable(text) != text:
-        raise ValueError(f"environment: {where}: column {column!r} is no whole text: {ascii(text)[:100]}")
-    return text
-
-
-def _read_jsonl(path: str) -> Iterable[Mapping[str, object]]:
-    number = 0
-    try:
-        with Path(path).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"environment: {path}, line {number} is no JSON object")
-                yield row
-    except OSError as error:
-        raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"environment: {path} is not UTF-8 after line {number}: {error.reason}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"environment: {path}, line {number} is not JSON: {error}") from error

@@ -11,13 +11,15 @@ from pydantic import Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
-from marft.config.settings import CountOrNone, Filled, Fraction, Settings
-from marft.envs.gradings import Choice, Exact, Grading, GradingSetting, is_missing
+from marft.config.settings import LARGEST, CountOrNone, Filled, Fraction, Settings
+from marft.envs.grading import Grading, is_missing
+from marft.envs.gradings import Choice, Exact, GradingSetting
 from marft.envs.prompts import check_template, prompt_of
-from marft.envs.rows import Row, TablePath, read_table
+from marft.envs.rows import Cells, Row, TablePath, read_table
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import share_of
 from marft.game.environment import Split
+from marft.rewards.comparing import numbers_in
 from marft.types import Task
 
 
@@ -60,6 +62,7 @@ class Table(EnvironmentPart):
     answer: str = "answer"  # a column; "": none
     prompt: str = ""  # words around columns: "{question}\n\nChoices: {choices}"
     id: str = ""  # a column; "": file and number
+    weight: str = ""  # a column of numbers: how often a row is trained on, beside others; "": all alike
     grading: GradingSetting = None  # its name, or a table with its keys; none: "exact" where there are answers
     shares: Shares = Shares()  # of the rows, for splits without a table
     subset: str = ""  # of a data set of the hub
@@ -77,11 +80,23 @@ class Table(EnvironmentPart):
         if self.answer and self.question == self.answer:
             raise PydanticCustomError("table", "question and answer are the same column")
         check_template(self.prompt, self.answer)
+        self._check_shuffled()
         if not self.answer and self.grading is not None and self.grading.needs_answer:
             raise PydanticCustomError(
                 "table", "grading {name} needs a column with the right answers (answer)", {"name": self.grading.name}
             )
         return self
+
+    def _check_shuffled(self) -> None:
+        if not (isinstance(self.grading, Choice) and self.grading.shuffle):
+            return
+        columns = [self.grading.choices] if isinstance(self.grading.choices, str) else self.grading.choices
+        missing = [column for column in columns if f"{{{column}}}" not in self.prompt]
+        if missing:
+            raise PydanticCustomError(
+                "table", "choices are shuffled that the prompt does not show: put {missing} into it",
+                {"missing": ", ".join(f"{{{column}}}" for column in missing)},
+            )  # fmt: skip
 
     @property
     def graded(self) -> bool:
@@ -98,14 +113,16 @@ class Table(EnvironmentPart):
         seen: dict[str, str] = {}  # places of prompts
         own: dict[Split, str] = {"validation": self.validation, "test": self.test}
         for split, path in own.items():
-            found[split] += self._tasks_of(path, split, seen) if path else []
+            found[split] += [task for _, task in self._tasks_of(path, split, seen)] if path else []
         shares = [0.0 if own["validation"] else self.shares.validation, 0.0 if own["test"] else self.shares.test]
-        for task in self._tasks_of(self.path or self.train, "train", seen):
-            found[share_of(task.prompt, *shares)].append(task)
+        for prompt, task in self._tasks_of(self.path or self.train, "train", seen):
+            split = share_of(prompt, *shares)
+            if split != "train" or self.odds(task):
+                found[split].append(task)
         return {split: tasks[: self.limit or None] for split, tasks in found.items()}
 
-    def _tasks_of(self, path: str, split: Split, seen: dict[str, str]) -> Iterator[Task]:
-        """Tasks of a table, each with a prompt that no task before has.
+    def _tasks_of(self, path: str, split: Split, seen: dict[str, str]) -> Iterator[tuple[str, Task]]:
+        """Tasks of a table, each beside its prompt with choices as the table has them, which no task before has.
 
         Args:
             seen: where each prompt before stood; those here are added.
@@ -115,6 +132,7 @@ class Table(EnvironmentPart):
             prompt = prompt_of(row, self.prompt, self.question, self._choices)
             if not self._answered(row):
                 continue
+            self._odds(row)
             if prompt in seen:
                 if "duplicates" in self.leave_out:
                     continue
@@ -123,7 +141,15 @@ class Table(EnvironmentPart):
                     "the first of each, held-out ones before others (leave_out = ['duplicates'])"
                 )
             seen[prompt] = row.place
-            yield Task(row.text(self.id) if self.id else f"{stem}/{number}", prompt, row.cells)
+            yield prompt, Task(row.text(self.id) if self.id else f"{stem}/{number}", *self._shown(row, prompt))
+
+    def _shown(self, row: Row, prompt: str) -> tuple[str, Cells]:
+        """A row's prompt and cells as the team is shown them: choices, where they are shuffled, in the task's order."""
+        if not (isinstance(self.grading, Choice) and self.grading.shuffle):
+            return prompt, row.cells
+        answer, cells = self.grading.ordered(row.cell(self.answer), row.cells, prompt)
+        cells = {**cells, self.answer: answer}
+        return prompt_of(Row(row.place, cells), self.prompt, self.question, self._choices), cells
 
     @property
     def _choices(self) -> str:
@@ -157,6 +183,27 @@ class Table(EnvironmentPart):
                 f"{name!r} (grading)"
             ) from error
         return True
+
+    def _odds(self, row: Row) -> float:
+        """How often a row is trained on, beside others.
+
+        Raises:
+            ValueError: its weight is no number from 0 on.
+        """
+        if not self.weight:
+            return 1.0
+        numbers = numbers_in(row.text(self.weight))
+        if len(numbers) != 1 or not 0 <= numbers[0] <= LARGEST:
+            raise ValueError(
+                f"environment: {row.place}: column {self.weight!r} holds {row.text(self.weight)[:80]!r}, which is no "
+                "weight: 2 is twice as often as 1, and 0 leaves a row out of training"
+            )
+        return float(numbers[0])
+
+    def odds(self, task: Task) -> float:
+        """How often a task is trained on, beside others: what its column of weights says. Evaluations count each task
+        once."""
+        return self._odds(Row(task.id, task.data))
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Tasks of a split. The data of a task is its row.

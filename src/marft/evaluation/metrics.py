@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from marft.endpoints.replies import as_metrics
+from marft.evaluation.information import information_metrics
 from marft.evaluation.trajectories.attempts import attempt_metrics
 from marft.evaluation.trajectories.measures import trajectory_metrics
 from marft.evaluation.writing.metrics import writing_metrics
@@ -33,6 +34,7 @@ def episode_metrics(
         trajectory_metrics(scored, roles)
         | attempt_metrics(scored)
         | writing_metrics(scored, roles)
+        | information_metrics(scored, roles)
         | {
             "reward": _mean(rewards),
             "reward_std": float(rewards.std()) if len(rewards) else math.nan,

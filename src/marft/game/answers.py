@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 STATED = re.compile(r"\banswer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BRACES = re.compile("[{}]")
+_OPENS, _CLOSES = "<answer>", "</answer>"
 
 
 def last_boxed(text: str) -> str | None:
@@ -14,15 +15,14 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        depth = 0
-        for index in range(start + len("\\boxed"), len(text)):
-            depth += (text[index] == "{") - (text[index] == "}")
-            if depth == 0:
-                return text[start + len("\\boxed{") : index].strip()
-        start = text.rfind("\\boxed{", 0, start)
-    return None
+    last, ends = -1, -1
+    opened: list[int] = []  # braces that wait for their other one: the last box that closes is found in one pass
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and (start := opened.pop()) > last and text.endswith("\\boxed{", 0, start):
+            last, ends = start, brace.start()
+    return text[last:ends].strip() if last >= 0 else None
 
 
 def find_answer(text: str) -> str | None:
@@ -34,8 +34,8 @@ def find_answer(text: str) -> str | None:
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    tagged = _TAG.findall(text)
-    return tagged[-1].strip() if tagged else None
+    start = text.rfind(_OPENS, 0, max(text.rfind(_CLOSES), 0))  # of those that a closing one follows
+    return text[start + len(_OPENS) : text.index(_CLOSES, start)].strip() if start >= 0 else None
 
 
 def stated_answer(text: str) -> str:
@@ -53,6 +53,15 @@ def stated_answer(text: str) -> str:
         return text.strip()
     line = statement.lstrip(" \t*_\n").partition("\n")[0]
     return line.rstrip().removesuffix(".").rstrip("*_ \t").removesuffix(".")
+
+
+def states_answer(text: str) -> bool:
+    r"""Whether a text has an answer that is marked as one: in a box or a tag, or after "the answer is".
+
+    >>> states_answer(r"\boxed{5}"), states_answer("I agree.")
+    (True, False)
+    """
+    return find_answer(text) is not None or STATED.search(text) is not None
 
 
 def answer_in(solution: str) -> str:

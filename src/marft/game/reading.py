@@ -170,8 +170,8 @@ def declared(info: object, data: object) -> Declared:
         of_task.get(key) if (said := of_step.get(key)) is None else said
         for key in ("right_tools", "allowed_tools", "fewest_steps")
     )
-    measures = of_step.get("measures")
-    if progress is None and right is None and allowed is None and fewest is None and measures is None:
+    measures, hidden = of_step.get("measures"), of_step.get("hidden")
+    if all(one is None for one in (progress, right, allowed, fewest, measures, hidden)):
         return NOTHING
     return Declared(
         None if progress is None else _share(progress, "progress"),
@@ -179,6 +179,7 @@ def declared(info: object, data: object) -> Declared:
         None if allowed is None else _by_role(allowed, "allowed_tools"),
         None if fewest is None else _count(fewest, "fewest_steps"),
         {} if measures is None else _measures(measures),
+        {} if hidden is None else _texts(hidden, "hidden"),
     )
 
 
@@ -226,6 +227,15 @@ def _measures(value: object) -> dict[str, float]:
             f"declared measures = {_shown(value)}; must be a mapping from names of letters, digits and _ to numbers"
         )
     return {str.__str__(name): number(table[name], f"declared the measure {name} =") for name in names}
+
+
+def _texts(value: object, name: str) -> dict[str, str]:
+    """Whole texts by role."""
+    table = _mapping(value)
+    texts = [text for pair in table.items() for text in pair]
+    if table is value and all(isinstance(text, str) and storable(text) == text for text in texts):
+        return {str.__str__(str(role)): str.__str__(str(text)) for role, text in table.items()}
+    raise RefusedError(f"declared {name} = {_shown(value)}; must be a mapping from roles to texts")
 
 
 def _plain(value: Any) -> object:

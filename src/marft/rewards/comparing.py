@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
 from string import punctuation
+from unicodedata import combining, normalize
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]++)"
 _NUMBER = rf"(?:{_DIGITS}(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++)?"
@@ -22,15 +24,19 @@ def numbers_in(text: str) -> list[Decimal]:
     >>> numbers_in("from $1,234.50 to -3, or 1/4 of it")
     [Decimal('1234.50'), Decimal('-3'), Decimal('0.25')]
     """
-    found = []
-    for before, after, number, divisor in _NUMBERS.findall(text):
+    return [value for value, _, _ in placed_numbers(text)]
+
+
+def placed_numbers(text: str) -> Iterator[tuple[Decimal, int, int]]:
+    """The numbers that a text names, in order, each with where it begins and ends, its sign and currency included."""
+    for match in _NUMBERS.finditer(text):
+        before, after, number, divisor = match.groups(default="")
         value = _decimal(number)
         if divisor:
             value = _EXACT.divide(value, _decimal(divisor))
         if value.is_finite():
             negative = (before in ("-", "−")) != (after in ("-", "−"))
-            found.append(_EXACT.minus(value) if negative else value)
-    return found
+            yield _EXACT.minus(value) if negative else value, match.start(), match.end()
 
 
 def close(right: Decimal, given: Decimal, tolerance: float, relative: float) -> bool:
@@ -49,7 +55,22 @@ def words_of(text: str) -> list[str]:
     >>> words_of("The  Eiffel-Tower!")
     ['eiffeltower']
     """
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+    return plain_words(text, case=True, punctuation=True, articles=True, accents=False)
+
+
+def plain_words(text: str, *, case: bool, punctuation: bool, articles: bool, accents: bool) -> list[str]:
+    """The words of a text, without what does not count.
+
+    >>> plain_words("The  Café!", case=True, punctuation=True, articles=True, accents=True)
+    ['cafe']
+    """
+    if case:
+        text = text.lower()
+    if accents:
+        text = "".join(sign for sign in normalize("NFKD", text) if not combining(sign))
+    if punctuation:
+        text = text.translate(_PUNCTUATION)
+    return (_ARTICLES.sub(" ", text) if articles else text).split()
 
 
 def token_f1(right: str, given: str) -> float:
@@ -63,6 +84,42 @@ def token_f1(right: str, given: str) -> float:
         return float(expected == said)
     shared = sum((Counter(expected) & Counter(said)).values())
     return 2 * shared / (len(expected) + len(said))
+
+
+def edits(one: str, other: str) -> int:
+    """How many characters have to be put in, taken out or changed to make one text of the other (Levenshtein 1966).
+
+    Counted in columns of bits (Hyyrö 2003, figure 4): as many steps as ``other`` has characters.
+
+    >>> edits("kitten", "sitting")
+    3
+    """
+    if not one or not other:
+        return len(one) + len(other)
+    places: dict[str, int] = {}
+    for place, character in enumerate(one):
+        places[character] = places.get(character, 0) | 1 << place
+    every, last = (1 << len(one)) - 1, 1 << len(one) - 1
+    up, down, count = every, 0, len(one)  # where the column rises by one from a row to the next, and where it falls
+    for character in other:
+        equal = places.get(character, 0)
+        steady = (((equal & up) + up) ^ up) | equal | down
+        right, left = down | (~(steady | up) & every), up & steady
+        count += bool(right & last) - bool(left & last)
+        right, left = (right << 1 | 1) & every, (left << 1) & every
+        vertical = equal | down
+        up, down = left | (~(vertical | right) & every), right & vertical
+    return count
+
+
+def similarity(one: str, other: str) -> float:
+    """How alike two texts are: 1 less the edits by the longer one's characters; two empty ones are the same.
+
+    >>> similarity("abcd", "abce"), similarity("", "")
+    (0.75, 1.0)
+    """
+    longest = max(len(one), len(other))
+    return 1.0 - edits(one, other) / longest if longest else 1.0
 
 
 def contains(text: str, part: str, ignore_case: bool = True) -> bool:

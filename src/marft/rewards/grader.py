@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 MEMORY_BYTES = 4 * 2**30
@@ -36,8 +37,11 @@ class Grader:
         for _ in range(count):
             self._free.put(None)
 
-    def equal(self, gold: str, written: str) -> bool:
+    def equal(self, gold: str, written: str, tolerances: Sequence[float] = ()) -> bool:
         """Whether ``written`` states ``gold``; blocks until a process is free. Safe to call from many threads.
+
+        Args:
+            tolerances: how far numbers may be from the gold ones.
 
         Raises:
             GradingError: it took too long, or the process died of it.
@@ -45,7 +49,7 @@ class Grader:
         process = self._free.get()
         try:
             process = process or _Process()
-            return process.ask({"gold": gold, "written": written}, self.timeout)
+            return process.ask({"gold": gold, "written": written, "tolerances": [*tolerances]}, self.timeout)
         except GradingError:
             if process is not None:
                 process.kill()
@@ -75,7 +79,7 @@ class _Process:
         self._out: IO[str] = self._process.stdout
         self._read(START_SECONDS, "did not start")
 
-    def ask(self, question: dict[str, str], timeout: float) -> bool:
+    def ask(self, question: Mapping[str, object], timeout: float) -> bool:
         try:
             self._in.write(json.dumps(question) + "\n")
             self._in.flush()
@@ -116,7 +120,7 @@ def _serve() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            answer: dict[str, object] = {"equal": equal(question["gold"], question["written"])}
+            answer: dict[str, object] = {"equal": equal(**question)}
         except Exception as error:  # noqa: BLE001  whatever sympy raises on what a model wrote
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         print(json.dumps(answer), flush=True)  # noqa: T201

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Literal
 
 from marft.config.settings import did_you_mean
-from marft.envs.gradings import is_missing
+from marft.envs.grading import is_missing
 from marft.envs.prompts import prompt_of
 from marft.envs.rows import Row, read_table, written
 from marft.envs.splits import share_of

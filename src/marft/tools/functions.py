@@ -182,8 +182,9 @@ class SessionSource(ToolSource):
         raise AssertionError(f"the session of {task.id} (seed {seed}) has not begun")
 
     def joined(self, session: Session) -> ToolSession:
-        """The methods of the environment's own session."""
-        return FunctionSession(self.functions, {name: getattr(session, name) for name in self.functions})
+        """The methods of the environment's own session, or of what it calls its toolbox."""
+        owner = getattr(session, "toolbox", session)
+        return FunctionSession(self.functions, {name: getattr(owner, name) for name in self.functions})
 
 
 def _functions(found: Callable[..., object]) -> dict[str, Function]:

@@ -79,7 +79,7 @@ class Toolkit:
 
 
 def _sessions_of(run: RunSettings) -> SessionSource:
-    session = run.environment.session
+    session = run.environment.offers
     if session is None:
         raise ValueError(
             f"agents.….tools: environment {run.environment.name!r} brings no tools; give its class "

@@ -1,0 +1,135 @@
+"""What a program is worth: how many tests it passes that nobody is shown; and what tests are worth that an agent has
+written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from marft.envs.code.asserting import Calls, calls_of, held
+from marft.envs.code.judging import Call, Feed, Limits, Outcome, outcomes
+from marft.envs.code.mutants import mutants
+from marft.envs.code.problems import Case, Problem, passes
+
+CHECKED = ("input.txt", "correct_output.txt", "solution_output.txt")  # what a checker is told, in this order
+MOST_WRONG = 6  # wrong programs that tests are tried on
+
+
+class Verdict(NamedTuple):
+    """Of a program: what came of each case that was shown, and whether that was right; and which hidden tests it
+    passes."""
+
+    shown: tuple[tuple[Outcome, bool], ...]
+    hidden: tuple[bool, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the hidden tests, from 0 to 1."""
+        return sum(self.hidden) / len(self.hidden)
+
+    @property
+    def looks_right(self) -> bool:
+        """Whether nothing that the team can see is wrong."""
+        return all(right for _, right in self.shown)
+
+
+class Bench:
+    """Judges programs for one problem, and remembers what all of them need."""
+
+    def __init__(self, problem: Problem, limits: Limits, tolerance: float) -> None:
+        self.problem, self.tolerance = problem, tolerance
+        self.limits = replace(
+            limits,
+            seconds=problem.seconds or limits.seconds,
+            memory_mb=problem.memory_mb or limits.memory_mb,
+            all_seconds=max(limits.all_seconds, 2 * problem.seconds),
+        )
+        self._calls: Calls | None = None
+        self._wrong: tuple[str, ...] | None = None
+
+    def judge(self, program: str, shown: Sequence[Case]) -> Verdict:
+        """Judge a program: by cases that the team is shown, and by those that it is not. Blocks.
+
+        Raises:
+            JudgingError: the problem's own right program does not pass its tests, or there is no jail.
+        """
+        cases = [*shown, *self.problem.cases]
+        whole = self.problem.whole(program)
+        right = self.right(whole, cases)
+        if self.problem.asserts:
+            hidden = tuple(held(self.problem.asserts, whole, self._asserted_calls(), self.limits))
+        else:
+            hidden = tuple(is_right for _, is_right in right[len(shown) :])
+        return Verdict(tuple(right[: len(shown)]), hidden)
+
+    def right(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
+        """What comes of each case, and whether it is right."""
+        found = outcomes([program], [case.given for case in cases], self.limits)[0]
+        if not self.problem.checker:
+            return [(out, passes(case, out, self.tolerance)) for case, out in zip(cases, found, strict=True)]
+        fine = [(case, out) for case, out in zip(cases, found, strict=True) if out.fine]
+        checks = iter(outcomes([self.problem.checker], [_to_check(case, out) for case, out in fine], self.limits)[0])
+        return [(out, out.fine and _accepted(next(checks))) for out in found]
+
+    def worth(self, tests: Sequence[Case]) -> float | None:
+        """What tests are worth, from 0 to 1: the share of them that right programs pass, times the share of wrong
+        programs that those fail; None where no right program is known, or no wrong one.
+
+        Blocks.
+        """
+        reference = self.problem.reference
+        wrong = self._wrong_programs() if reference else ()
+        if not wrong:
+            return None
+        if not tests:
+            return 0.0
+        programs = [self.problem.whole(program) for program in (reference, *wrong)]
+        found = outcomes(programs, [case.given for case in tests], self.limits)
+        table = [
+            [passes(case, out, self.tolerance) for case, out in zip(tests, row, strict=True)] for row in found
+        ]  # [1 + wrong programs][tests]
+        valid = [index for index, right in enumerate(table[0]) if right]
+        caught = sum(any(not row[index] for index in valid) for row in table[1:])
+        return len(valid) / len(tests) * caught / len(wrong)
+
+    def _asserted_calls(self) -> Calls:
+        if self._calls is None:
+            assert self.problem.asserts
+            self._calls = calls_of(self.problem.asserts, self.limits)
+        return self._calls
+
+    def _wrong_programs(self) -> tuple[str, ...]:
+        """Programs that are wrong: the problem's own, else mutants of the right one that fail a hidden test."""
+        if self._wrong is None:
+            self._wrong = self.problem.wrong[:MOST_WRONG] or self._caught(mutants(self.problem.reference))
+        return self._wrong
+
+    def _caught(self, programs: Sequence[str]) -> tuple[str, ...]:
+        cases, whole = self.problem.cases, [self.problem.whole(program) for program in programs]
+        if self.problem.asserts:
+            calls = self._asserted_calls()
+            shares = [all(held(self.problem.asserts, one, calls, self.limits)) for one in whole]
+        else:
+            limits = replace(self.limits, all_seconds=max(1.0, self.limits.all_seconds / max(1, len(programs))))
+            found = outcomes(whole, [case.given for case in cases], limits)
+            shares = [
+                all(passes(case, out, self.tolerance) for case, out in zip(cases, row, strict=True)) for row in found
+            ]
+        return tuple(one for one, right in zip(programs, shares, strict=True) if not right)[:MOST_WRONG]
+
+
+def _to_check(case: Case, outcome: Outcome) -> Feed:
+    assert not isinstance(case.given, Call)
+    texts = (case.given.text, str(case.right[0]) if case.right else "", str(outcome.value))
+    return Feed("", CHECKED, dict(zip(CHECKED, texts, strict=True)))
+
+
+def _accepted(checked: Outcome) -> bool:
+    """Whether a checker prints a score of 1: what it prints first."""
+    words = str(checked.value).split() if checked.fine else []
+    try:
+        return bool(words) and math.isclose(float(words[0]), 1.0)
+    except ValueError:
+        return False

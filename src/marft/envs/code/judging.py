@@ -1,0 +1,171 @@
+"""The judge's side outside: programs and inputs go into a jail, and what came of each comes back.
+
+A right answer never goes in. What a program returns or prints is compared out here, as plain values, so that nothing
+that it does to its own process earns it anything: it has to know the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from marft.envs.code import inside, plain, replay
+from marft.envs.code.plain import decode, encode
+from marft.sandbox.runner import run_python
+from marft.sandbox.settings import SandboxSettings
+
+How = Literal["returned", "raised", "timed_out", "died", "too_much_output", "not_run"]
+BEGIN = """
+import os, sys
+sys.path.insert(0, os.getcwd())
+from marft.envs.code.inside import main
+del sys.path[0]
+main()
+"""
+PACKAGES = ("marft", "marft/envs", "marft/envs/code")
+KILOBYTE = 1024
+MOST_OUTPUT_KB = 64 * KILOBYTE  # of all inputs together
+LONGER = 5.0  # seconds that the jail has beyond what the programs in it have
+SPARE_MB = 64  # that the jail has beyond what one program has
+_places = threading.BoundedSemaphore(os.cpu_count() or 1)  # a jail for each core, whoever judges
+
+
+class JudgingError(Exception):
+    """A program could not be judged. It is not wrong: its episode leaves the batch and is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a function, with plain values."""
+
+    entry: str
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def order(self) -> dict[str, object]:
+        arguments, keywords = encode(list(self.arguments)), encode(dict(self.keywords))
+        return {"kind": "call", "entry": self.entry, "arguments": arguments, "keywords": keywords}
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A whole program that reads standard input, and prints."""
+
+    text: str
+    argv: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)  # beside it
+
+    def order(self) -> dict[str, object]:
+        return {"kind": "feed", "text": self.text, "argv": list(self.argv), "files": dict(self.files)}
+
+
+Given = Call | Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one input: the value that a call returned, or what a program printed; ``said`` is the error of
+    one that failed."""
+
+    how: How
+    value: Any = None
+    said: str = ""
+
+    @property
+    def fine(self) -> bool:
+        return self.how == "returned"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may take."""
+
+    seconds: float = 2.0  # of processor time, for each input
+    all_seconds: float = 20.0  # on the clock, for all inputs of a program
+    memory_mb: int = 512
+    output_kb: int = 256  # for each input
+    isolation: Literal["required", "none"] = "required"
+
+    def of_jail(self, programs: int, inputs: int) -> SandboxSettings:
+        """Limits of a jail in which so many programs meet so many inputs."""
+        cpu = math.ceil(self.seconds)
+        return SandboxSettings(
+            seconds=programs * self.all_seconds + LONGER, cpu_seconds=math.ceil(self.all_seconds * programs) + cpu,
+            memory_mb=self.memory_mb + SPARE_MB, output_kb=min(MOST_OUTPUT_KB, 2 * programs * inputs * self.output_kb
+            + KILOBYTE), isolation=self.isolation,
+        )  # fmt: skip
+
+
+def outcomes(programs: Sequence[str], inputs: Sequence[Given], limits: Limits) -> list[list[Outcome]]:
+    """Run every program on every input, all in one jail: programs of one jail have to trust each other.
+
+    Blocks, also until fewer jails are open than the machine has cores. Safe to call from many threads.
+
+    Returns:
+        By program, one outcome an input.
+
+    Raises:
+        ValueError: the machine offers no isolation, and the limits require it.
+        JudgingError: there is no jail after all.
+    """
+    if not programs or not inputs:
+        return [[] for _ in programs]
+    nonce = secrets.token_hex(16)
+    order = {
+        "nonce": nonce, "programs": list(programs), "inputs": [given.order() for given in inputs],
+        "cpu_seconds": math.ceil(limits.seconds), "seconds": len(programs) * limits.all_seconds,
+        "output_bytes": limits.output_kb * KILOBYTE, "memory_bytes": limits.memory_mb << 20,
+    }  # fmt: skip
+    files = {inside.ORDER: json.dumps(order).encode(), **_our_files()}
+    with _places:
+        ran = run_python(BEGIN, limits.of_jail(len(programs), len(inputs)), files=files)
+    found = _read(ran.output, nonce)
+    if not found and (ran.status == 97 or "Error" in ran.errors):
+        raise JudgingError(f"the judge's own program failed: {ran.outcome}, {ran.errors.strip()[-300:]}")
+    lost = Outcome("timed_out" if ran.outcome == "timed_out" else "died", said=ran.outcome)
+    return [[_outcome(found.get((p, i)), inputs[i], lost) for i in range(len(inputs))] for p in range(len(programs))]
+
+
+def _read(output: str, nonce: str) -> dict[tuple[int, int], list[str]]:
+    """What our own lines say, the first about each program and input."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for line in output.splitlines():
+        if line.startswith(f'["{nonce}"'):
+            try:
+                _, program, index, *rest = json.loads(line)
+            except ValueError:  # cut off
+                continue
+            found.setdefault((program, index), rest)
+    return found
+
+
+def _outcome(told: list[str] | None, given: Given, lost: Outcome) -> Outcome:
+    if told is None:
+        return lost
+    how, said, output = told
+    assert how in get_args(How)
+    if how != "returned" or isinstance(given, Feed):
+        return Outcome(cast("How", how), output, said)
+    try:
+        return Outcome("returned", decode(output))
+    except ValueError as error:
+        return Outcome("raised", None, f"it returned {error}")
+
+
+@functools.cache
+def _our_files() -> dict[str, bytes]:
+    """What is ours in the jail."""
+    files = {f"{package}/__init__.py": b"" for package in PACKAGES}
+    for module in (inside, plain, replay):
+        assert module.__file__
+        path = Path(module.__file__)
+        files[f"{PACKAGES[-1]}/{path.name}"] = path.read_bytes()
+    return files

@@ -1,0 +1,58 @@
+"""Wrong programs, made of a right one: each with one small fault."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+
+MOST = 12  # mutants of a program
+OTHER: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+
+
+def mutants(program: str) -> list[str]:
+    """Programs with one fault each: another operator, another constant, a condition turned round. Some may still be
+    right.
+
+    >>> mutants("def f(x):\\n    return x + 1")
+    ['def f(x):\\n    return x - 1', 'def f(x):\\n    return x + 2', 'def f(x):\\n    return None']
+
+    Raises:
+        SyntaxError: the program is no Python.
+    """
+    tree = ast.parse(program)
+    places = list(_changes(tree))
+    step = max(1, len(places) // MOST)
+    found = [_changed(tree, number) for number in range(0, len(places), step)]
+    return [text for text in dict.fromkeys(found) if text != ast.unparse(tree)][:MOST]
+
+
+def _changed(tree: ast.Module, number: int) -> str:
+    own = copy.deepcopy(tree)
+    list(_changes(own))[number]()
+    return ast.unparse(own)
+
+
+def _changes(tree: ast.AST) -> Iterator[Callable[[], None]]:
+    """What can be changed, each as what changes it."""
+    for node in ast.walk(tree):
+        for name in ("op",):
+            if type(getattr(node, name, None)) in OTHER:
+                yield _setting(node, name, OTHER[type(getattr(node, name))]())
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in OTHER:
+            yield _setting(node, "ops", [OTHER[type(node.ops[0])](), *node.ops[1:]])
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            yield _setting(node, "value", node.value + 1)
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            yield _setting(node, "test", ast.UnaryOp(ast.Not(), node.test))
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield _setting(node, "value", ast.Constant(None))
+
+
+def _setting(node: ast.AST, name: str, value: object) -> Callable[[], None]:
+    return lambda: setattr(node, name, value)

@@ -1,0 +1,15 @@
+"""Keys that worlds on a grid share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from marft.config.settings import did_you_mean
+
+
+def role_problems(named: Mapping[str, Sequence[str]], roles: Sequence[str]) -> Iterable[str]:
+    """What is wrong with keys that name roles, by key."""
+    for key, names in named.items():
+        for name in names:
+            if name not in roles:
+                yield f"environment.{key}: no agent has the role {name!r}{did_you_mean(name, roles)}"

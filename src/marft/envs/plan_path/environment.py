@@ -1,0 +1,107 @@
+"""The environment: mazes that are drawn, what of them each agent is shown, how long one may walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from marft.config.settings import Names
+from marft.envs.drawn import Drawing
+from marft.envs.grids.maps import canonical, listed, named
+from marft.envs.grids.moves import step
+from marft.envs.grids.session import MovesSession, Play
+from marft.envs.grids.settings import role_problems
+from marft.envs.grids.world import MovesWorld
+from marft.envs.plan_path.rules import FAILURE, Maze, Walk, drawn, published
+from marft.envs.plan_path.script import PathScript
+from marft.types import Observation, Task
+
+TRIES = 2000  # maps that are drawn for one task
+
+
+class PlanPath(MovesWorld):
+    """Ways from a start to a goal through a grid with walls, in one move a step or in lists of moves."""
+
+    size: Annotated[int, Field(ge=2, le=30)] = 10  # rows and columns of the grid
+    walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # share of its cells
+    distances_for: Names = ()  # roles that are shown how far the goal is from each cell that can be gone to
+    reward: Literal["progress", "success", "published"] = "progress"  # see docs/worlds/plan_path.md
+
+    @property
+    def told(self) -> Sequence[str]:
+        return self.distances_for
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """Roles that are named and not there."""
+        return [*super().problems(roles), *role_problems({"distances_for": self.distances_for}, roles)]
+
+    def draw(self, random: Random) -> Drawing:
+        """A maze whose goal is as far from its start as it shall be.
+
+        Raises:
+            ValueError: hardly any maze is so.
+        """
+        for _ in range(TRIES):
+            rows = self._rows(random)
+            maze = Maze(rows) if rows else None
+            if maze and self.nearest <= maze.away.get(maze.start, 0) <= (self.farthest or self.size**2):
+                steps = 1 if self.moves == "list" else maze.fewest
+                data = {"map": list(maze.rows), "fewest_moves": maze.fewest, "fewest_steps": steps}
+                return Drawing(canonical(maze.rows), self._shown(Walk(maze, maze.start), "").text, data)
+        raise ValueError(
+            f"environment {self.name!r}: of {TRIES:,} mazes of size {self.size} with a share of {self.walls:g} walls "
+            f"none has a shortest way of {self.nearest} to {self.farthest or self.size**2} moves; lower nearest or "
+            "walls, or raise farthest or size"
+        )
+
+    def _rows(self, random: Random) -> tuple[str, ...]:
+        """Walls, a start and a goal anywhere; () where walls leave no room for them."""
+        cells = ["#" if random.random() < self.walls else "." for _ in range(self.size**2)]
+        free = [place for place, cell in enumerate(cells) if cell == "."]
+        if len(free) < 2:
+            return ()
+        start, goal = random.sample(free, 2)
+        cells[start], cells[goal] = "S", "G"
+        return tuple("".join(cells[row : row + self.size]) for row in range(0, self.size**2, self.size))
+
+    def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
+        maze = Maze(tuple(task.data["map"]))
+        failure = FAILURE if self.reward == "published" else 0.0
+        play = Play(
+            self.moves, self.steps_in(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward
+        )
+        return MovesSession(Walk(maze, maze.start), play)
+
+    def script(self, skill: float = 1.0) -> PathScript:
+        """Who plays the roles ``tool``, ``plan`` and ``solver``."""
+        return PathScript(skill, self.moves)
+
+    def _shown(self, walk: Walk, told: str) -> Observation:
+        near = [told] if told else []
+        near += [f"At {named(walk.at)}. Open: {', '.join(walk.legal)}."]
+        return self.observation(near, self._charted(walk), _measured(walk), walk.legal)
+
+    def _charted(self, walk: Walk) -> Iterable[str]:
+        """What is known of the map beside where one stands."""
+        if self.view in ("grid", "both"):
+            yield from drawn(walk)
+        yield f"Goal {named(walk.maze.goal)}."
+        if self.view in ("list", "both"):
+            size = range(self.size)
+            yield f"Walls: {listed((r, c) for r in size for c in size if (r, c) not in walk.maze.free) or 'none'}."
+
+
+def _measured(walk: Walk) -> str:
+    """How far the goal is from the neighbours, as an instrument has it."""
+    there = [step(walk.at, way) for way in walk.legal]
+    return f"Away: {'; '.join(f'{named(cell)} is {walk.maze.away[cell]}' for cell in there)}."
+
+
+PAYS: dict[str, Callable[[Walk, Walk, bool], float]] = {
+    "progress": lambda before, after, _: after.progress - before.progress,
+    "success": lambda _, after, __: float(after.solved),
+    "published": published,
+}

@@ -1,0 +1,178 @@
+"""Published collections of mathematics problems, as their files and data sets have them: which column is what.
+
+The columns are those of the data sets' own cards: MATH (Hendrycks et al. 2021) and MATH-500, GSM8K (Cobbe et al. 2021),
+AIME and AMC as Kaggle and the hub have them, OlympiadBench (He et al. 2024).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from marft.config.settings import did_you_mean
+from marft.envs.rows import Row, written
+from marft.game.answers import answer_in
+from marft.rewards.units import unit_of
+
+Layout = Literal["auto", "math", "gsm8k", "aime", "olympiadbench", "columns"]
+ABOUT = ("answer_type", "difficulty", "level", "source", "subfield", "subject", "type", "year")  # what tells them apart
+_COMMANDS = re.compile(r"\\[a-z]+|[{}$~]")  # of LaTeX, around a unit
+_INTEGER = re.compile(r"-?0*(\d+)(?:\.0+)?")
+
+
+class Problem(NamedTuple):
+    """``answer`` is the gold one, "" where there is none; ``tolerances`` is how far numbers may be from it."""
+
+    question: str
+    answer: str
+    about: Mapping[str, str | int]
+    tolerances: tuple[float, ...] = ()
+
+
+class Columns(NamedTuple):
+    """What a layout's columns are called, the first that a row has; in any case."""
+
+    question: tuple[str, ...]
+    answer: tuple[str, ...]
+
+
+LAYOUTS: Mapping[str, Columns] = {
+    "math": Columns(("problem",), ("answer", "solution")),
+    "gsm8k": Columns(("question",), ("answer",)),
+    "aime": Columns(("problem", "question"), ("answer", "solution")),
+    "olympiadbench": Columns(("question",), ("final_answer",)),
+}
+
+
+def layout_of(row: Row) -> str:
+    """The layout of a table, by its first row.
+
+    Raises:
+        ValueError: it is none that is known.
+    """
+    names = {str(name).casefold(): name for name in row.cells}
+    if "final_answer" in names and "question" in names:
+        return "olympiadbench"
+    if "question" in names and "answer" in names:
+        return "gsm8k"  # or a table of one's own: answers are read alike
+    if "problem" in names and names.keys() & {"answer", "solution"}:
+        return "math"
+    raise ValueError(
+        f"environment: {row.place} has columns {', '.join(sorted(map(str, row.cells)))}, which are no layout that is "
+        "known (layout); name those with the problem and its answer (question, answer)"
+    )
+
+
+def problem_in(row: Row, layout: str, question: str, answer: str) -> Problem | None:
+    """The problem of a row; None where it cannot be one in words: it shows pictures.
+
+    Args:
+        layout: a known one, or ``"columns"``.
+        question: the column that is named for it; "": the layout's own.
+        answer: the same.
+
+    Raises:
+        ValueError: a column is missing, or holds something else; the message names file and line.
+    """
+    columns = LAYOUTS.get(layout, Columns(("problem",), ("answer",)))
+    asked = _text(row, question or _first(row, columns.question))
+    if not asked.strip():
+        raise ValueError(f"environment: {row.place}: column {question or columns.question[0]!r} is empty")
+    about = {name: value for name in ABOUT if isinstance(value := _cell(row, name), str | int) and value != ""}
+    if layout == "olympiadbench" and not answer:
+        return _olympiad(row, asked, about)
+    gold = _gold(row, answer or _first(row, columns.answer, filled=True))
+    if layout == "aime" and not answer:
+        gold = _whole(row, gold)
+    return Problem(asked, gold, about)
+
+
+def _olympiad(row: Row, asked: str, about: Mapping[str, str | int]) -> Problem | None:
+    """A row of OlympiadBench: a list of answers, units apart from them, an error that is allowed; proofs have none."""
+    if any(written(cell).strip() for name, cell in row.cells.items() if str(name).startswith("image")):
+        return None
+    context = written(_cell(row, "context")).strip()
+    found = row.cell("final_answer")
+    answers = [written(one).strip().strip("$") for one in (found if isinstance(found, list) else [found])]
+    gold = ", ".join(one for one in answers if one)
+    unit = _COMMANDS.sub("", written(_cell(row, "unit"))).strip()
+    if gold and not _cell(row, "is_multiple_answer") and unit_of(unit):  # others are not told apart
+        gold = rf"{gold}\text{{ {unit}}}"
+    return Problem(f"{context}\n\n{asked}" if context else asked, gold, about, _tolerances(row))
+
+
+def _tolerances(row: Row) -> tuple[float, ...]:
+    """``"1e-1,1e-2"``: one for each answer, or one for all.
+
+    Raises:
+        ValueError: they are no numbers.
+    """
+    text = written(_cell(row, "error")).strip()
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ValueError(f"environment: {row.place}: column 'error' holds {text[:80]!r}, which is no number") from error
+
+
+def _whole(row: Row, gold: str) -> str:
+    """A whole number without what files put around it: ``073``, ``142.0``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _INTEGER.fullmatch(gold.replace(",", ""))
+    if gold and not match:
+        raise ValueError(
+            f"environment: {row.place} holds the answer {gold[:80]!r}, which is no whole number, as answers of AIME "
+            "and AMC are; for others set layout = 'math', or name the columns (question, answer)"
+        )
+    return f"{'-' if gold.startswith('-') else ''}{int(match[1])}" if match else ""
+
+
+def _gold(row: Row, column: str) -> str:
+    return answer_in(_text(row, column))
+
+
+def _first(row: Row, names: tuple[str, ...], filled: bool = False) -> str:
+    """The first of some columns that a row has, and where asked for has something in it."""
+    known = {str(name).casefold(): str(name) for name in row.cells}
+    there = [known[name] for name in names if name in known]
+    full = [name for name in there if written(row.cells[name]).strip()] if filled else []
+    return next(iter(full or there), names[0])
+
+
+def _cell(row: Row, name: str) -> object:
+    """What stands in a column, whatever case its name has; None where there is none."""
+    return next((cell for key, cell in row.cells.items() if str(key).casefold() == name), None)
+
+
+def _text(row: Row, column: str) -> str:
+    """What stands in a column, which is text, a number, or nothing.
+
+    Raises:
+        ValueError: there is no such column, or something else in it.
+    """
+    if column not in row.cells:
+        columns = [str(name) for name in row.cells]
+        raise ValueError(f"environment: {row.place} has no column {column!r}{did_you_mean(column, columns)}")
+    cell = row.cells[column]
+    if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
+        raise ValueError(
+            f"environment: {row.place}: column {column!r} is a {type(cell).__name__}, not text or a number"
+        )
+    return row.text(column)
+
+
+def problems_of(rows: Iterator[Row], layout: str, question: str, answer: str) -> Iterator[tuple[int, Problem]]:
+    """The problems of a table, each with the number of its row, without those that have pictures, or no answer.
+
+    Raises:
+        ValueError: as :func:`layout_of` and :func:`problem_in` do.
+    """
+    for number, row in enumerate(rows):
+        if layout == "auto":
+            layout = "columns" if question and answer else layout_of(row)
+        problem = problem_in(row, layout, question, answer)
+        if problem is not None and problem.answer:
+            yield number, problem

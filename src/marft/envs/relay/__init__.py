@@ -1,0 +1,1 @@
+"""Parts of an answer in several hands, and messages that cost: nobody can answer alone."""

@@ -1,0 +1,52 @@
+"""Sessions in which a team may revise its answer: it is shown what it answered last, until it says that it is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from marft.envs.single_turn import Grade
+from marft.game.answers import stated_answer, states_answer
+from marft.types import JointAction, Observation, Step, Task
+
+
+class Revising:
+    """Grades the team's last answer. A step earns what it changes of the grade: what an episode earns in sum is the
+    grade of its last answer, and an answer that was right and is spoiled costs what it had earned.
+
+    Args:
+        grade: from the answering agent's text to its grade.
+        steps: that an episode has at most.
+        done: a word, on a line of its own in the answering agent's text, after which there is no further step.
+    """
+
+    def __init__(self, task: Task, grade: Callable[[str], Grade], steps: int, done: str) -> None:
+        self.task, self.grade, self.steps = task, grade, steps
+        self._done = re.compile(rf"^[^\w\n]*{re.escape(done)}[^\w\n]*$", re.IGNORECASE | re.MULTILINE) if done else None
+        self._word = done
+        self._said, self._graded, self._taken = "", Grade(0.0, False), 0
+
+    async def reset(self) -> Observation:
+        return Observation(self.task.prompt)
+
+    async def step(self, actions: JointAction) -> Step:
+        text = actions.answer.text if actions.answer else ""
+        self._taken += 1
+        handed_in = bool(self._done and self._done.search(text))
+        before = self._graded
+        if states_answer(text) or not (self._said or handed_in):  # else what was answered before stands
+            self._said, self._graded = text, self.grade(text)
+        over = handed_in or self._taken == self.steps
+        now = self._graded
+        info = {"progress": min(max(now.reward, 0.0), 1.0)}
+        shown = Observation("" if over else self._again())
+        return Step(shown, now.reward - before.reward, terminated=over, success=now.success, info=info)
+
+    def _again(self) -> str:
+        """The task once more, beside the last answer: whether that is right is not said."""
+        how = f" Write {self._word} on a line of its own to hand it in." if self._done else ""
+        answer = stated_answer(self._said) if states_answer(self._said) else "none"
+        return f"{self.task.prompt}\n\nYour team's answer so far: {answer}\nCheck it. Keep it or correct it.{how}"
+
+    async def close(self) -> None:
+        return None

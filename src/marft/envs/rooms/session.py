@@ -1,0 +1,135 @@
+"""One attempt at a kitchen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from marft.envs.rooms.layout import Layout, soup
+from marft.envs.rooms.state import FILL, LIFT, TAKE_SOUP, Kitchen, Player
+from marft.envs.rooms.words import HELP, IN_POT, READY, TAKEN, Answer, answer_of, answers_of, orders, view
+from marft.types import JointAction, Observation, Step
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a kitchen is played.
+
+    Args:
+        players: their names; each is steered by the agent of that role, or all by ``steered_by``.
+        order: whether those who are free decide at once, or the next one knows what came of the last one's act.
+        offered: whether agents choose from what is possible, in place of writing.
+        time_bonus: share of the reward that is for the time that is left.
+    """
+
+    players: tuple[str, ...]
+    steered_by: str = ""
+    order: Literal["together", "one after another"] = "together"
+    offered: bool = False
+    walk: int = 1
+    boil: int = 0
+    time_bonus: float = 0.0
+
+
+class Shift:
+    """A kitchen from its opening to the last dish, or to the deadline."""
+
+    def __init__(self, layout: Layout, deadline: int, rules: Rules) -> None:
+        self.rules, self.deadline = rules, deadline
+        self.kitchen = Kitchen.opened(layout, rules.players, rules.walk, rules.boil)
+        self.words = 0  # how often something was said
+        self._acting: list[Player] = []
+        self._seen: dict[str, tuple[str, ...]] = {}
+
+    async def reset(self) -> Observation:
+        return self.begin()
+
+    async def step(self, actions: JointAction) -> Step:
+        return self.take(self._answers(actions))
+
+    def begin(self) -> Observation:
+        """Open the kitchen."""
+        self._next()
+        return self._shown()
+
+    def take(self, answers: Mapping[str, Answer]) -> Step:
+        """Carry out what those decided whose turn it was, then let time pass until somebody is free.
+
+        Args:
+            answers: by player.
+        """
+        kitchen, served = self.kitchen, 0
+        for player in self._acting:
+            act, said = answers[player.name]
+            served += kitchen.carry_out(player, act, self._seen[player.name])
+            if self.rules.offered:
+                said = self._called(player, act)
+            if said:
+                player.said, self.words = said, self.words + 1
+        self._next()
+        solved = not kitchen.open
+        over = solved or kitchen.time >= self.deadline
+        bonus = self.rules.time_bonus
+        reward = (1 - bonus) * served / len(kitchen.layout.dishes)
+        if solved:
+            reward += bonus * max(0, self.deadline - kitchen.time) / self.deadline
+        return Step(
+            Observation("") if over else self._shown(), reward, terminated=over, success=solved,
+            info={"progress": kitchen.progress(), "measures": self._measures()},
+        )  # fmt: skip
+
+    def _called(self, player: Player, act: str) -> str:
+        """What a player calls out by itself, where it cannot say anything."""
+        if player.told:
+            return ""
+        pot = self.kitchen.pot
+        if act == FILL:
+            return soup(pot) + READY if len(pot) == self.kitchen.size else IN_POT + ", ".join(pot)
+        return {TAKE_SOUP: player.holds + TAKEN, LIFT: HELP}.get(act, "")
+
+    async def close(self) -> None: ...
+
+    def _measures(self) -> dict[str, float]:
+        kitchen = self.kitchen
+        served = len(kitchen.layout.dishes) - len(kitchen.open)
+        return {"served": served, "conflicts": kitchen.conflicts, "mistakes": kitchen.mistakes, "words": self.words}
+
+    def _answers(self, actions: JointAction) -> Mapping[str, Answer]:
+        """What each player does; one whose agent said nothing does nothing that there is."""
+        leader = self.rules.steered_by
+        if leader:
+            action = actions.of(leader)
+            text = action.text if action else ""
+            if len(self._acting) == 1:
+                (player,) = self._acting
+                named = answers_of(text, [player.name])[player.name]
+                return {player.name: named if named.act else answer_of(text)}
+            return answers_of(text, [player.name for player in self._acting])
+        said = {player.name: actions.of(player.name) for player in self._acting}
+        return {name: answer_of(action.text if action else "") for name, action in said.items()}
+
+    def _next(self) -> None:
+        """Whoever acts next: all that are free, in an order that goes round, or the first of them."""
+        kitchen = self.kitchen
+        soonest = min(player.free for player in kitchen.players)
+        if soonest > kitchen.time or not self._acting:
+            kitchen.time = soonest
+            kitchen.begin()
+        first = kitchen.time % len(kitchen.players)
+        rounds = [*kitchen.players[first:], *kitchen.players[:first]]
+        free = [player for player in rounds if player.free <= kitchen.time]
+        self._acting = free if self.rules.order == "together" else free[:1]
+        self._seen = {player.name: tuple(kitchen.possible(player)) for player in self._acting}
+
+    def _shown(self) -> Observation:
+        names = [player.name for player in self._acting]
+        shown = orders(self.kitchen, self.deadline)
+        leader = self.rules.steered_by
+        if not leader:
+            views = {player.name: view(self.kitchen, player) for player in self._acting}
+            options: Mapping[str, tuple[str, ...]] = self._seen if self.rules.offered else {}
+            return Observation(shown, views, tuple(sorted(names, key=self.rules.players.index)), options)
+        whole = "\n".join(f"{player.name}: {view(self.kitchen, player)}" for player in self._acting)
+        options = {leader: self._seen[names[0]]} if self.rules.offered else {}
+        return Observation(shown, {leader: whole}, (leader,), options)

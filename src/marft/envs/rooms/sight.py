@@ -1,0 +1,88 @@
+"""What can be read off a player's view: the other way round than ``words``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+STANDING = re.compile(r"You are in the (narrow )?(\w+) and hold ([\w ]+)\.")
+THERE = re.compile(r"^Here: (.*)\.$", re.MULTILINE)
+SIGN = re.compile(r"^To the (?:narrow )?(\w+)( \(locked\)| \(behind a crate\))?: (.*)\.$", re.MULTILINE)
+NARROW = re.compile(r"^To the narrow (\w+)", re.MULTILINE)
+SAID = re.compile(r"^(\w+) said: (.*)$", re.MULTILINE)
+ORDERS = re.compile(r"Orders: (.*?)\. \d+ steps? left")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A door of the room that a player is in: where it leads, and the things behind it."""
+
+    room: str
+    narrow: bool
+    shut: str  # "locked", "behind a crate", or ""
+    things: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a player reads.
+
+    Args:
+        holds: "" is nothing.
+        dishes: that are still to be served.
+        said: what was said last, by name; ``You`` is itself.
+    """
+
+    room: str
+    narrow: bool
+    holds: str
+    here: tuple[str, ...]
+    ways: tuple[Way, ...]
+    dishes: tuple[str, ...]
+    said: Mapping[str, str]
+
+    @property
+    def own(self) -> str:
+        """What it has said last itself."""
+        return self.said.get("You", "")
+
+    @property
+    def others(self) -> list[str]:
+        """What others have said last."""
+        return [words for name, words in self.said.items() if name != "You"]
+
+    @property
+    def pot(self) -> str | None:
+        """What is in the pot, where it can be seen."""
+        return next((thing[5:-1] for thing in self.here if thing.startswith("pot (")), None)
+
+    def way(self, thing: str) -> Way | None:
+        """The door to something."""
+        return next((way for way in self.ways if thing in way.things), None)
+
+
+def sight(shown: str, name: str = "", names: Sequence[str] = ()) -> Sight:
+    """What a view says.
+
+    Args:
+        name: of the player, where the views of several ``names`` are in one text.
+    """
+    dishes = ORDERS.search(shown)
+    if names:
+        parts = re.split(rf"^({'|'.join(map(re.escape, names))}): ", shown, flags=re.MULTILINE)
+        shown = parts[parts.index(name) + 1]
+    standing, there = STANDING.search(shown), THERE.search(shown)
+    assert standing and there, f"no view of a kitchen: {shown}"  # noqa: PT018
+    narrow = NARROW.findall(shown)
+    ways = [Way(room, room in narrow, shut.strip(" ()"), _things(listed)) for room, shut, listed in SIGN.findall(shown)]
+    return Sight(
+        standing[2], bool(standing[1]), "" if standing[3] == "nothing" else standing[3], _things(there[1]),
+        tuple(ways), _things(dishes[1]) if dishes else (), dict(SAID.findall(shown)),
+    )  # fmt: skip
+
+
+def _things(listed: str) -> tuple[str, ...]:
+    """The things of a list, whose brackets may hold commas of their own."""
+    things = re.split(r", (?![^(]*\))", listed)
+    return () if listed in ("nothing", "none") else tuple(things)

@@ -1,0 +1,1 @@
+"""A shop to search, browse and buy in, after WebShop."""

@@ -1,0 +1,63 @@
+"""The pages of the shop. What stands in brackets can be clicked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from marft.envs.shop.catalogue import Product
+
+BACK, PREVIOUS, NEXT = "back to search", "< prev", "next >"
+DESCRIPTION, FEATURES, BUY = "description", "features", "buy now"
+
+
+class Page(NamedTuple):
+    """A page: what it says, and what of it can be clicked."""
+
+    text: str
+    clickable: tuple[str, ...]
+
+
+def search_page() -> Page:
+    """Where everything begins."""
+    return Page("Search page.", ())
+
+
+def results_page(products: Sequence[Product], number: int, pages: int) -> Page:
+    """Some of what a search has found.
+
+    Args:
+        number: of the page, the first is 1.
+        pages: how many there are; 0 where nothing was found.
+    """
+    if not pages:
+        return Page(f"Nothing found.\n[{BACK}]", (BACK,))
+    buttons = (*((PREVIOUS,) if number > 1 else ()), *((NEXT,) if number < pages else ()), BACK)
+    rows = [f"[{product.number}] {product.name} ${product.price:g}" for product in products]
+    text = "\n".join((f"Page {number} of {pages}.", *rows, _shown(buttons)))
+    return Page(text, (*(str(product.number) for product in products), *buttons))
+
+
+def product_page(product: Product, chosen: Mapping[str, str]) -> Page:
+    """A product with its options.
+
+    Args:
+        chosen: by kind of option.
+    """
+    rows = [f"{product.title} ${product.price:g}"]
+    for kind, values in product.options.items():
+        picked = f" chosen: {chosen[kind]}" if kind in chosen else ""
+        rows.append(f"{kind}: {_shown(values)}{picked}")
+    buttons = (DESCRIPTION, FEATURES, BUY, PREVIOUS, BACK)
+    values = tuple(value for values in product.options.values() for value in values)
+    return Page("\n".join((*rows, _shown(buttons))), (*values, *buttons))
+
+
+def part_page(product: Product, part: str) -> Page:
+    """The features of a product, or its description."""
+    text = "\n".join(product.features) if part == FEATURES else product.description
+    return Page(f"{product.title}: {part}\n{text}\n{_shown((PREVIOUS, BACK))}", (PREVIOUS, BACK))
+
+
+def _shown(buttons: Sequence[str]) -> str:
+    return " ".join(f"[{button}]" for button in buttons)

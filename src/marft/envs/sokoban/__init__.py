@@ -1,0 +1,1 @@
+"""Boxes that are pushed onto goals."""

@@ -1,0 +1,71 @@
+"""Whether what was asked for has been done: the database at the end, and what the user was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from marft.envs.tool_use.goals import Calls
+from marft.envs.tool_use.toolbox import States, run, writing
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What reference calls leave behind.
+
+    Args:
+        changes: what is otherwise than at first, by path.
+        parts: of each call that writes, what of that it brings about; "" stands for what it removes again.
+        outputs: texts that the user must have been told.
+    """
+
+    changes: dict[str, str]
+    parts: tuple[frozenset[str], ...]
+    outputs: tuple[str, ...]
+
+    def done(self, changes: dict[str, str], told: str) -> float:
+        """The share of writes that are done and outputs that were told, from 0 to 1; 1 where there are none.
+
+        Args:
+            changes: of the episode's database so far.
+            told: all that the user was told so far.
+        """
+        met = [all(changes.get(path) == self.changes.get(path) for path in part) for part in self.parts]
+        met += [output in normal(told) for output in map(normal, self.outputs)]
+        return sum(met) / len(met) if met else 1.0
+
+    def solved(self, changes: dict[str, str], told: str) -> bool:
+        """Whether the database is the expected one, and all outputs were told."""
+        return changes == self.changes and self.done(changes, told) == 1.0
+
+
+def expected(fresh: Callable[[], tuple[Any, States]], calls: Calls, outputs: Sequence[str]) -> Expected:
+    """What reference calls leave behind.
+
+    Args:
+        fresh: makes a toolbox over a database as it is at first, and returns both.
+        calls: each a tool's name and its arguments; those that only read are left out.
+        outputs: texts that the user must be told.
+    """
+    toolbox, states = fresh()
+    names = writing(type(toolbox))
+    after = [dict[str, str]()]
+    for call in calls:
+        if call[0] in names:
+            run(toolbox, [call])
+            after.append(states.changes())
+    last = after[-1]
+    parts = []
+    for before, now in pairwise(after):
+        touched = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+        kept = frozenset(path for path in touched if last.get(path) == now.get(path))
+        if kept:
+            parts.append(kept)
+    return Expected(last, tuple(parts), tuple(outputs))
+
+
+def normal(text: str) -> str:
+    """A text as outputs are looked for in it: small letters, no commas."""
+    return text.lower().replace(",", "")

@@ -1,0 +1,195 @@
+"""Multi-turn tasks over the tools of a service, with a user who is simulated and a checker of the final database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from random import Random
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.folders import from_recipe
+from marft.config.plugins import import_path
+from marft.config.settings import Fraction, Names, Settings
+from marft.envs.drawn import Drawing, Drawn
+from marft.envs.scripts import Script
+from marft.envs.splits import share_of
+from marft.envs.tool_use.checking import expected
+from marft.envs.tool_use.goals import Goal, draw_task
+from marft.envs.tool_use.loading import Format, Loaded, load
+from marft.envs.tool_use.script import script
+from marft.envs.tool_use.session import USER, Conversation
+from marft.envs.tool_use.simulated import made_of, of_classes
+from marft.envs.tool_use.tables import Tables
+from marft.envs.tool_use.users import PATIENCE, Messages, User, instruction, scripted
+from marft.envs.tool_use.worlds import WORLDS
+from marft.game.environment import Split
+from marft.types import Task
+
+
+def _file(path: str, info: ValidationInfo) -> str:
+    return from_recipe(path, info.context) if path else ""
+
+
+def _class(path: str, info: ValidationInfo) -> str:
+    import_path(path, info.context)
+    return path
+
+
+FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
+ClassPath = Annotated[str, AfterValidator(_class)]
+TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
+NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
+
+
+class Data(Settings):
+    """Public tasks, read from files of yours."""
+
+    format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn of the Berkeley function-calling leaderboard
+    tasks: FilePath  # file of the tasks
+    test_tasks: FilePath = ""  # file of the test split; "": a tenth of tasks, as for validation
+    database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
+    answers: FilePath = ""  # file of possible_answer, of bfcl
+    policy: FilePath = ""  # file of the rules that agents are told; "": none are
+    classes: dict[str, ClassPath] = {}  # of bfcl: where each involved class is, as my_package.module:Class
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Data:
+        missing = [key for key in NEEDS[self.format] if not getattr(self, key)]
+        if missing:
+            words = {"format": self.format, "missing": " and ".join(missing)}
+            raise PydanticCustomError("data", "format {format!r} needs {missing} too", words)
+        if self.classes:
+            of_classes(self.classes)
+        return self
+
+
+class ToolUse(Drawn):
+    """A service with tools over a database, a user who wants something of it, and a checker of what is left behind.
+
+    A step is one turn: the team acts, with its tools, and what it answers is said to the user, whose answer comes with
+    the next observation. It is over once the user ends it.
+    """
+
+    world: Literal["shop", "retail", "airline"] = "shop"  # shop: retail with three tools and short words
+    goals: Annotated[int, Field(ge=1, le=4)] = 1  # that a user has, each of which takes some calls
+    volunteers: Fraction = 0.5  # share of the facts that a user tells unasked
+    together: Fraction = 0.5  # chance that a goal is said along with the one before
+    # scripted: by rules; agent: an agent whose role is user, in an organization in which it comes last
+    user: Literal["scripted", "agent"] = "scripted"
+    patience: Annotated[int, Field(ge=0, le=100)] = PATIENCE  # how often a scripted user says the same again
+    turns: Annotated[int, Field(ge=1, le=200)] = 20  # of the user; then it is cut off
+    confirmation: bool = True  # tools refuse to write before the user has agreed
+    # whole: 1 for a solved task; parts: the share of its writes and outputs, 0 where something else was changed
+    reward: Literal["whole", "parts"] = "whole"
+    policy: Names = ("planner", "agent", "solver")  # roles that are shown the rules first
+    data: Data | None = None  # public tasks in place of those that are drawn
+
+    @property
+    def offers(self) -> type:
+        """The class whose methods are the tools."""
+        if self.data and self.data.format == "bfcl":
+            return of_classes(self.data.classes)
+        return WORLDS[self.world].toolbox
+
+    def problems(self, roles: Sequence[str]) -> Iterable[str]:
+        """A user who is an agent must be there, and last; another one must not."""
+        if self.user == "agent" and (not roles or roles[-1] != USER):
+            yield f"environment.user: it needs an agent whose role is {USER!r}, named last; add it, or take 'scripted'"
+        if self.user == "scripted" and USER in roles:
+            yield f"environment.user: it is scripted, and an agent's role is {USER!r}; rename it, or take 'agent'"
+        told = self.policy if not self.data or self.data.policy else ()
+        if told and roles and not set(told) & set(roles):
+            yield "environment.policy: none of these is in the team; name who is shown the rules, or nobody: []"
+        if self.data and self.data.format == "bfcl" and self.user == "agent":
+            yield "environment.user: these tasks have all that a user says; take 'scripted'"
+        if self.data and self.data.format != "bfcl" and self.world == "shop":
+            yield "environment.world: these tasks are of 'retail' or 'airline'; name which"
+        if self.data and self.user == "scripted" and self.data.format != "bfcl":
+            yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and one to play it"
+
+    def draw(self, random: Random) -> Drawing:
+        """A task of the world."""
+        data = draw_task(random, WORLDS[self.world], self.goals, self.volunteers, self.together)
+        whose = [[goal["aim"], goal["says"], goal["writes"], goal["outputs"]] for goal in data["goals"]]
+        content = json.dumps([self.world, data["identity"]["says"], data["batches"], whose])
+        return Drawing(content, " ".join(goal["says"] for goal in data["goals"]), data)
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Tasks of a split: drawn, or from files."""
+        return self._loaded[split] if self.data else super().tasks(split)
+
+    def start(self, task: Task, seed: int) -> Conversation:  # noqa: ARG002  nothing here is random
+        """One conversation."""
+        if self.data and self.data.format == "bfcl":
+            return self._of_classes(task)
+        world, data = WORLDS[self.world], task.data
+        drawn = "goals" in data
+        base = world.tables(data["database"]) if drawn else self._files.tables
+
+        def fresh() -> tuple[Any, Tables]:
+            tables = Tables(base)
+            return world.toolbox(tables, strict=drawn), tables
+
+        goals = [Goal(**goal) for goal in data["goals"]] if drawn else []
+        calls = [call for goal in goals for call in [*goal.reads, *goal.writes]] if drawn else data["calls"]
+        outputs = [output for goal in goals for output in goal.outputs] if drawn else data["outputs"]
+        toolbox, tables = fresh()
+        return self._conversation(
+            toolbox, tables, fresh, calls, outputs,
+            scripted(data, self.patience) if drawn else Messages(["Hello."]),
+            world.policy if drawn else self._files.policy,
+            (instruction(data) if drawn else data["instruction"]) if self.user == "agent" else "",
+        )  # fmt: skip
+
+    def script(self, skill: float = 1.0) -> Script | None:
+        """Who plays tasks that were drawn: planner, agent, solver and user."""
+        return None if self.data else script(skill)
+
+    def _of_classes(self, task: Task) -> Conversation:
+        def fresh() -> tuple[Any, Any]:
+            made = made_of(self.offers, task.data["initial"])
+            return made, made
+
+        toolbox, states = fresh()
+        return self._conversation(
+            toolbox, states, fresh, task.data["calls"], [], Messages(task.data["messages"]), self._files.policy, ""
+        )
+
+    def _conversation(
+        self, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str], user: User,
+        policy: str, brief: str,
+    ) -> Conversation:  # fmt: skip
+        return Conversation(
+            toolbox, states, expected(fresh, list(calls), outputs), user,
+            rules=dict.fromkeys(self.policy, policy) if policy else {},
+            most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
+            asks=self.confirmation and not self.data, brief=brief,
+        )  # fmt: skip
+
+    @cached_property
+    def _files(self) -> Loaded:
+        assert self.data, "tasks are drawn"
+        found = load(self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy)
+        missing = [name for name in TABLES.get(self.world, ()) if name not in found.tables]
+        if missing and self.data.format != "bfcl":
+            raise ValueError(
+                f"environment.data.database: {self.data.database} has no table of {' and '.join(missing)}, which the "
+                f"world {self.world!r} needs; give the database of that domain, or name the other world"
+            )
+        return found
+
+    @cached_property
+    def _loaded(self) -> dict[Split, list[Task]]:
+        assert self.data, "tasks are drawn"
+        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        for task in self._files.tasks:
+            found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
+        if self.data.test_tasks:
+            test = load(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
+            found["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
+        return found

@@ -1,0 +1,66 @@
+"""Multi-turn tasks of the Berkeley function-calling leaderboard (Patil et al.): JSONL with messages, a state to begin
+with, and calls written as Python, which are read and never run."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from marft.envs.tool_use.loading.files import field, lines_of, table
+from marft.types import Task
+
+
+def bfcl_tasks(path: str, answers: str) -> list[Task]:
+    """The tasks of a file, with the calls that ``answers`` has for each.
+
+    Raises:
+        ValueError: one is of another layout, or has no answer.
+    """
+    known = {}
+    for where, row in lines_of(answers):
+        known[field(row, "id", str, where)] = where, field(row, "ground_truth", list, where)
+    found = []
+    for where, row in lines_of(path):
+        name = field(row, "id", str, where)
+        if name not in known:
+            raise ValueError(f"environment.data: {where}: {answers} has no {name!r}; give the file that belongs to it")
+        place, turns = known[name]
+        calls = [call_of(text, place) for turn in turns for text in turn]
+        messages = _messages(field(row, "question", list, where), where)
+        initial = field(row, "initial_config", dict, where)
+        found.append(Task(name, messages[0], {"messages": messages, "initial": initial, "calls": calls}))
+    return found
+
+
+def call_of(text: str, where: str) -> list[Any]:
+    """A call as it is written in Python, read.
+
+    >>> call_of("mv(source='a.txt', destination='b')", "")
+    ['mv', {'source': 'a.txt', 'destination': 'b'}]
+
+    Raises:
+        ValueError: it is none of constants.
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        if not isinstance(node, ast.Call):
+            raise SyntaxError("no call")
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        named = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg}
+        placed = {f"*{index}": ast.literal_eval(one) for index, one in enumerate(node.args)}
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(f"environment.data.answers: {where}: {text!r} is no call of a tool: {error}") from error
+    return [name, {**placed, **named}]
+
+
+def _messages(question: list[Any], where: str) -> list[str]:
+    """What the user says, turn by turn; a turn without words brings tools that were held back, which are there here."""
+    turns = []
+    for turn in question:
+        if not isinstance(turn, list):
+            raise ValueError(f"environment.data: {where}: each turn of 'question' must be a list of messages")
+        said = [str(table(message, where).get("content", "")) for message in turn]
+        turns.append(" ".join(filter(None, said)) or "Go on.")
+    if not turns:
+        raise ValueError(f"environment.data: {where}: 'question' has no turns")
+    return turns

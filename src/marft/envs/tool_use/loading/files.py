@@ -1,0 +1,105 @@
+"""Files of benchmarks, read with words for what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marft.texts import cut
+from marft.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Tasks, the database that all of them begin with, and the rules that agents are told."""
+
+    tasks: Sequence[Task]
+    tables: Mapping[str, Mapping[str, Any]]
+    policy: str
+
+
+def text_of(path: str) -> str:
+    """A file's text.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"environment.data: {path} cannot be read ({error}); give the path of the file") from error
+
+
+def json_of(path: str) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    return parsed(text_of(path), path)
+
+
+def parsed(text: str, where: str) -> Any:
+    """JSON text as values.
+
+    Raises:
+        ValueError: it is none; ``where`` says whose.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"environment.data: {where} is no JSON: {error}") from error
+
+
+def lines_of(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """The tables of a JSONL file, each with its place: ``tasks.json, line 3``.
+
+    Raises:
+        ValueError: a line is none.
+    """
+    found = []
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            found.append((where, table(parsed(line, where), where)))
+    return found
+
+
+def table(value: object, where: str) -> dict[str, Any]:
+    """A value that must be a table.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"environment.data: {where} is {cut(repr(value), 100)}, and must be a JSON object")
+    return value
+
+
+def field(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """What a table holds under a name.
+
+    Raises:
+        ValueError: nothing, or something else than must be there.
+    """
+    value = row.get(name)
+    if not isinstance(value, kind):
+        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        shown = cut(repr(value), 100) if name in row else "missing"
+        raise ValueError(f"environment.data: {where}: {name!r} is {shown}, and must be of type {names}")
+    return value
+
+
+def tables_in(value: object, names: Sequence[str], where: str) -> dict[str, dict[str, Any]]:
+    """Tables of records by key.
+
+    Raises:
+        ValueError: there are none of these names.
+    """
+    found = table(value, where)
+    if not set(names) <= found.keys():
+        raise ValueError(f"environment.data: {where} has no {' or '.join(names)}; it must hold tables of these names")
+    return {name: table(rows, f"{where}: {name}") for name, rows in found.items() if isinstance(rows, dict)}

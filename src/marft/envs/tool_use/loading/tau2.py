@@ -1,0 +1,76 @@
+"""Tasks of τ²-bench (Barres et al. 2025): ``tasks.json`` with ``db.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from marft.envs.tool_use.loading.files import field, json_of, table, tables_in
+from marft.types import Task
+
+PARTS = {  # of a user's scenario, in the order in which they are told
+    "reason_for_call": "Why you call: {}",
+    "known_info": "What you know: {}",
+    "unknown_info": "What you do not know: {}",
+    "task_instructions": "How to act: {}",
+}
+
+
+def tau2_tables(path: str) -> dict[str, dict[str, Any]]:
+    """The tables of a ``db.json``.
+
+    Raises:
+        ValueError: it holds no users.
+    """
+    return tables_in(json_of(path), ("users",), path)
+
+
+def tau2_tasks(path: str) -> list[Task]:
+    """The tasks of a file. What counts is the database and what was told (``communicate_info``); what a model would
+    have to judge (``nl_assertions``) stands in a task's data as ``not_checked``.
+
+    Raises:
+        ValueError: it is of another layout, or tasks begin in a state of their own, or need tools of the
+            user's.
+    """
+    found = json_of(path)
+    rows = table(found, path).get("tasks") if isinstance(found, dict) else found
+    if not isinstance(rows, list):
+        raise ValueError(f"environment.data.tasks: {path} must be a list of tasks, or a table with one under 'tasks'")
+    return [_task(table(row, path), f"{path}, task {number}") for number, row in enumerate(rows)]
+
+
+def _task(row: dict[str, Any], where: str) -> Task:
+    name = str(field(row, "id", (str, int), where))
+    scenario = field(row, "user_scenario", dict, where)
+    criteria = field(row, "evaluation_criteria", dict, where)
+    calls = []
+    for number, action in enumerate(criteria.get("actions") or []):
+        place = f"{where}, action {number}"
+        made = table(action, place)
+        if made.get("requestor", "assistant") != "assistant":
+            raise ValueError(
+                f"environment.data.tasks: {place} is the user's own ({made.get('name')}); tasks in which users have "
+                "tools (telecom) cannot be played here: leave them out"
+            )
+        calls.append([field(made, "name", str, place), field(made, "arguments", dict, place)])
+    if row.get("initial_state"):
+        raise ValueError(
+            f"environment.data.tasks: {where} begins in a state of its own (initial_state), which is not read here: "
+            "write that state into a database of its own, and leave the key out"
+        )
+    words = _instruction(scenario, where)
+    outputs = [str(output) for output in criteria.get("communicate_info") or []]
+    judged = [str(one) for one in criteria.get("nl_assertions") or []]
+    return Task(
+        f"tau2/{name}", words, {"instruction": words, "calls": calls, "outputs": outputs, "not_checked": judged}
+    )
+
+
+def _instruction(scenario: Mapping[str, Any], where: str) -> str:
+    told = field(scenario, "instructions", (dict, str), where)
+    parts = [told] if isinstance(told, str) else [
+        words.format(told[key]) for key, words in PARTS.items() if told.get(key)
+    ]  # fmt: skip
+    persona = scenario.get("persona")
+    return "\n".join([*([f"Who you are: {persona}"] if persona else []), *parts])

@@ -1,0 +1,94 @@
+"""Classes with a state, as the Berkeley function-calling leaderboard has them: their public methods are tools."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import lru_cache, wraps
+from typing import Any
+
+from marft.config.plugins import import_path
+from marft.envs.tool_use.toolbox import writes
+from marft.texts import storable
+
+
+class Simulated:
+    """Objects of several classes, whose methods are called by their own names. What is otherwise than at first is what
+    of their attributes has another value; those that begin with ``_`` do not count."""
+
+    classes: Mapping[str, type]
+
+    def __init__(self, initial: Mapping[str, Any]) -> None:
+        self.objects: dict[str, Any] = {}
+        self.broken: list[str] = []  # they know of no rules
+        for name, cls in self.classes.items():
+            made = cls()
+            if hasattr(made, "_load_scenario"):
+                made._load_scenario(deepcopy(initial.get(name, {})))
+            self.objects[name] = made
+        self._first = self._state()
+
+    def changes(self) -> dict[str, str]:
+        """By path, the value of what has changed."""
+        return {path: value for path, value in self._state().items() if self._first.get(path) != value}
+
+    def _state(self) -> dict[str, str]:
+        return {
+            f"{name}/{key}": _text(value)
+            for name, one in self.objects.items()
+            for key, value in sorted(vars(one).items())
+            if not key.startswith("_")
+        }
+
+
+def of_classes(paths: Mapping[str, str]) -> type[Simulated]:
+    """The class that has the methods of all of these as its tools.
+
+    Args:
+        paths: by name, where each class is: ``my_package.module:Class``.
+
+    Raises:
+        ValueError: one cannot be imported, or two have a method of the same name.
+    """
+    return _made(tuple(sorted(paths.items())))
+
+
+def made_of(toolbox: type[Simulated], initial: Mapping[str, Any]) -> Simulated:
+    """Objects of the classes, in the state that a task begins with."""
+    return toolbox(initial)
+
+
+@lru_cache(maxsize=64)
+def _made(paths: tuple[tuple[str, str], ...]) -> type[Simulated]:
+    body: dict[str, Any] = {"classes": {name: import_path(path) for name, path in paths}}
+    for name, cls in body["classes"].items():
+        for method_name, method in inspect.getmembers(cls, inspect.isfunction):
+            if method_name.startswith("_"):
+                continue
+            if method_name in body:
+                raise ValueError(f"environment.data.classes: two of them have a method {method_name!r}; leave one out")
+            body[method_name] = writes(_forwarded(name, method))
+    return type("Simulated", (Simulated,), body)
+
+
+def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., object]:
+    @wraps(method)
+    def forwarded(self: Simulated, *given: Any, **arguments: Any) -> object:
+        return method(self.objects[owner], *given, **arguments)
+
+    return forwarded
+
+
+def _text(value: object) -> str:
+    """A value as text that is equal where values are: attributes of objects count, and not where they lie."""
+    return storable(json.dumps(value, sort_keys=True, default=_attributes))
+
+
+def _attributes(value: Any) -> object:
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if hasattr(value, "__dict__"):
+        return {key: inner for key, inner in vars(value).items() if key not in ("parent", "_parent")}
+    return str(value)

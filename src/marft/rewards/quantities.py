@@ -1,0 +1,111 @@
+r"""Quantities in a text: numbers with their units, as people and models write them, in LaTeX or without."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+from marft.rewards.comparing import placed_numbers
+from marft.rewards.units import NONE, Unit, unit_at, word_for
+
+LARGEST_EXPONENT = 400  # of ten, in a number that counts as one
+_WORDS = re.compile(r"\\(?:text|textrm|mathrm|mbox|rm|operatorname)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_SPACES = re.compile(r"\\[,;:! ]|~")
+_TIMES_TEN = re.compile(r"\s*[×x*·]\s*10(?P<power>[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
+_SCALE = re.compile(r"(?:°|\bdeg(?:ree)?s?\b\.?)\s*(C|F)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
+_POWER = re.compile(r"\s*[⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹^]")  # a number that is raised to one is another number
+_RAISED = re.compile(r"(?:\^|\*\*)\s*([-−+]?\d{1,4})")
+_BETWEEN = re.compile(r"\s*(?:,|and)?\s*", re.IGNORECASE)
+_UP, _DOWN = str.maketrans("-−+0123456789", "⁻⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹"), str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
+_CURRENCIES = "$€£¥₹"
+_CODES = re.compile(r"(?:\b(?:USD|EUR|GBP|JPY|INR)|[$€£¥₹])\s*$")
+
+
+class Quantity(NamedTuple):
+    """``value`` of a unit; what is counted in words that are no unit has :data:`~marft.rewards.units.NONE`."""
+
+    value: Fraction
+    unit: Unit
+
+    @property
+    def in_base_units(self) -> Fraction:
+        return self.value * self.unit.factor + self.unit.zero
+
+    def in_unit(self, unit: Unit) -> Fraction | None:
+        """Its value in another unit; None where that measures something else.
+
+        >>> [quantities_in(text)[0].in_unit(NONE) for text in ("5 %", "3 km")]
+        [Fraction(1, 20), None]
+        """
+        if unit.dimensions != self.unit.dimensions:
+            return None
+        return (self.in_base_units - unit.zero) / unit.factor
+
+
+def quantities_in(text: str) -> list[Quantity]:
+    r"""The quantities that a text names, in order. One in several units is one: ``1 h 30 min``, ``6 ft 3 in``.
+
+    >>> [(float(found.in_base_units), found.unit.dimensions) for found in quantities_in(r"$3.5\\text{ km}^2$ or 20 °C")]
+    [(3500000.0, (('m', 2),)), (293.15, (('K', 1),))]
+    """
+    text = _plain(text)
+    found: list[tuple[Quantity, int]] = []  # with where each ends
+    taken = 0
+    for number, start, end in placed_numbers(text):
+        if start < taken or _POWER.match(text, end) or (number and abs(number.adjusted()) > LARGEST_EXPONENT):
+            continue
+        value, end = _times_ten(number, text, end)
+        quantity, after = _with_unit(value, text, start, end)
+        before = found[-1] if found else None
+        if before and _continues(before[0], quantity) and _BETWEEN.fullmatch(text, before[1], start):
+            more = quantity.value * quantity.unit.factor / before[0].unit.factor
+            found[-1] = Quantity(before[0].value + more, before[0].unit), after
+        else:
+            found.append((quantity, after))
+        taken = after
+    return [quantity for quantity, _ in found]
+
+
+def _with_unit(value: Fraction, text: str, start: int, end: int) -> tuple[Quantity, int]:
+    """A number with the unit beside it: a currency before it, anything after it."""
+    unit, after = unit_at(text, end)
+    sign = next((sign for sign in text[start:end] if sign in _CURRENCIES), "")
+    code = _CODES.search(text, max(0, start - 8), start)
+    if not sign and code:
+        sign = code[0].strip()
+    money = word_for(sign) if sign else None
+    if money is not None and (unit is None or not unit.dimensions):
+        return Quantity(value, Unit(money.factor * (unit or NONE).factor, money.dimensions)), after
+    return Quantity(value, unit or NONE), after
+
+
+def _continues(before: Quantity, quantity: Quantity) -> bool:
+    """Whether two quantities are one, such as 6 ft 3 in: of one dimension, the later unit the smaller one."""
+    one, other = before.unit, quantity.unit
+    same = bool(one.dimensions) and one.dimensions == other.dimensions and not (one.zero or other.zero)
+    return same and other.factor < one.factor and 0 <= quantity.value * other.factor < one.factor and before.value >= 0
+
+
+def _times_ten(number: Decimal, text: str, end: int) -> tuple[Fraction, int]:
+    """A number, times ten to a power where that follows it."""
+    match = _TIMES_TEN.match(text, end)
+    power = int(match["power"].translate(_DOWN)) if match else 0
+    if match is None or abs(power) > LARGEST_EXPONENT:
+        return Fraction(number), end
+    return Fraction(number) * Fraction(10) ** power, match.end()
+
+
+def _plain(text: str) -> str:
+    """Without LaTeX, powers raised: ``\\text{ m}^{2}`` → `` m²``. Dollars around a formula go, others are money."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] == "$":
+        text = text.strip("$")
+    text = _SPACES.sub(" ", text.replace("\\$", "$").replace("\\%", "%").replace("\\mu", "µ"))
+    text = _FRACTION.sub(r"\1/\2", _WORDS.sub(r" \1", text))
+    text = text.replace("\\times", "×").replace("\\cdot", "·").replace("{", "").replace("}", "")
+    text = text.replace("^\\circ", "°").replace("\\circ", "°").replace("\\degree", "°")
+    text = _RAISED.sub(lambda power: power[1].translate(_UP), text)
+    return _SCALE.sub(lambda scale: " celsius" if scale[1] in "cC" else " fahrenheit", text)

@@ -1,0 +1,160 @@
+"""Units of measure: what a word for one is worth in base units, and of what dimension it is.
+
+Our own small table, and no library: pint evaluates what it reads (``9**9**9 m`` keeps it busy for ever), takes ``6 ft
+3 in`` for an area and ``5 a`` for years, and knows no currencies. Factors are those of the SI brochure (9th edition,
+tables 2 to 8) and of NIST Special Publication 811, appendix B.8.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+Dimensions = tuple[tuple[str, int], ...]  # by the name of a base unit, its power; sorted, none is 0
+
+
+class Unit(NamedTuple):
+    """``factor`` base units; its zero is at ``zero`` base units, which only scales of temperature have elsewhere.
+
+    >>> unit_of("km/h")
+    Unit(factor=Fraction(5, 18), dimensions=(('m', 1), ('s', -1)), zero=Fraction(0, 1))
+    """
+
+    factor: Fraction
+    dimensions: Dimensions
+    zero: Fraction = Fraction(0)
+
+
+NONE = Unit(Fraction(1), ())
+_PREFIXES = {
+    "Y": 24, "Z": 21, "E": 18, "P": 15, "T": 12, "G": 9, "M": 6, "k": 3, "h": 2, "da": 1, "d": -1, "c": -2, "m": -3,
+    "µ": -6, "μ": -6, "u": -6, "n": -9, "p": -12, "f": -15, "a": -18,
+}  # fmt: skip
+_PREFIX_NAMES = {
+    "tera": 12, "giga": 9, "mega": 6, "kilo": 3, "hecto": 2, "deca": 1, "deci": -1, "centi": -2, "milli": -3,
+    "micro": -6, "nano": -9, "pico": -12,
+}  # fmt: skip
+# symbol: names, factor, base units with powers; the first take prefixes
+_SCALED: dict[str, tuple[str, str, str]] = {
+    "m": ("metre meter", "1", "m"), "g": ("gram gramme", "1/1000", "kg"), "s": ("second sec", "1", "s"),
+    "A": ("ampere amp", "1", "A"), "K": ("kelvin", "1", "K"), "mol": ("mole", "1", "mol"), "cd": ("candela", "1", "cd"),
+    "Hz": ("hertz", "1", "s-1"), "N": ("newton", "1", "kg m s-2"), "Pa": ("pascal", "1", "kg m-1 s-2"),
+    "J": ("joule", "1", "kg m2 s-2"), "W": ("watt", "1", "kg m2 s-3"), "V": ("volt", "1", "kg m2 s-3 A-1"),
+    "Ω": ("ohm", "1", "kg m2 s-3 A-2"), "L": ("litre liter", "1/1000", "m3"), "l": ("", "1/1000", "m3"),
+    "B": ("byte", "8", "bit"), "bit": ("", "1", "bit"), "cal": ("calorie", "4.184", "kg m2 s-2"),
+    "Wh": ("", "3600", "kg m2 s-2"), "t": ("tonne", "1000", "kg"), "bar": ("", "100000", "kg m-1 s-2"),
+    "eV": ("electronvolt", "1.602176634e-19", "kg m2 s-2"),
+}  # fmt: skip
+_FIXED: dict[str, tuple[str, str, str]] = {
+    "min": ("minute", "60", "s"), "h": ("hour hr", "3600", "s"), "d": ("day", "86400", "s"),
+    "wk": ("week", "604800", "s"), "mo": ("month", "1", "month"), "yr": ("year", "12", "month"),
+    "decade": ("", "120", "month"), "century": ("centuries", "1200", "month"),
+    "in": ("inch inches", "0.0254", "m"), "ft": ("foot feet", "0.3048", "m"), "yd": ("yard", "0.9144", "m"),
+    "mi": ("mile", "1609.344", "m"), "nmi": ("", "1852", "m"), "mph": ("", "0.44704", "m s-1"),
+    "kph": ("kmh", "5/18", "m s-1"), "oz": ("ounce", "0.028349523125", "kg"), "lb": ("pound", "0.45359237", "kg"),
+    "ton": ("", "907.18474", "kg"), "gal": ("gallon", "0.003785411784", "m3"),
+    "qt": ("quart", "0.000946352946", "m3"), "pt": ("pint", "0.000473176473", "m3"),
+    "cup": ("", "0.0002365882365", "m3"), "tbsp": ("tablespoon", "0.00001478676478125", "m3"),
+    "tsp": ("teaspoon", "0.00000492892159375", "m3"), "cc": ("", "0.000001", "m3"), "acre": ("", "4046.8564224", "m2"),
+    "ha": ("hectare", "10000", "m2"), "rad": ("radian", "1", "rad"),
+    "°": ("degree deg", str(Fraction(math.pi) / 180), "rad"), "%": ("percent", "1/100", ""), "‰": ("", "1/1000", ""),
+    "dozen": ("", "12", ""), "hundred": ("", "100", ""), "thousand": ("", "1000", ""),
+    "million": ("mn", "1000000", ""), "billion": ("bn", "1000000000", ""), "trillion": ("", "1000000000000", ""),
+    "$": ("dollar usd", "1", "dollar"), "¢": ("cent", "1/100", "dollar"), "€": ("euro eur", "1", "euro"),
+    "£": ("gbp", "1", "sterling"), "¥": ("yen jpy", "1", "yen"), "₹": ("rupee inr", "1", "rupee"),
+}  # fmt: skip
+_ZEROS = {"celsius": (Fraction(1), "273.15"), "fahrenheit": (Fraction(5, 9), "459.67")}
+_POWERS = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
+_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+LARGEST_POWER, MOST_PIECES = 9, 9
+# an operator, "square" or "cubic", a word or a sign, a power
+PIECE = re.compile(
+    r"\s*(?P<operator>/|per\b|[*·⋅×-])?\s*(?:(?P<before>square|sq|cubic|cu)\b\.?\s*)?"
+    r"(?P<word>[^\W\d_⁰¹²³⁴-⁹]+|[%‰°$€£¥₹¢])\.?(?P<power>[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹](?![⁰¹²³⁴⁵⁶⁷⁸⁹])|\d(?!\w))?"
+)
+
+
+def unit_of(text: str) -> Unit | None:
+    """The unit that a text is, all of it; None where it is none.
+
+    >>> unit_of("square feet") == unit_of("ft²"), unit_of("apples")
+    (True, None)
+    """
+    unit, end = unit_at(text, 0)
+    return unit if unit is not None and not text[end:].strip(" .") else None
+
+
+def unit_at(text: str, start: int) -> tuple[Unit | None, int]:
+    """The longest unit that begins at a place of a text, and where it ends; None where what stands there is none.
+
+    Args:
+        text: with powers raised: ``m²``.
+    """
+    unit, end = NONE, start
+    for _ in range(MOST_PIECES):
+        piece = PIECE.match(text, end)
+        if piece is None:
+            break
+        operator, word = piece["operator"], piece["word"]
+        if end == start and operator and operator not in ("/", "-", "per"):
+            break
+        found = word_for(word)
+        if found is None or (end > start and not operator and (word == "in" or found.zero)):
+            break
+        raised = int((piece["power"] or "1").translate(_POWERS))
+        power = raised * _BEFORE.get(piece["before"] or "", 1) * (-1 if operator in ("/", "per") else 1)
+        if abs(power) > LARGEST_POWER or (found.zero and (power != 1 or end > start)):
+            break
+        unit, end = _times(unit, found, power), piece.end()
+        if found.zero:
+            break
+    return (unit, end) if end > start else (None, start)
+
+
+def word_for(word: str) -> Unit | None:
+    """The unit that one word stands for, as a symbol or a name, also of several: ``km``, ``kilometres``, ``lbs``."""
+    if len(word) > LONGEST_WORD:
+        return None
+    small = word.casefold()
+    for tried in (word, small, *(small.removesuffix(end) for end in ("s", "es") if small.endswith(end))):
+        if found := _KNOWN.get(tried):
+            return found
+    return None
+
+
+def _times(unit: Unit, other: Unit, power: int) -> Unit:
+    dimensions = Counter(dict(unit.dimensions))
+    for base, raised in other.dimensions:
+        dimensions[base] += raised * power
+    kept = tuple(sorted((base, raised) for base, raised in dimensions.items() if raised))
+    return Unit(unit.factor * other.factor**power, kept, other.zero)
+
+
+def _dimensions(text: str) -> Dimensions:
+    """``"kg m2 s-2"`` → powers by base unit."""
+    return tuple(sorted((base, int(power or 1)) for base, power in re.findall(r"([a-zA-Z]+)(-?\d)?", text)))
+
+
+def _known() -> dict[str, Unit]:
+    """Every word for a unit. Where one could be two, the one without a prefix is meant, then the earlier one."""
+    known: dict[str, Unit] = {}
+    rows = {**_FIXED, **_SCALED}
+    units = {symbol: Unit(Fraction(factor), _dimensions(of)) for symbol, (_, factor, of) in rows.items()}
+    for symbol, (names, _, _) in rows.items():
+        for word in (symbol, *names.split()):
+            known.setdefault(word, units[symbol])
+    for name, (factor, zero) in _ZEROS.items():
+        known[name] = Unit(factor, (("K", 1),), Fraction(zero) * factor)
+    for symbol, (names, _, _) in _SCALED.items():
+        words = [(prefix + symbol, power) for prefix, power in _PREFIXES.items()]
+        words += [(prefix + name, power) for name in names.split() for prefix, power in _PREFIX_NAMES.items()]
+        for word, power in words:
+            known.setdefault(word, Unit(units[symbol].factor * Fraction(10) ** power, units[symbol].dimensions))
+    return known
+
+
+_KNOWN = _known()
+LONGEST_WORD = max(map(len, _KNOWN)) + 2

@@ -1,0 +1,90 @@
+"""Whether rewards are numbers that something can be learned from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from marft.vetting.evidence import Evidence
+from marft.vetting.findings import Finding, some
+from marft.vetting.plays import Play
+
+NEARLY = 1e-6
+
+
+def numbers(evidence: Evidence) -> Iterator[Finding]:
+    """Each reward is a finite number, and is for somebody."""
+    found = [(play, fault) for play in evidence.plays for fault in play.faults if fault.wrong == "reward"]
+    for play, fault in found[:1]:
+        yield Finding(
+            "failure", f"{play.name}: a step {fault.said}", "return a finite number, for roles of the team alone"
+        )
+
+
+def in_range(evidence: Evidence) -> Iterator[Finding]:
+    """What an episode earns is in the range that the environment declares."""
+    low, high = evidence.subject.environment.reward_range
+    outside = []
+    for play in evidence.played:
+        earned = {"the team": play.total}
+        for step in play.steps:
+            for role, reward in step.agent_rewards.items():
+                earned[role] = earned.get(role, 0.0) + reward
+        outside += [
+            f"{who} earns {reward:g} ({play.name})"
+            for who, reward in earned.items()
+            if not low - NEARLY <= reward <= high + NEARLY
+        ]
+    if outside:
+        yield Finding(
+            "failure",
+            f"outside of {low:g} to {high:g}: {some(outside, 2)}",
+            "scale it; or declare what is meant: reward_range: ClassVar[tuple[float, float]] = (…, …)",
+        )
+
+
+def telling(evidence: Evidence) -> Iterator[Finding]:
+    """Different behaviour earns different rewards."""
+    plays = evidence.played
+    if not evidence.subject.environment.graded or len({play.player for play in plays}) < 2:
+        return
+    by_task: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+    for play in plays:
+        own = tuple(sorted((role, reward) for step in play.steps for role, reward in step.agent_rewards.items()))
+        by_task[play.task.id].add((round(play.total, 9), own))
+    if all(len(earned) == 1 for earned in by_task.values()):
+        total = plays[0].total
+        yield Finding(
+            "failure" if evidence.scripted else "warning",
+            f"whatever is done earns the same: {total:g} in all {len(plays)} episodes",
+            "see what step() compares with what; or give the environment a script that plays well, so that checks see "
+            "more than poor play",
+        )
+
+
+def success(evidence: Evidence) -> Iterator[Finding]:
+    """Who solves a task earns more than who does not."""
+    by_task: dict[str, list[Play]] = defaultdict(list)
+    for play in evidence.played:
+        by_task[play.task.id].append(play)
+    for plays in by_task.values():
+        solved = [play for play in plays if play.success]
+        others = [play for play in plays if play.success is False]
+        if solved and others:
+            worst, best = min(solved, key=lambda play: play.total), max(others, key=lambda play: play.total)
+            if worst.total <= best.total:
+                yield Finding(
+                    "failure",
+                    f"{worst.task.id} is solved by {worst.player} for {worst.total:g}, and not by {best.player} for "
+                    f"{best.total:g}",
+                    "pay most for what success says is right, or have success say something else",
+                )
+                return
+    lost = [play for play in evidence.played if play.player == "its script of skill 1" and play.success is False]
+    played = [play for play in evidence.played if play.player == "its script of skill 1"]
+    if played and len(lost) == len(played):
+        yield Finding(
+            "warning",
+            f"its own script of skill 1 solves none of {len(played)} tasks",
+            "see what it is shown and what it says",
+        )

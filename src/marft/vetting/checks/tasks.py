@@ -1,0 +1,88 @@
+"""Whether the tasks are usable, plain, and the same whenever they are asked for."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from marft.faults import described
+from marft.types import Task
+from marft.vetting.evidence import Evidence
+from marft.vetting.findings import Finding, some
+from marft.vetting.loading import plain
+
+SIZE = 200_000  # characters of one task's data: it is stored with every episode
+
+
+def readable(evidence: Evidence) -> Iterator[Finding]:
+    """Tasks can be loaded; each has an id of its own and a prompt."""
+    for problem in dict.fromkeys(evidence.loaded.problems.values()):
+        yield Finding(
+            "failure", problem, "tasks(split) returns a list of marft.types.Task for each of the three splits"
+        )
+    tasks = evidence.loaded.everything
+    empty = [task.id for task in tasks if not task.prompt.strip()]
+    if empty:
+        yield Finding("failure", f"{some(empty)}: the prompt is empty", "say in the prompt what is to be done")
+    seen, twice = set[str](), list[str]()
+    for task in tasks:
+        twice += [task.id] if task.id in seen else []
+        seen.add(task.id)
+    if twice:
+        yield Finding("failure", f"two splits have tasks with the id {some(twice)}", "name the split in the id")
+
+
+def stable(evidence: Evidence) -> Iterator[Finding]:
+    """The same split holds the same tasks when it is asked for again."""
+    if evidence.loaded.changed:
+        yield Finding(
+            "failure",
+            f"tasks({evidence.loaded.changed[0]!r}) gives other tasks the second time",
+            "draw them from a random.Random of the environment's own seed, once, and keep them",
+        )
+
+
+def portable(evidence: Evidence) -> Iterator[Finding]:
+    """Data is plain, so that it is stored with episodes and sent to other processes."""
+    tasks = evidence.loaded.everything
+    remedy = "keep texts, numbers, lists and dictionaries in Task.data; what is made of them belongs to the session"
+    odd = [(task, why) for task in tasks if (why := not_plain(task.data))]
+    if odd:
+        yield Finding("failure", f"the data of {some([task.id for task, _ in odd])} is not plain: {odd[0][1]}", remedy)
+    shaken = [(task, why) for task in tasks[:1000] if not odd and (why := _does_not_pickle(task))]
+    if shaken:
+        yield Finding("failure", f"{some([task.id for task, _ in shaken])} cannot be pickled: {shaken[0][1]}", remedy)
+    large = [task.id for task in tasks[:1000] if not odd and len(json.dumps(plain(task.data))) > SIZE]
+    if large:
+        yield Finding(
+            "warning",
+            f"the data of {some(large)} has over {SIZE:,} characters",
+            "it is stored with every episode; keep less",
+        )
+
+
+def not_plain(value: Any, place: str = "data") -> str:
+    """Why a value is not plain; "" where it is.
+
+    >>> not_plain({"words": ["a", 1]}), not_plain({"words": {"a"}})
+    ('', "data['words'] is a set")
+    """
+    if value is None or type(value) in (str, bool, int, float):
+        return ""
+    if isinstance(value, dict):
+        strangers = [key for key in value if not isinstance(key, str)]
+        if strangers:
+            return f"{place} has the key {strangers[0]!r}, which is no text"
+        return next((why for key, inner in value.items() if (why := not_plain(inner, f"{place}[{key!r}]"))), "")
+    if isinstance(value, Sequence) and isinstance(value, list | tuple):
+        return next((why for at, inner in enumerate(value) if (why := not_plain(inner, f"{place}[{at}]"))), "")
+    return f"{place} is a {type(value).__name__}"
+
+
+def _does_not_pickle(task: Task) -> str:
+    try:
+        return "" if pickle.loads(pickle.dumps(task)) == task else "what comes back is another one"
+    except (pickle.PickleError, TypeError, AttributeError, ValueError) as error:
+        return described(error)

@@ -1,0 +1,247 @@
+"""The judge of programs: what comes of a program is seen from outside, and compared there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from marft.envs.code import proposing
+from marft.envs.code.asserting import statements_of
+from marft.envs.code.grading import Bench
+from marft.envs.code.judging import Call, Feed, Limits, Outcome, outcomes
+from marft.envs.code.mutants import mutants
+from marft.envs.code.plain import decode, encode, same, unified
+from marft.envs.code.problems import Asserts, Case, Problem, passes, printed_alike
+from marft.envs.code.proposing import program_in
+from marft.sandbox.runner import isolation_problem
+from tests.cheats import FAIR, HONEST, PROBLEM, cheats, some_cheats
+from tests.nights import NIGHT
+
+SHORT = Limits(seconds=1, all_seconds=2, output_kb=64)
+isolated = pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+hashable = st.recursive(scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
+values = st.recursive(
+    hashable | st.complex_numbers(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(hashable, inner, max_size=3) | st.tuples(inner),
+    max_leaves=8,
+)
+
+
+def typed(value: object) -> object:
+    """A value with the types of all that is in it: 1 and True and 1.0 are equal, and not the same."""
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [typed(item) for item in value]
+    if isinstance(value, dict):
+        return [(typed(key), typed(item)) for key, item in value.items()]
+    return type(value).__name__, value
+
+
+@given(values)
+@examples(max_examples=60)
+def test_every_plain_value_crosses_the_wall_and_stays_what_it_is(value: object) -> None:
+    assert typed(decode(encode(value))) == typed(value)
+
+
+@given(
+    st.text(max_size=40)
+    | st.recursive(st.integers() | st.text(), lambda i: st.dictionaries(st.text(), i) | st.lists(i)).map(repr)
+)
+def test_whatever_else_comes_over_the_wall_is_refused_in_words(text: str) -> None:
+    with suppress(ValueError):
+        decode(text)
+
+
+class Sly(int):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+def test_what_derives_from_a_plain_value_crosses_without_its_own_equality() -> None:
+    assert type(decode(encode(Sly(3)))) is int
+    assert not same(decode(encode([Sly(3)])), [4])
+    for strange in (object(), range(3), {1: object()}):
+        with pytest.raises(TypeError, match="no plain value"):
+            encode(strange)
+
+
+def test_numbers_may_be_off_by_a_tolerance_where_one_of_them_is_a_float() -> None:
+    assert same([1.0, {"a": 2.0}], [1.0 + 1e-9, {"a": 2}], 1e-6)
+    assert not same(10, 11, 0.5)
+    assert not same([1.0], [1.0, 2.0], 0.5)
+    assert not same((1, 2), [1, 2], 0.5)
+    assert not same(1e308, 10**400, 0.1)
+    assert unified({"a": ((1,),)}) == {"a": [[1]]}
+
+
+@pytest.mark.parametrize(
+    ("right", "printed", "alike"),
+    [
+        ("1\n2\n", "1\n2", True), ("1 2", "1  2", True), ("a b", "a  b", False), ("1", "1.0", True), ("YES", "yes", False),
+        ("1\n\n2", "1\n2", False), ("nan", "NaN", True), ("inf", "1e999999", False), ("1", "", False), ("0.1", "0.1000001", False),
+    ],
+)  # fmt: skip
+def test_printed_texts_are_compared_line_by_line_and_numbers_as_numbers(right: str, printed: str, alike: bool) -> None:
+    assert printed_alike(right, printed) is alike
+
+
+def test_any_of_several_right_values_is_right_and_nothing_that_failed_is() -> None:
+    case = Case(Call("f"), ([5], 5), as_json=True)
+    assert passes(case, Outcome("returned", 5), 0)
+    assert passes(case, Outcome("returned", (5,)), 0)
+    assert not passes(case, Outcome("returned", 6), 0)
+    assert not passes(case, Outcome("raised", 5), 0)
+
+
+@isolated
+def test_each_input_meets_the_program_alone_and_what_fails_loses_itself() -> None:
+    program = (
+        "seen = []\ndef f(x):\n    seen.append(x)\n    if x == 0: raise KeyError('no')\n    return seen, 10**25 * x"
+    )
+    found = outcomes([program, "def f(:"], [Call("f", (x,)) for x in (1, 0, 2)], SHORT)
+    assert [(out.how, out.value) for out in found[0]] == [
+        ("returned", ([1], 10**25)), ("raised", ""), ("returned", ([2], 2 * 10**25))
+    ]  # fmt: skip
+    assert "KeyError" in found[0][1].said
+    assert "line 4" in found[0][1].said
+    assert {out.how for out in found[1]} == {"raised"}
+    assert "SyntaxError" in found[1][0].said
+
+
+@isolated
+def test_programs_that_read_and_print_end_as_python_ends_them() -> None:
+    program = (
+        "import atexit, sys, threading\natexit.register(print, 'bye')\n"
+        "def main(): print(input()[::-1], sys.argv[1], open('note').read())\n"
+        "threading.Thread(target=main).start()\nif __name__ == '__main__': print('hi')"
+    )
+    found = outcomes([program], [Feed("añ\n", ("word",), {"note": "N"}), Feed("", ("word",), {"note": "N"})], SHORT)[0]
+    assert sorted(found[0].value.split("\n")) == ["", "bye", "hi", "ña word N"]
+    assert outcomes(["print(1)\nexit()"], [Feed("")], SHORT)[0][0].value == "1\n"
+    assert outcomes(["print(1)\nexit(3)"], [Feed("")], SHORT)[0][0].how == "raised"
+
+
+@isolated
+def test_the_class_solution_is_asked_where_there_is_no_such_function() -> None:
+    assert (
+        outcomes(["class Solution:\n def g(self, x): return x"], [Call("g", (4,)), Call("h")], SHORT)[0][0].value == 4
+    )
+
+
+@pytest.mark.slow
+@isolated
+def test_time_output_and_memory_have_limits_for_each_input() -> None:
+    program = (
+        "import time\ndef f(x):\n    if x == 0: return 'fine'\n    if x == 1: return bytearray(1 << 31)\n"
+        "    if x == 2: return 'x' * 100_000\n    while True: pass"
+    )
+    found = outcomes([program], [Call("f", (x,)) for x in (1, 2, 0, 3)], SHORT)[0]
+    assert [out.how for out in found] == ["raised", "too_much_output", "returned", "timed_out"]
+    asleep = outcomes(["import time\ntime.sleep(9)"], [Call("f")] * 3, SHORT)[0]
+    assert [out.how for out in asleep] == ["timed_out", "not_run", "not_run"]
+
+
+@pytest.mark.slow
+@isolated
+def test_no_cheat_earns_more_than_its_honest_part() -> None:
+    """A few by day, and all of over 600 in the night."""
+    chosen = list(cheats()) if NIGHT else some_cheats(26)
+    bench = Bench(PROBLEM, Limits(seconds=1, all_seconds=1.5, output_kb=16), 0.0)
+    with ThreadPoolExecutor(2) as pool:
+        shares = list(pool.map(lambda cheat: bench.judge(cheat.program, []).share, chosen))
+    assert {cheat.name: share for cheat, share in zip(chosen, shares, strict=True) if share > FAIR} == {}
+    assert len(list(cheats())) > 500
+
+
+@isolated
+def test_honest_programs_earn_what_they_do() -> None:
+    """The check above can fail: what is right is paid for."""
+    bench = Bench(PROBLEM, SHORT, 0.0)
+    assert bench.judge("def f(x): return 7 * x + 1", []).share == 1.0
+    assert bench.judge(HONEST, []).share == FAIR
+
+
+CHECK = """
+def check(candidate):
+    import random
+    limit = 1e-6
+    assert candidate([1, 2]) == 3, "why"
+    assert abs(candidate([1.5]) - 1.5) < limit
+    for _ in range(3):
+        x = [random.randint(0, 9) for _ in range(4)]
+        assert candidate(helper(x)) == sum(x)
+    assert candidate([candidate([1, 1]), 5]) == 7
+"""
+REFERENCE = "def helper(x): return x\ndef total(x):\n    s = 0\n    for i in x: s += i\n    return s\n"
+
+
+@pytest.mark.slow
+@isolated
+def test_tests_that_are_code_see_values_alone_and_programs_never_see_the_tests() -> None:
+    tests = tuple(statements_of(CHECK))
+    assert len(tests) == 4
+    bench = Bench(Problem("", "total", asserts=Asserts(REFERENCE, ("total",), tests), reference=REFERENCE), SHORT, 0.0)
+    assert bench.judge("def total(x): return sum(x)", []).hidden == (True,) * 4
+    assert bench.judge("def total(x): return 3", []).hidden == (True, False, False, False)
+    sly = "class E:\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\ndef total(x): return E()"
+    assert bench.judge(sly, []).share == 0
+    spied = "any(''.join(['candidate([1.', '5])']) in str(o) for o in gc.get_objects())"
+    spy = f"import gc\ndef total(x): return 3 if {spied} else sum(x)"
+    assert bench.judge(spy, []).share == 1
+
+
+@isolated
+def test_what_an_agent_tests_is_worth_what_it_lets_through_and_what_it_catches() -> None:
+    problem = Problem(
+        "",
+        "f",
+        cases=(Case(Call("f", (2,)), (4,)),),
+        reference="def f(x): return x * 2",
+        wrong=("def f(x): return x + 2", "def f(x): return 0"),
+    )
+    bench = Bench(problem, SHORT, 0.0)
+    assert bench.worth(proposing.tests_in("f(3) == 6", "f", ())) == 1.0
+    assert bench.worth(proposing.tests_in("f(2) == 4", "f", ())) == 0.5  # one of the wrong ones does that too
+    assert bench.worth(proposing.tests_in("f(3) == 6\nf(3) == 7\nf(4) == 9", "f", ())) == 0.5  # of two, one is wrong
+    assert bench.worth([]) == 0.0
+    assert Bench(Problem("", "f"), SHORT, 0.0).worth([]) is None
+
+
+def test_programs_are_found_in_what_agents_write() -> None:
+    assert program_in("```\na\n```\ntext\n```python\nb\n```\n```text\nc\n```") == "b\n"
+    assert program_in(" def f(x): return 1 ") == "def f(x): return 1"
+    assert program_in("```python\nnot closed") == "not closed"
+
+
+def test_tests_are_found_in_what_agents_write_and_nonsense_is_passed_over() -> None:
+    text = (
+        "assert f(1, y=[2]) == (3,)\ng(1) == 2\nf(x) == 1\nf(1) < 2\nf(1) == open('x')\nf("
+        + "(" * 500
+        + "\nf(1, y=[2]) == 4"
+    )
+    (case,) = proposing.tests_in(text, "f", ())
+    assert (case.given, case.right) == (Call("f", (1,), {"y": [2]}), ((3,),))
+    pair = proposing.tests_in("Input:\n3\n4\nOutput:\n7\n\nInput: 1\nOutput: 1", "", ())
+    assert [(one.given, one.right[0].strip()) for one in pair] == [(Feed("3\n4\n"), "7"), (Feed("1\n"), "1")]
+
+
+@given(st.text(max_size=200), st.sampled_from(["f", ""]))
+def test_whatever_an_agent_writes_can_be_read(text: str, entry: str) -> None:
+    program_in(text)
+    assert len(proposing.tests_in(text, entry, ())) <= 8
+
+
+def test_mutants_differ_from_the_program_and_from_each_other() -> None:
+    program = (
+        "def f(x):\n    if x < 3 and x != 1:\n        return x + 2\n    return [i for i in range(x) if i % 2 == 0]"
+    )
+    found = mutants(program)
+    assert len(set(found)) == len(found) > 5
+    assert all(compile(text, "mutant", "exec") for text in found)

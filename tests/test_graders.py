@@ -1,0 +1,132 @@
+"""Right answers are accepted, wrong ones rejected, and what is written to do harm ends in time."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.game.answers import find_answer, last_boxed, stated_answer
+from marft.rewards.grader import Grader, GradingError
+from marft.rewards.math_answers import LONGEST, equal
+from tests.conftest import SHARED_DATA
+from tests.nights import NIGHT, some
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SAMPLE = Path(__file__).parent / "answers.jsonl"  # of our own writing
+
+
+@pytest.fixture
+def graders(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("graders")
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    made = Grader(timeout=1.0, processes=1)
+    made.equal("5", "5")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("gold", "said"), [
+    (r"5\text{ m}", r"500\text{ cm}"), (r"864\mbox{ inches}^2", r"864\text{ square inches}"), (r"12\text{ feet}", "12"),
+    (r"90\text{ min}", r"1.5\text{ hours}"), (r"\sqrt{2}\text{ cm}", r"\sqrt{2}\text{ cm}"), ("5 km", "5000 m"),
+    ("1010_2", "1010_{2}"), ("1010_2", "1010"), (r"\text{A5}_{11}", "A5_{11}"), ("-1,3,3", "3,-1,3"), (r"\{1,2\}", r"\{2,1,1\}"),
+    ("1,234", "1234"), (r"10,\!080", "10080"), ("[1,2]", r"1 \le x \le 2"), (r"(5,\infty)", "x > 5"), (r"1 \le x \le 2", "[1,2]"),
+])  # fmt: skip
+def test_equal_answers_are_accepted(gold: str, said: str) -> None:
+    assert equal(gold, rf"\boxed{{{said}}}")
+
+
+@pytest.mark.parametrize(("gold", "said"), [
+    (r"5\text{ m}", r"5\text{ cm}"), (r"864\mbox{ inches}^2", r"864\text{ inches}"), (r"\sqrt{2}\text{ cm}", r"\sqrt{2}\text{ m}"),
+    (r"5\text{ m}", r"5\text{ kg}"), ("5 cm", "5 m"), ("1010_2", "1010_3"), ("1010_2", "10_{10}"), ("-1,3,3", "-1,3"), ("3", "3,3"),
+    ("[1,2]", "1 < x < 2"), (r"(5,\infty)", r"x \ge 5"), ("(1,2)", "1 < x < 2"), ("5", "x=6"), (r"\text{A}", r"\text{B}"),
+])  # fmt: skip
+def test_other_units_bases_lists_and_ends_are_other_answers(gold: str, said: str) -> None:
+    assert not equal(gold, rf"\boxed{{{said}}}")
+
+
+def test_every_gold_answer_of_the_sample_is_accepted(graders: ModuleType) -> None:
+    golds = graders.golds(SAMPLE)
+    assert len(golds) == 46
+    for gold in some(golds):
+        for form in graders.FORMS:
+            assert equal(gold, form.replace("%s", gold)), (gold, form)
+
+
+def test_wrong_answers_made_of_the_sample_are_rejected(graders: ModuleType) -> None:
+    cases = graders.wrong(graders.golds(SAMPLE))
+    kinds = {case.kind for case in cases}
+    assert {"off by one", "permuted tuple", "interval's end elsewhere", "one left out", "another unit", "sign"} <= kinds
+    assert len(cases) > 250
+    for case in some(cases, of=12):
+        assert not equal(case.gold, case.said), case
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["math_train.jsonl", "gsm8k_train.jsonl"])
+def test_answers_to_published_problems_are_graded_right(file: str, graders: ModuleType) -> None:
+    """All of them in the night; the whole of it is in benchmarks/results/graders.md."""
+    path = SHARED_DATA / file
+    if not path.is_file():
+        pytest.skip(f"needs the problems at {path}")
+    golds = sorted(set(graders.golds(path)))
+    for gold in some(golds, of=599):
+        assert equal(gold, rf"\boxed{{{gold}}}"), gold
+    for case in graders.sampled(graders.wrong(golds), 1000 if NIGHT else 25):
+        assert not equal(case.gold, case.said), case
+
+
+@pytest.mark.slow
+def test_what_is_written_to_do_harm_ends_in_time_and_the_next_answer_is_graded_as_ever(
+    graders: ModuleType, grader: Grader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_day = ("9^9^9^9", "code", r"\input", "braces that open", "a million digits", "half a character")
+    for name, said in graders.ATTACKS.items() if NIGHT else [(name, graders.ATTACKS[name]) for name in by_day]:
+        began = time.perf_counter()
+        with suppress(GradingError):
+            assert not grader.equal("5", said), name
+        assert time.perf_counter() - began < 5, name
+        assert grader.equal("5", r"\boxed{5}"), name
+        assert not grader.equal("5", r"\boxed{6}"), name
+    assert not list(tmp_path.iterdir()), "code in an answer was run"
+
+
+def test_an_answer_that_is_too_long_is_none_and_a_long_text_is_read_from_its_end() -> None:
+    assert not equal("5", rf"\boxed{{{'0' * LONGEST}5}}")
+    assert equal("5", "we add. " * LONGEST + "so it is 5")
+
+
+@pytest.mark.parametrize("text", ["\\boxed{", "<answer>", "</answer>", "the answer is ", "{", "}", "answer "])
+def test_answers_are_found_in_a_million_characters_at_once(text: str) -> None:
+    text *= 1_000_000 // len(text)
+    began = time.perf_counter()
+    find_answer(text)
+    stated_answer(text)
+    assert time.perf_counter() - began < 3.0
+
+
+@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "x"]), max_size=12).map("".join))
+def test_the_last_box_that_closes_is_the_one_that_a_search_from_each_would_find(text: str) -> None:
+    assert last_boxed(text) == _last_boxed_slowly(text)
+
+
+def _last_boxed_slowly(text: str) -> str | None:
+    for start in reversed([place for place in range(len(text)) if text.startswith("\\boxed{", place)]):
+        depth = 0
+        for place in range(start + 6, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                return text[start + 7 : place].strip()
+    return None

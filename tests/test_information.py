@@ -1,0 +1,111 @@
+"""Mutual information of what is hidden and what is said: near 0 where nothing is told, all of it where everything is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.declared import Declared
+from marft.evaluation.information import information
+from marft.evaluation.metrics import episode_metrics
+from marft.game.game import Attempt
+from marft.game.play import play
+from marft.game.reading import RefusedError, declared
+from marft.types import Episode, Task
+from tests.fakes import Script, ends, game
+
+PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+
+
+def slow(pairs: list[tuple[int, int]]) -> float:
+    """The formula, as loops."""
+
+    def entropy(values: list[Any]) -> float:
+        counts = Counter(values)
+        plug_in = -math.fsum(c / len(values) * math.log2(c / len(values)) for c in counts.values())
+        return plug_in + (len(counts) - 1) / (2 * len(values) * math.log(2))
+
+    return entropy([a for a, _ in pairs]) + entropy([b for _, b in pairs]) - entropy(pairs)
+
+
+@given(PAIRS)
+def test_it_is_the_formula(pairs: list[tuple[int, int]]) -> None:
+    assert information(pairs, shuffles=0).counted == pytest.approx(slow(pairs), abs=1e-12)
+
+
+@given(PAIRS)
+def test_names_do_not_matter(pairs: list[tuple[int, int]]) -> None:
+    renamed = [(f"part {a}", f"word {3 - b}") for a, b in pairs]
+    assert information(renamed, shuffles=3).told == pytest.approx(information(pairs, shuffles=3).told, abs=1e-9)
+
+
+def test_all_is_told_where_the_message_is_the_part() -> None:
+    found = information([(n % 8, f"it is {n % 8}") for n in range(800)])
+    assert found.entropy == pytest.approx(3.0, abs=0.01)
+    assert found.told == pytest.approx(3.0, abs=0.05)
+
+
+def test_nothing_is_told_by_words_that_are_all_different() -> None:
+    assert information([(n % 8, f"message {n}") for n in range(200)]).told == pytest.approx(0.0, abs=1e-9)
+
+
+def test_nothing_is_told_by_a_constant() -> None:
+    assert information([(n % 8, "ready") for n in range(200)]).told == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("number", [32, 128, 512])
+def test_chance_is_taken_off(number: int) -> None:
+    random = Random(number)
+    found = [information([(random.randrange(6), random.randrange(12)) for _ in range(number)]).told for _ in range(30)]
+    assert abs(float(np.mean(found))) < 0.05
+
+
+def test_a_noisy_channel_tells_what_theory_says() -> None:
+    random = Random(0)
+    parts = [random.randrange(4) for _ in range(20_000)]
+    heard = [part if random.random() < 0.7 else random.randrange(4) for part in parts]
+    right = 0.7 + 0.3 / 4
+    wrong = (1 - right) / 3
+    capacity = 2 + right * math.log2(right) + 3 * wrong * math.log2(wrong)
+    assert information(list(zip(parts, heard, strict=True))).told == pytest.approx(capacity, abs=0.02)
+
+
+def test_no_pairs_have_no_information() -> None:
+    with pytest.raises(ValueError, match="no pairs"):
+        information([])
+
+
+def told(*hidden: str, says: str = "hm") -> list[Episode]:
+    """Episodes in which agent a alone knew something, and said the same each time."""
+
+    async def one(known: str) -> Episode:
+        steps = [ends(1.0, info={"hidden": {"a": known}}, success=True)]
+        return await play(game(Script(steps), "a", "b"), Attempt(Task(f"t{known}", says), "s"))
+
+    return [asyncio.run(one(known)) for known in hidden]
+
+
+def test_agents_of_whom_something_hidden_is_declared_have_the_metric() -> None:
+    metrics = episode_metrics(told("red", "blue", "red", "blue"), ("a", "b"), lambda _: 0)
+    assert metrics["agents/a/hidden_entropy"] == pytest.approx(1.0 + 1 / (8 * math.log(2)))
+    assert "agents/a/information" in metrics
+    assert "agents/b/information" not in metrics
+
+
+@pytest.mark.parametrize("hidden", [7, {"a": 7}, {7: "a"}, {"a": "\ud83d"}, ["a"]])
+def test_what_is_hidden_is_texts_by_role(hidden: object) -> None:
+    with pytest.raises(RefusedError, match=r"declared hidden = .*; must be a mapping from roles to texts"):
+        declared({"hidden": hidden}, {})
+
+
+def test_what_is_hidden_is_declared_of_a_step_alone() -> None:
+    assert declared({"hidden": {"a": "red"}}, {}) == Declared(hidden={"a": "red"})
+    assert declared({}, {"hidden": {"a": "red"}}) == Declared()  # a table may have such a column

@@ -1,0 +1,127 @@
+"""Answers that are near enough: spelled alike, or as much in another unit."""
+
+from __future__ import annotations
+
+import math
+import string
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.envs.near_gradings import LONGEST
+from marft.rewards.comparing import edits, similarity
+from marft.rewards.quantities import quantities_in
+from marft.rewards.units import unit_of, word_for
+from tests.test_gradings import reward
+from tests.test_table import FORMATS, complaint
+
+FUZZY, FREE = {"name": "fuzzy"}, {"name": "fuzzy", "order": "free"}
+ASSUMED = {"name": "quantity", "unit": "assumed"}
+RIGHT: list[tuple[Any, Any, str]] = [
+    (FUZZY, "Mississippi", "Missisippi"), (FUZZY, "The Beatles", "the answer is beatles."), (FUZZY, "Zürich", "\\boxed{Zurich}"),
+    (FUZZY, ["New York", "NYC"], "nyc"), (FREE, "Ada Lovelace", "Lovelace, Ada"), ({**FUZZY, "threshold": 0.5}, "abcd", "abxy"),
+    ({**FUZZY, "ignore": ["case"]}, "CAT", "cat"),
+    ("quantity", "3 km", "3000 m"), ("quantity", "0.05", "5 %"), ("quantity", "5 %", "0.05"), ("quantity", "5 %", r"\boxed{5\%}"),
+    ("quantity", "$5", "500 cents"), ("quantity", "$5", "USD 5.00"), ("quantity", "€2 million", "2,000,000 euros"),
+    ("quantity", "6 ft 3 in", "75 inches"), ("quantity", "1.5 h", "1 hour and 30 minutes"), ("quantity", "20 °C", "68 degrees Fahrenheit"),
+    ("quantity", "100 km/h", r"\boxed{27.7778 \text{ m/s}}"), ("quantity", "2 m^2", "20,000 square centimetres"), ("quantity", "5 N", "5 kg m/s^2"),
+    ("quantity", "3e8 m/s", r"3 \times 10^{8} \text{ m/s}"), ("quantity", "3 apples", "3"), ("quantity", "3", "It is 3 apples."),
+    ("quantity", "1 kWh", "3600 kJ"), ("quantity", "180°", "3.14159265 rad"), ("quantity", ["1 mile", "2 miles"], "3218.688 m"),
+    (ASSUMED, "3 km", "3"), ({"name": "quantity", "tolerance": 0.5}, "3 km", "3400 m"), ({"name": "quantity", "relative": 0.1}, "10 kg", "9100 g"),
+    ("quantity", "0 °C", "273.15 K"), ("quantity", "1 MB", "8 Mbit"), ("quantity", "2 years", "24 months"),
+]  # fmt: skip
+WRONG: list[tuple[Any, Any, str]] = [
+    (FUZZY, "Austria", "Australia"), (FUZZY, "Paris", "Rome"), (FUZZY, "Paris", ""), (FUZZY, "Paris", "the"), (FUZZY, "Ada Lovelace", "Lovelace Ada"),
+    ({**FUZZY, "ignore": []}, "Cat", "cAT"), ({**FUZZY, "threshold": 1.0}, "abc", "abd"), (FUZZY, "a" * 10, "a" * (LONGEST + 1)),
+    ("quantity", "3 km", "3 m"), ("quantity", "3 km", "3"), ("quantity", "3", "3 km"), ("quantity", "5 %", "5"), ("quantity", "5", "5 %"),
+    ("quantity", "$5", "5 €"), ("quantity", "5 pounds", "£5"), ("quantity", "3 km", "3 kg"), ("quantity", "3 m", "3 m^2"), ("quantity", "3 m", "3 m/s"),
+    ("quantity", "9", "9^9^9^9"), ("quantity", "9", "\\boxed{9^{2}}"), ("quantity", "3 km", "\\boxed{3 km or 4 km}"), ("quantity", "3 km", "none"),
+    ("quantity", "20 °C", "20 °F"), ("quantity", "1 kg", "1e999999999 kg"), (ASSUMED, "3 km", "3 kg"), (ASSUMED, "5 %", "5 km"),
+    ({"name": "quantity", "tolerance": 0.5}, "3 km", "3600 m"), ("quantity", "5 in", "5 mi"), ("quantity", "10 min", "10 m"), ("quantity", "5 Mg", "5 mg"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("grading", "right", "text"), RIGHT)
+def test_what_is_near_enough_is_accepted(grading: Any, right: Any, text: str, tmp_path: Path) -> None:
+    assert reward(tmp_path, grading, right, text) == (1.0, True)
+
+
+@pytest.mark.parametrize(("grading", "right", "text"), WRONG)
+def test_what_is_not_is_rejected(grading: Any, right: Any, text: str, tmp_path: Path) -> None:
+    assert reward(tmp_path, grading, right, text) == (0.0, False)
+
+
+@pytest.mark.parametrize(("grading", "right", "told"), [
+    (FUZZY, "the!", "holds 'the!', of which nothing is left to compare"), ("quantity", "much", "holds 'much', which is not one quantity"),
+    ("quantity", "3 km or 4", "which is not one quantity"), ({"name": "fuzzy", "ignore": ["size"]}, "a", "ignore"),
+])  # fmt: skip
+def test_a_right_answer_that_cannot_be_compared_is_refused(grading: Any, right: Any, told: str, tmp_path: Path) -> None:
+    path = FORMATS["JSON lines"](tmp_path / "rows", [{"question": "?", "answer": right}])
+    assert told in complaint(path=str(path), grading=grading)
+
+
+@given(st.text("abcé ", max_size=9), st.text("abcé ", max_size=9))
+def test_edits_are_those_of_the_table_of_all_beginnings(one: str, other: str) -> None:
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        row = _next(row, i, a, other)
+    assert edits(one, other) == row[-1]
+    assert similarity(one, other) == pytest.approx(1 - row[-1] / max(len(one), len(other), 1))
+
+
+def _next(row: list[int], first: int, character: str, other: str) -> list[int]:
+    found = [first]
+    for j, b in enumerate(other, 1):
+        found.append(min(found[-1] + 1, row[j] + 1, row[j - 1] + (character != b)))
+    return found
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("km", "kilometres"), ("lbs", "pounds"), ("m/s", "metres per second"), ("ft²", "square feet"), ("N", "kg m/s²"), ("J", "N m"),
+    ("W", "J/s"), ("Pa", "N/m²"), ("cm³", "mL"), ("ha", "hectare"), ("mph", "miles per hour"), ("µm", "micrometers"), ("h", "hrs"),
+    ("KM", "km"), ("kWh", "kilowatt hours"), ("$", "dollars"), ("cubic inches", "in³"), ("ft", "foot"), ("%", "percent"),
+])  # fmt: skip
+def test_a_unit_has_several_names(one: str, other: str) -> None:
+    assert unit_of(one) is not None
+    assert unit_of(one) == unit_of(other)
+
+
+@pytest.mark.parametrize("text", ["apples", "a", "", "km apples", "m" * 1000, "celsius per hour", "in the", "°C²"])
+def test_what_is_no_unit_is_none(text: str) -> None:
+    assert unit_of(text) is None
+
+
+def test_no_word_is_a_unit_of_its_own_and_a_prefixed_one() -> None:
+    """Minutes are no milli-inches, and feet no femto-tonnes."""
+    for word, metres in (("ft", 0.3048), ("min", None), ("cd", None), ("yd", 0.9144), ("mi", 1609.344), ("nmi", 1852)):
+        unit = word_for(word)
+        assert unit is not None
+        assert metres is None or float(unit.factor) == pytest.approx(metres)
+    assert unit_of("min") == unit_of("minutes")
+    assert unit_of("pt") == unit_of("pints")
+
+
+@given(st.floats(0.001, 1e6), st.sampled_from(["km", "ft", "min", "lb", "°C", "m/s", "L", "$", "%"]))
+def test_a_quantity_says_its_value_and_unit_again(value: float, unit: str) -> None:
+    (found,) = quantities_in(f"{value:.6f} {unit}")
+    own = unit_of("celsius" if unit == "°C" else unit)
+    assert own is not None
+    assert math.isclose(float(found.in_unit(own) or 0), round(value, 6), rel_tol=1e-9)
+
+
+@given(st.text(string.digits + "kmsgft $€%°^.,-/ \\{}*éµ", max_size=30))
+def test_no_text_is_too_strange_for_quantities(text: str) -> None:
+    for found in quantities_in(text):
+        assert found.in_unit(found.unit) == found.value
+
+
+@pytest.mark.parametrize("text", ["9^", "5 m/", "\\text{", "$", "1e9 ", "m", "5 m² "])
+def test_long_answers_are_graded_at_once(text: str, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    for grading in ("quantity", FUZZY, "numeric", "f1"):
+        assert reward(tmp_path, grading, "77", text * (100_000 // len(text))) == (0.0, False)
+    assert time.perf_counter() - began < 4.0

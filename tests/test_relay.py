@@ -1,0 +1,256 @@
+"""Relay: nobody can answer alone, what comes through is what the rules say, and the script plays it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marft.config.load import load_recipe
+from marft.envs.relay.codes import decode, encode, width
+from marft.envs.relay.environment import Relay
+from marft.envs.relay.passing import passed
+from marft.envs.relay.puzzles import KEYS
+from marft.evaluation.metrics import episode_metrics
+from marft.scripted import ScriptedTeam
+from marft.types import JointAction, Step
+from marft.vetting.limits import Limits
+from marft.vetting.players import Moment, Performer
+from marft.vetting.plays import Play, Said
+from marft.vetting.stage import Stage
+from marft.vetting.subject import Subject
+from tests.nights import NIGHT
+
+FEW: dict[str, Any] = {"train_tasks": 40, "held_out_tasks": 5}
+KINDS: dict[str, dict[str, Any]] = {
+    "the default": {},
+    "two that tell one": {"speakers": ["north", "east"], "values": 3},
+    "a line": {"speakers": ["north", "east"], "values": 3, "path": "line"},
+    "a sum": {"answer": "sum", "values": 8},
+    "a sum along a line of four": {
+        "answer": "sum",
+        "values": 50,
+        "speakers": ["a", "b", "c"],
+        "path": "line",
+        "size": 2,
+    },
+    "several symbols": {"size": 3, "values": 12},
+    "an alphabet of two": {"alphabet": ["lo", "hi"]},
+    "erased": {"noise": 0.2, "words": 6},
+    "replaced": {"noise": 0.1, "words": 9, "hit": "replace"},
+    "dropped": {"noise": 0.2, "words": 6, "hit": "drop"},
+    "the sender pays": {"paid_by": "sender"},
+}
+
+
+def made(**keys: Any) -> Relay:
+    return Relay.model_validate({**FEW, **keys})
+
+
+def played(relay: Relay, skill: float, tasks: int = 20) -> list[Play]:
+    """Training tasks, played by the script."""
+
+    async def all_of_them() -> list[Play]:
+        stage = Stage(Subject(relay), Limits())
+        try:
+            return [
+                await stage.play(
+                    task,
+                    "train",
+                    n,
+                    "the script",
+                    Performer(relay.script(skill), Subject(relay, unheard=True), (), task, n),
+                )
+                for n, task in enumerate(relay.tasks("train")[:tasks])
+            ]
+        finally:
+            stage.close()
+
+    return asyncio.run(all_of_them())
+
+
+def step_by_step(relay: Relay, *said: dict[str, str], seed: int = 0) -> list[Step]:
+    """One task, in which these texts are said."""
+    task = relay.tasks("train")[0]
+    steps = list[Step]()
+
+    async def whole() -> None:
+        stage = Stage(Subject(relay), Limits())
+
+        async def player(moment: Moment) -> dict[str, Said]:
+            return {role: Said(text) for role, text in said[moment.step].items()}
+
+        try:
+            play = await stage.play(task, "train", seed, "somebody", player)
+            assert play.whole, play.faults
+            steps.extend(play.steps)
+        finally:
+            stage.close()
+
+    asyncio.run(whole())
+    return steps
+
+
+class TestTheScript:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_solves_it_where_it_plays_well(self, kind: str) -> None:
+        plays = played(made(**KINDS[kind]), 1.0)
+        assert all(play.whole for play in plays)
+        assert sum(bool(play.success) for play in plays) >= 0.85 * len(plays)
+
+    def test_hears_nothing_and_guesses_where_it_plays_badly(self) -> None:
+        relay = made(train_tasks=400)
+        rate = sum(bool(play.success) for play in played(relay, 0.0, 400)) / 400
+        assert rate == pytest.approx(relay.guessing, abs=0.06)
+
+    @pytest.mark.slow
+    def test_a_team_of_the_recipe_tells_more_the_better_it_plays(self) -> None:
+        run = load_recipe("relay", changes={"models.base.path": "tiny-tools"})
+        told, solved = [], []
+        for skill in (0.0, 0.65, 1.0):
+            with ScriptedTeam(run, run.environment.script(skill)) as team:
+                episodes = list(team.play(run.environment.tasks("validation")[: 400 if NIGHT else 100]))  # type: ignore[attr-defined]
+            metrics = episode_metrics(episodes, ("north", "south"), lambda _: 0)
+            told.append(metrics["agents/north/information"])
+            solved.append(metrics["accuracy"])
+        assert abs(told[0]) < 0.15
+        assert told[0] + 0.1 < told[1] < told[2] - 1
+        assert told[2] == pytest.approx(metrics["agents/north/hidden_entropy"], abs=0.2)
+        assert solved[0] < 0.4 < solved[2] == 1.0
+
+
+class TestNobodyCanAnswerAlone:
+    @pytest.mark.parametrize("kind", [{}, {"answer": "sum"}])
+    def test_the_part_of_one_says_nothing_of_the_answer(self, kind: dict[str, Any]) -> None:
+        relay = made(**kind)
+        drawn = [relay.draw(Random(n)).data for n in range(3000)]
+        answers: dict[str, Counter[str]] = {}
+        for data in drawn:
+            own = data["own"].split(", ")
+            place = (
+                str([row.rpartition(" ")[2] for row in own].index(data["answer"][0]))
+                if len(own) > 1
+                else data["answer"][0]
+            )
+            answers.setdefault(data["parts"]["north"][0] if len(own) == 1 else "", Counter())[place] += 1
+        for counts in answers.values():
+            assert max(counts.values()) / counts.total() < relay.guessing + 0.06
+
+    def test_one_that_is_alone_hears_nothing_and_answers_at_once(self) -> None:
+        relay = made(alone=True, answerer="solver")
+        plays = played(relay, 1.0)
+        assert {len(play.steps) for play in plays} == {1}
+        assert "From" not in plays[0].shown[0].whole
+
+
+class TestWhatComesThrough:
+    @given(
+        st.text(max_size=60),
+        st.integers(0, 5),
+        st.integers(1, 40),
+        st.floats(0, 1),
+        st.sampled_from(["erase", "drop", "replace"]),
+    )
+    def test_is_never_more_than_may(self, text: str, words: int, characters: int, noise: float, kind: Any) -> None:
+        came = passed(text, Random(0), words, characters, (), noise, kind, ("x",)).split()
+        assert len(came) <= (words or len(text.split()))
+        assert sum(map(len, came)) <= max(characters, len(came))
+
+    def test_noise_is_as_likely_as_it_says(self) -> None:
+        came = passed("word " * 5000, Random(1), 0, 10**6, (), 0.3, "erase", ()).split()
+        assert came.count("?") / len(came) == pytest.approx(0.3, abs=0.03)
+
+    def test_words_of_no_alphabet_are_lost(self) -> None:
+        assert passed("it is LO and hi", Random(0), 3, 80, ("lo", "hi"), 0.0, "erase", ()) == "lo hi"
+
+    def test_the_same_seed_hits_the_same_words(self) -> None:
+        relay = made(noise=0.5, words=0)
+        first, again, other = (
+            step_by_step(relay, {"north": "a b c d e f g h"}, {"south": "x"}, seed=seed)[0].observation
+            for seed in (1, 1, 2)
+        )
+        assert first == again != other
+
+    @given(
+        st.integers(2, 12), st.integers(0, 5), st.lists(st.integers(0, 11), min_size=1, max_size=4), st.integers(1, 3)
+    )
+    def test_what_is_encoded_is_decoded(self, values: int, symbols: int, told: list[int], copies: int) -> None:
+        alphabet = [] if symbols < 2 else [f"s{n}" for n in range(symbols)]
+        known = [KEYS[0][:values]] * len(told)
+        said = [KEYS[0][place % values] for place in told]
+        coded = encode(said, known, alphabet)
+        assert len(coded) == len(told) * width(values, len(alphabet))
+        assert decode(coded * copies, known, alphabet) == said
+
+
+class TestRewards:
+    def test_words_cost_the_team(self) -> None:
+        relay = made(price=0.1)
+        answer = " ".join(relay.tasks("train")[0].data["answer"])
+        steps = step_by_step(relay, {"north": "one two three four"}, {"south": answer})
+        assert [step.reward for step in steps] == [pytest.approx(-0.4), 1.0]
+        assert steps[-1].success
+
+    def test_or_whoever_says_them(self) -> None:
+        first, *_ = step_by_step(made(paid_by="sender", price=0.1), {"north": "one two"}, {"south": "x"})
+        assert (first.reward, first.agent_rewards) == (0.0, {"north": pytest.approx(-0.2)})
+
+    def test_all_words_together_cost_at_most_half_of_what_an_answer_is_worth(self) -> None:
+        first, *_ = step_by_step(made(price=1.0), {"north": "word " * 1000}, {"south": "x"})
+        assert first.reward == -0.5
+
+    def test_a_wrong_or_missing_answer_earns_nothing(self) -> None:
+        for said in ({"south": "no code"}, {}):
+            last = step_by_step(made(), {"north": ""}, said)[-1]
+            assert (last.reward, last.success, last.terminated) == (0.0, False, True)
+
+    def test_the_answer_may_be_said_in_a_sentence(self) -> None:
+        relay = made()
+        code = relay.tasks("train")[0].data["answer"][0]
+        assert step_by_step(relay, {"north": ""}, {"south": f"The answer is {code.lower()}."})[-1].success
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"speakers": []}, "at least one, and not the answerer"),
+            ({"speakers": ["south"]}, "not the answerer"),
+            ({"values": 20}, "at most 3 speakers"),
+            ({"speakers": ["a", "b"], "values": 12}, "has 144 rows"),
+            ({"alphabet": ["a"]}, "one word tells nothing"),
+            ({"alphabet": ["a", "b"], "words": 2}, "it takes 3 words"),
+            ({"size": 4}, "it takes 4 words"),
+        ],
+    )
+    def test_what_nobody_could_play(self, keys: dict[str, Any], said: str) -> None:
+        with pytest.raises(ValueError, match=said):
+            made(**keys)
+
+    def test_a_team_that_lacks_a_role_or_has_one_too_many(self) -> None:
+        assert "'north' holds a part" in " ".join(made().problems(["south", "west"]))
+        assert "'west' holds no part" in " ".join(made().problems(["south", "west"]))
+        assert not list(made().problems(["south", "north"]))
+
+
+def test_who_has_no_part_in_a_step_is_not_heard() -> None:
+    steps = step_by_step(made(), {"south": "K", "west": "K"}, {"north": "K"})
+    assert "From north: (nothing)" in steps[0].observation.whole
+    assert not steps[-1].success
+
+
+def test_no_action_at_all_is_an_answer_too() -> None:
+    relay = made()
+    session = relay.start(relay.tasks("train")[0], 0)
+
+    async def silently() -> Step:
+        await session.reset()
+        await session.step(JointAction())
+        return await session.step(JointAction())
+
+    assert asyncio.run(silently()).reward == 0.0

@@ -1,0 +1,112 @@
+"""Each check finds the fault that is planted for it, and nothing else; nothing is found where nothing is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import pytest
+
+from marft.config.parts import EnvironmentPart
+from marft.vetting.check import CHECKS, check
+from marft.vetting.findings import Report
+from marft.vetting.limits import Limits
+from marft.vetting.subject import Subject
+from tests import faulty
+from tests.nights import NIGHT, some
+
+QUICK = Limits(
+    tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False
+)
+SEVERAL = dataclasses.replace(QUICK, tasks=2)
+FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what it says
+    faulty.Twice: ("tasks", "another one has the id 'sum/0' too"),
+    faulty.AcrossSplits: ("tasks", "two splits have tasks with the id sum/0"),
+    faulty.Wordless: ("tasks", "the prompt is empty"),
+    faulty.Restless: ("tasks stay", "gives other tasks the second time"),
+    faulty.Shapes: ("plain data", "data['seen'] is a set"),
+    faulty.Leaking: ("splits", "5 tasks stand in two splits: sum/0 (train) and sum/45 (test)"),
+    faulty.Alike: ("likeness", "5 held-out tasks are nearly ones that are trained on"),
+    faulty.Raising: ("episodes", "reset() raised KeyError: 'board' (faulty.py:"),
+    faulty.NoObservation: ("observations", "which is no whole text"),
+    faulty.Long: ("observations", "characters are shown to one agent at a time"),
+    faulty.Untyped: ("steps", "returned tuple, not marft.types.Step"),
+    faulty.Declaring: ("declared", "progress = 3; must be from 0 to 1"),
+    faulty.NotANumber: ("rewards", "gave the team a reward of nan"),
+    faulty.Generous: ("range", "outside of -1 to 1: the team earns 10"),
+    faulty.Indifferent: ("signal", "whatever is done earns the same: 0.5"),
+    faulty.Perverse: ("success", "is solved by its script of skill 1 for -0.4, and not by"),
+    faulty.Chance: ("repeatable", "come to something else the second time"),
+    faulty.SharedNumbers: ("own numbers", "it draws from random, numpy.random or torch"),
+    faulty.Overlapping: ("nothing shared", "played at the same time disturb each other"),
+    faulty.Fragile: ("odd input", "step() raised ValueError: Exceeds the limit"),
+    faulty.Spoiled: ("odd input", "step() raised AssertionError: no box has such a number"),
+    faulty.Endless: ("endings", "episodes ended within 6 steps"),
+    faulty.Patient: ("endings", "did not end within 6 steps"),
+    faulty.Locked: ("closing", "close() raised OSError: the lock is somebody else's"),
+    faulty.Littering: ("left open", "files more"),
+    faulty.Threading: ("left open", "threads more"),
+    faulty.Calling: ("outside", "connects to ('127.0.0.1', 9)"),
+}
+TIMED: dict[type[EnvironmentPart], tuple[str, Limits, str]] = {
+    faulty.Slow: ("speed", dataclasses.replace(QUICK, middle_seconds=0.01), "step() takes 0.02"),
+    faulty.Sleeping: ("thread", dataclasses.replace(QUICK, hold_seconds=0.005), "it sleeps, or waits for a disk"),
+    faulty.Hanging: ("episodes", dataclasses.replace(QUICK, call_seconds=0.05), "step() hung: it took over 0.05 s"),
+}
+APART: dict[type[EnvironmentPart], tuple[str, str]] = {
+    faulty.Hashing: ("repeatable", "two processes come to something else with the same seed and actions"),
+    faulty.Remembering: ("nothing shared", "an episode comes to something else once others were played"),
+}
+
+
+@cache
+def looked_at(kind: type[EnvironmentPart], limits: Limits = QUICK) -> Report:
+    return check(Subject(kind()), limits)
+
+
+def found(report: Report) -> dict[str, str]:
+    """What was found, by check, but for what was skipped."""
+    return {
+        verdict.check: verdict.findings[0].cause
+        for verdict in report.verdicts
+        if verdict.grade in ("warning", "failure")
+    }
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    report = looked_at(faulty.Sound)
+    assert found(report) == {}
+    assert report.passed
+    assert report.of("skipped") == ["repeatable"]  # for no other process was asked
+    assert report.numbers["tasks"] == 50
+
+
+@pytest.mark.parametrize("kind", some(FAULTS))
+def test_a_planted_fault_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
+    name, said = FAULTS[kind]
+    report = looked_at(kind, SEVERAL if kind is faulty.Overlapping else QUICK)
+    assert list(found(report)) == [name], found(report)
+    assert said in found(report)[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", some(TIMED))
+def test_what_takes_time_is_found_and_nothing_else(kind: type[EnvironmentPart]) -> None:
+    name, limits, said = TIMED[kind]
+    report = looked_at(kind, limits)
+    assert list(found(report)) == [name], found(report)
+    assert said in found(report)[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", APART if NIGHT else [faulty.Remembering])
+def test_what_only_another_process_shows_is_found(kind: type[EnvironmentPart]) -> None:
+    name, said = APART[kind]
+    report = looked_at(kind, dataclasses.replace(QUICK, processes=True))
+    assert list(found(report)) == [name], found(report)
+    assert said in found(report)[name]
+
+
+def test_every_check_finds_something() -> None:
+    planted = {name for name, *_ in (*FAULTS.values(), *TIMED.values(), *APART.values())}
+    assert planted == set(CHECKS)
