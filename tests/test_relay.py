@@ -24,7 +24,7 @@ from marft.vetting.players import Moment, Performer
 from marft.vetting.plays import Play, Said
 from marft.vetting.stage import Stage
 from marft.vetting.subject import Subject
-from tests.nights import NIGHT
+from tests.nights import NIGHT, some
 
 FEW: dict[str, Any] = {"train_tasks": 40, "held_out_tasks": 5}
 KINDS: dict[str, dict[str, Any]] = {
@@ -97,16 +97,16 @@ def step_by_step(relay: Relay, *said: dict[str, str], seed: int = 0) -> list[Ste
 
 
 class TestTheScript:
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", some(KINDS))
     def test_solves_it_where_it_plays_well(self, kind: str) -> None:
         plays = played(made(**KINDS[kind]), 1.0)
         assert all(play.whole for play in plays)
         assert sum(bool(play.success) for play in plays) >= 0.85 * len(plays)
 
     def test_hears_nothing_and_guesses_where_it_plays_badly(self) -> None:
-        relay = made(train_tasks=400)
-        rate = sum(bool(play.success) for play in played(relay, 0.0, 400)) / 400
-        assert rate == pytest.approx(relay.guessing, abs=0.06)
+        relay = made(train_tasks=200)
+        rate = sum(bool(play.success) for play in played(relay, 0.0, 200)) / 200
+        assert rate == pytest.approx(relay.guessing, abs=0.08)
 
     @pytest.mark.slow
     def test_a_team_of_the_recipe_tells_more_the_better_it_plays(self) -> None:
