@@ -116,6 +116,18 @@ class Raising(Sound):
         raise KeyError("board")
 
 
+class Speechless(Sound):
+    def script(self, skill: float = 1.0) -> Callable[..., object]:
+        raise LookupError(f"no script of skill {skill:g}")
+
+
+class Nested(Sound):
+    def task(self, place: int) -> Task:
+        data: dict[str, Any] = dict(super().task(place).data)
+        data["itself"] = data
+        return Task(f"sum/{place}", super().task(place).prompt, data)
+
+
 class Hanging(Sound):
     async def taken(self, attempt: Attempt, text: str) -> Step:
         await asyncio.sleep(60)

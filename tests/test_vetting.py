@@ -28,6 +28,8 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Leaking: ("splits", "5 tasks stand in two splits: sum/0 (train) and sum/45 (test)"),
     faulty.Alike: ("likeness", "5 held-out tasks are nearly ones that are trained on"),
     faulty.Raising: ("episodes", "reset() raised KeyError: 'board' (faulty.py:"),
+    faulty.Speechless: ("episodes", "script() raised LookupError: no script of skill 1"),
+    faulty.Nested: ("plain data", "more than 32 tables and lists are inside each other"),
     faulty.NoObservation: ("observations", "which is no whole text"),
     faulty.Long: ("observations", "characters are shown to one agent at a time"),
     faulty.Untyped: ("steps", "returned tuple, not marft.types.Step"),

@@ -48,9 +48,7 @@ def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, 
 def _subject(environment: object, keys: dict[str, Any]) -> Subject:
     if isinstance(environment, EnvironmentPart):
         if keys:
-            raise ValueError(
-                f"{environment.name} is an object; set {', '.join(keys)} there, or give its class"
-            )
+            raise ValueError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")
         return Subject(environment)
     if isinstance(environment, type) and issubclass(environment, EnvironmentPart):
         return of_table({"name": Given(environment), **keys}, str(Path.cwd()))
