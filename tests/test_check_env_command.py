@@ -13,7 +13,7 @@ import pytest
 import marft
 from marft.config.parts import EnvironmentPart
 from marft.vetting.check import CHECKS
-from marft.vetting.subject import subject_of
+from marft.vetting.subject import of_object, subject_of
 from tests import faulty
 from tests.nights import some
 from tests.test_cli import run
@@ -117,6 +117,9 @@ class TestWhatIsNamed:
         class Held(EnvironmentPart):
             pass
 
-        from marft.vetting.subject import Subject
-
-        assert Subject(Held()).table is None
+        holding = faulty.Sound()
+        holding.__dict__["more"] = 3
+        assert of_object(Held()).table is None
+        assert of_object(holding).environment is holding
+        assert of_object(holding).table is None
+        assert of_object(faulty.Sound()).table == {"name": "tests.faulty:Sound"}

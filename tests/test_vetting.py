@@ -11,7 +11,7 @@ from marft.config.parts import EnvironmentPart
 from marft.vetting.check import CHECKS, check
 from marft.vetting.findings import Report
 from marft.vetting.limits import Limits
-from marft.vetting.subject import Subject
+from marft.vetting.subject import of_object
 from tests import faulty
 from tests.nights import NIGHT, some
 
@@ -63,7 +63,7 @@ APART: dict[type[EnvironmentPart], tuple[str, str]] = {
 
 @cache
 def looked_at(kind: type[EnvironmentPart], limits: Limits = QUICK) -> Report:
-    return check(Subject(kind()), limits)
+    return check(of_object(kind()), limits)
 
 
 def found(report: Report) -> dict[str, str]:
