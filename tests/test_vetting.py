@@ -26,6 +26,8 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Restless: ("tasks stay", "gives other tasks the second time"),
     faulty.Shapes: ("plain data", "data['seen'] is a set"),
     faulty.Leaking: ("splits", "5 tasks stand in two splits: sum/0 (train) and sum/45 (test)"),
+    faulty.AskedTwice: ("splits", "5 prompts stand in two splits, with other data"),
+    faulty.Questions: ("splits", "5 questions stand in two splits"),
     faulty.Alike: ("likeness", "5 held-out tasks are nearly ones that are trained on"),
     faulty.Raising: ("episodes", "reset() raised KeyError: 'board' (faulty.py:"),
     faulty.Speechless: ("episodes", "script() raised LookupError: no script of skill 1"),
@@ -57,6 +59,7 @@ TIMED: dict[type[EnvironmentPart], tuple[str, Limits, str]] = {
 }
 APART: dict[type[EnvironmentPart], tuple[str, str]] = {
     faulty.Hashing: ("repeatable", "two processes come to something else with the same seed and actions"),
+    faulty.Scattered: ("repeatable", "another process has other train tasks"),
     faulty.Remembering: ("nothing shared", "an episode comes to something else once others were played"),
 }
 
