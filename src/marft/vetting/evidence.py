@@ -15,7 +15,8 @@ from marft.envs.scripts import Script
 from marft.game.environment import Split
 from marft.seeds import derive_seed
 from marft.types import Profile, Task, ToolCall
-from marft.vetting import fresh, left_open, odd
+from marft.vetting import left_open, odd
+from marft.vetting.fresh import Fresh, ask
 from marft.vetting.limits import Limits
 from marft.vetting.loading import Loaded, load
 from marft.vetting.players import (
@@ -68,7 +69,7 @@ class Evidence:
     reseeded: Sequence[Play] = ()
     together: Sequence[Play] = ()
     odd: Sequence[Play] = ()
-    fresh: Sequence[fresh.Fresh] | str = "nothing was played"
+    fresh: Sequence[Fresh] | str = "nothing was played"
     outside: Sequence[str] = ()
     left: Counter[str] = field(default_factory=Counter)
     scripted: bool = False
@@ -125,9 +126,9 @@ async def _seen(
     gate = in_turns()
     together = await asyncio.gather(*(_again(stage, play, reseeded(0), advance, gate) for play in calm))
     strange = [play async for play in _odd(stage, tasks[: 0 if hung else ODD_TASKS], advance)]
-    in_processes: list[fresh.Fresh] | str = "left out, as was asked for"
+    in_processes: list[Fresh] | str = "left out, as was asked for"
     if stage.limits.processes:
-        in_processes = await asyncio.to_thread(fresh.ask, stage.subject, stage.profiles, calm, stage.limits)
+        in_processes = await asyncio.to_thread(ask, stage.subject, stage.profiles, calm, stage.limits)
     return Evidence(
         stage.subject,
         stage.limits,
