@@ -186,7 +186,7 @@ def test_who_is_shown_what() -> None:
     environment = world(moves="one", view="near", map_for=("tool",), pushes_for=("tool",))
     shown = first_shown(of(environment, ("######", "#  ###", "#@$ .#", "#  ###", "######")))
     assert shown.seen_by("plan") == "At 3,2. Box 3,3. Open: up, down, right."
-    assert shown.views == {"tool": "Goal 3,5.\nPushes: right from 3,2 is 2."}
+    assert shown.views == {"tool": "Goal 3,5.\nPushes: here, then right is 2."}
     grid = first_shown(of(world(boxes=2), LEVEL)).text
     assert grid == "At 4,3. Boxes 3,3. Open: up, down, left, right.\n" + "\n".join(LEVEL) + "\nGoals 3,4; 5,5."
 

@@ -103,7 +103,7 @@ def best_ways(yard: Yard) -> list[str]:
 
 
 def pushes(yard: Yard) -> list[Push]:
-    """The pushes that can come next and leave the room solvable, in the order of boxes and ways."""
+    """The pushes that can come next and leave the room solvable, the one with the fewest moves first."""
     known = known_of(yard.room)
     free = yard.room.floor - yard.boxes
     walks = distances(free, yard.player)
@@ -115,4 +115,4 @@ def pushes(yard: Yard) -> list[Push]:
                 continue
             left = known.moves(box, yard.boxes - {box} | {ahead})
             found += [] if left is None else [Push(stand, way, walks[stand] + 1 + left)]
-    return found
+    return sorted(found, key=lambda push: push.moves)
