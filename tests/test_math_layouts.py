@@ -221,8 +221,8 @@ class TestRevising:
 
 def test_an_environment_says_how_many_steps_it_has(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "answer": "1"}])
-    assert Math(path=path).most_steps == 1
+    assert Math(path=path).episode_limit == 1
     environment = Math(path=path, steps=3)
-    assert environment.most_steps == 3
+    assert environment.episode_limit == 3
     assert isinstance(environment.start(only(environment), 0), Revising)
-    assert load_recipe("math_revised").environment.most_steps == 2
+    assert load_recipe("math_revised").environment.episode_limit == 2

@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from marft import seeds
 from marft.config.run import RunSettings
+from marft.curriculum import Standing
+from marft.drawing import NONE, Draws
 from marft.envs.tasks import tasks_of
-from marft.errors import RunError
 from marft.forking.interface import Play, Step
 from marft.game.game import Attempt
 from marft.learning.credit.groups import EQUAL, local_rewards, members
@@ -20,30 +20,32 @@ from marft.learning.rewarding import rewards_for_credit
 from marft.playing import Rollouts
 from marft.types import Episode, Task
 
-NONE: Mapping[str, str] = {}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
     """``played`` are the step's attempts as the policies make them; ``credit_inputs`` is what can be learned from:
-    scored episodes and forks; ``recorded`` is everything."""
+    scored episodes and forks; ``recorded`` is everything. Draws of the pass over tasks from ``begun`` on are not begun
+    yet."""
 
     played: list[Episode]
     credit_inputs: list[Episode]
     recorded: list[Episode]
     tasks_drawn: int
     metrics: dict[str, float]
+    begun: int = 0
 
 
 def collect(
     rollouts: Rollouts, tasks: Sequence[Task], step: int, drawn: int, on_done: Callable[[Episode], None],
     casting: Callable[[Sequence[Attempt]], Sequence[Attempt]] = lambda attempts: attempts,
+    standing: Standing | None = None,
 ) -> Collection:  # fmt: skip
     """Play the episodes of one training step.
 
     Args:
         drawn: tasks drawn in earlier steps: how far the endless pass over the training tasks is.
         casting: the attempts with the policies that play in them, where those are not the agents' own.
+        standing: of the curriculum; None where it begins.
     """
     run = rollouts.run
     rounds = run.algorithm.dynamic_sampling
@@ -56,7 +58,7 @@ def collect(
         wanted = run.rollout.tasks_per_step - len({episode.task.id for episode in credit_inputs})
         if not wanted:
             break
-        attempts, drawn = _drawn(run, tasks, step, drawn, wanted, rollouts.set_aside)
+        attempts, drawn = _drawn(run, tasks, step, drawn, wanted, rollouts.set_aside, standing)
         new, everything = _play(rollouts, casting(attempts), on_done)
         played += new
         recorded += everything
@@ -67,7 +69,7 @@ def collect(
         credit_inputs += kept
     metrics = ({"groups_discarded": discarded} if rounds else {}) | fork_metrics(recorded)
     # where nothing tells attempts apart there is no advantage, but the step can still be counted
-    return Collection(played, credit_inputs or usable, recorded, drawn, metrics)
+    return Collection(played, credit_inputs or usable, recorded, drawn, metrics, drawn)
 
 
 def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
@@ -78,58 +80,50 @@ def fork_metrics(recorded: Sequence[Episode]) -> dict[str, float]:
 
 
 def attempts_at(
-    run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str] = NONE
-) -> list[Attempt]:
+    run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str] = NONE,
+    standing: Standing | None = None,
+) -> list[Attempt]:  # fmt: skip
     """``samples_per_task`` attempts at each of the next tasks of an endless, reshuffled pass over all, without those
     that are set aside.
 
     The pass is part of the stream's name: a step that reaches into the next one may come by a task twice.
 
+    Args:
+        standing: of the curriculum; None where it begins.
+
     Raises:
         RunError: all tasks are set aside.
     """
-    return _drawn(run, tasks, step, drawn, wanted, set_aside)[0]
+    return _drawn(run, tasks, step, drawn, wanted, set_aside, standing)[0]
 
 
 def _drawn(
-    run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str]
-) -> tuple[list[Attempt], int]:
+    run: RunSettings, tasks: Sequence[Task], step: int, drawn: int, wanted: int, set_aside: Mapping[str, str],
+    standing: Standing | None = None,
+) -> tuple[list[Attempt], int]:  # fmt: skip
     """:func:`attempts_at` → how far the pass is then, too."""
     attempts, critic = list[Attempt](), run.algorithm.critic.kind != "none"
+    draws = Draws.of(run, tasks)
     while wanted:
-        epoch, task, drawn = drawn // len(tasks), task_at(run, tasks, drawn, set_aside), drawn + 1
+        (task, passed), drawn = draws.at(drawn, standing or draws.begun(), set_aside), drawn + 1
         if task is None:
             continue
         wanted -= 1
-        stream = f"train/{step}/{epoch}" if epoch else f"train/{step}"
+        stream = f"train/{step}/{passed}" if passed else f"train/{step}"
         for sample in range(run.rollout.samples_per_task):
             attempts.append(Attempt(task, stream, sample, critic_states=critic))
     return attempts, drawn
 
 
-def task_at(run: RunSettings, tasks: Sequence[Task], number: int, set_aside: Mapping[str, str] = NONE) -> Task | None:
-    """The task at a place of the endless pass; None where it is set aside.
-
-    Raises:
-        RunError: all tasks are set aside.
-    """
-    if all(task.id in set_aside for task in tasks):
-        raise RunError(f"all {len(tasks)} training tasks are set aside: {next(iter(set_aside.values()))}")
-    epoch, index = divmod(number, len(tasks))
-    order = seeds.generator(run.seed, "task order", epoch).permutation(len(tasks))
-    task = tasks[int(order[index])]
-    return None if task.id in set_aside else task
-
-
-def training_tasks(run: RunSettings) -> Sequence[Task]:
-    """The training split; the validation split is looked at, where it will be needed.
+def training_tasks(run: RunSettings) -> Draws:
+    """The training split, as it is drawn from; the validation split is looked at, where it will be needed.
 
     Raises:
         ValueError: one of them cannot be used.
     """
     if run.evaluation.every:
         tasks_of(run.environment, "validation")
-    return tasks_of(run.environment, "train")
+    return Draws(run, tasks_of(run.environment, "train"))
 
 
 def _play(

@@ -81,6 +81,8 @@ CATALOGUE: dict[str, list[Metric]] = {
                advice="raise rollout.timeout_seconds, or make the environment faster"),
         Metric("environment/*", "measured", "what the environment itself measures, as declared last in an episode, "
                "mean over scored episodes that have it", ".3g"),
+        Metric("curriculum/level", "level", "the hardest that tasks are drawn from, 1 for the easiest", ".0f"),
+        Metric("curriculum/solved/*", "solved at it", "share of episodes at a level that solved their task", ".0%"),
         Metric("league/rating", "rating", "Elo of the learner as its matches against past versions move it; the "
                "untuned version has 0", "+.0f", better="higher"),
         Metric("league/members", "versions", "past versions that the learner plays against", ".0f"),
@@ -212,8 +214,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("baseline", "baseline", "running mean that returns are compared with (RAE)", scopes=("agent",)),
         Metric("likelihood/successes", "successes", "actions of solved episodes that the likelihood term raises",
                ".0f"),
-        Metric("likelihood/judged_by_reward", "judged by reward", "of those, how many are successes by reward alone",
-               ".0f"),
+        Metric("likelihood/judged_by_reward", "judged by reward", "of those, successes by reward alone", ".0f"),
     ],
     "The policies' update": [
         Metric("policy_loss", "policy loss", "surrogate and extra terms, mean over minibatches", "+.3f"),

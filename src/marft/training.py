@@ -19,6 +19,7 @@ from marft.ahead.gathering import Gathering
 from marft.ahead.opening import open_gathering
 from marft.collection import training_tasks
 from marft.config.run import RunSettings, idle_cluster
+from marft.drawing import Draws, advanced
 from marft.envs.tasks import tasks_of
 from marft.errors import RunError
 from marft.evaluation.evaluate import evaluate
@@ -104,7 +105,7 @@ def _train(start: Start, observer: Observer, lost: int) -> State | RanksLostErro
             closing(gathering),
         ):
             try:
-                return _go_on(rollouts, rollouts.models, learners, state, gathering, folder, watching)
+                return _go_on(rollouts, rollouts.models, learners, state, gathering, tasks, folder, watching)
             except RanksLostError as error:
                 return error
 
@@ -115,6 +116,7 @@ def _go_on(
     learners: Learners,
     state: State,
     gathering: Gathering,
+    draws: Draws,
     folder: RunFolder,
     observer: Observer,
 ) -> State:
@@ -132,7 +134,7 @@ def _go_on(
         stop = observer.wants_stop()
         while state.step < run.training.steps and not stop:
             known = set(state.set_aside)
-            state, metrics = _step(rollouts, learners, state, gathering, folder, observer, gauge)
+            state, metrics = _step(rollouts, learners, state, gathering, draws, folder, observer, gauge)
             for task in state.set_aside.keys() - known:
                 sinks.note(f"task {task!r}: {state.set_aside[task]}")
             if run.evaluation.every and state.step % run.evaluation.every == 0:
@@ -171,6 +173,7 @@ def _step(
     learners: Learners,
     state: State,
     gathering: Gathering,
+    draws: Draws,
     folder: RunFolder,
     observer: Observer,
     gauge: Gauge,
@@ -211,6 +214,10 @@ def _step(
         tasks_drawn=collection.tasks_drawn,
         set_aside=dict(rollouts.set_aside),
     )
+    if run.curriculum:
+        standing = state.curriculum or draws.begun()
+        standing, found = advanced(draws, standing, episodes, collection.begun)
+        state, metrics = replace(state, curriculum=standing), metrics | found
     rollouts.publish(state.step)
     gathering.published(state)
     with watch("recording"):

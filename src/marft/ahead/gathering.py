@@ -12,7 +12,8 @@ from marft.ahead.groups import Group, oldest
 from marft.ahead.keeping import read_groups, write_groups
 from marft.ahead.producer import Producer
 from marft.ahead.taken import taken
-from marft.collection import Collection, collect, fork_metrics, task_at, told_apart
+from marft.collection import Collection, collect, fork_metrics, told_apart
+from marft.drawing import Draws
 from marft.playing import Rollouts, added
 from marft.runs.checkpoints import State
 from marft.types import Episode, Task
@@ -73,7 +74,8 @@ class Synchronous:
 
     def collect(self, state: State, on_done: OnDone) -> Collection:
         self._before = dict(self._rollouts.usage())
-        return collect(self._rollouts, self._tasks, state.step, state.tasks_drawn, on_done)
+        drawn, standing = state.tasks_drawn, state.curriculum
+        return collect(self._rollouts, self._tasks, state.step, drawn, on_done, standing=standing)
 
     def used(self) -> dict[str, float]:
         return _since(self._before, self._rollouts)
@@ -109,12 +111,14 @@ class Ahead:
     """
 
     def __init__(self, rollouts: Rollouts, tasks: Sequence[Task], state: State, folder: Path | None = None) -> None:
-        self._rollouts, self._run, self._tasks = rollouts, rollouts.run, tasks
-        self._producer = Producer(rollouts, tasks)
+        self._rollouts, self._run = rollouts, rollouts.run
+        self._draws = Draws.of(rollouts.run, tasks)
+        self._producer = Producer(rollouts, self._draws)
         self._next = self._first = state.tasks_drawn  # the first group that nobody has learned from
         self._given_up = 0  # of those from ``_first`` on
         self._passed_over: set[int] = set()  # groups from ``_next`` on that are never begun: their tasks are set aside
         self._step, self._dropped = state.step, 0
+        self._standing, self._begun = state.curriculum, state.tasks_drawn
         self._before, self._since = dict(rollouts.usage()), time.perf_counter()
         self._idle = 0.0
         for group in read_groups(folder, tasks, NAME) if folder else ():
@@ -155,6 +159,7 @@ class Ahead:
             recorded,
             self._next,
             metrics,
+            max(self._begun, self._next),
         )
 
     def used(self) -> dict[str, float]:
@@ -174,12 +179,14 @@ class Ahead:
 
     def published(self, state: State) -> None:
         """There is room for another step's groups."""
+        self._standing = state.curriculum
         self._first, self._given_up, self._step = state.tasks_drawn, 0, state.step
         self._fill()
 
     def abandon(self, state: State) -> None:
         """Drop what was begun; as many are begun anew."""
         self._dropped += self._producer.end()
+        self._begun = state.tasks_drawn
         self.published(state)
 
     def write(self, folder: Path) -> None:
@@ -195,11 +202,12 @@ class Ahead:
         number = self._next
         while number < self._end():
             if not self._producer.has(number):
-                if task_at(self._run, self._tasks, number, self._rollouts.set_aside):
-                    self._producer.begin(number)
+                if self._draws.at(number, self._standing or self._draws.begun(), self._rollouts.set_aside)[0]:
+                    self._producer.begin(number, self._standing)
                 else:
                     self._passed_over.add(number)
             number += 1
+        self._begun = max(self._begun, number)
 
     def _end(self) -> int:
         return end_of_room(

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 from marft.ahead.clock import Clock
 from marft.ahead.groups import Group
 from marft.collection import attempts_at, play_forking
+from marft.curriculum import Standing
 from marft.game.game import Attempt
 from marft.learning.interfaces import Credit
 from marft.playing import Begun, Rollouts
@@ -47,10 +48,15 @@ class Producer:
         """Whether a group is in play, or over and not taken."""
         return number in self._groups
 
-    def begin(self, number: int) -> None:
-        """Begin to play a group."""
+    def begin(self, number: int, standing: Standing | None = None) -> None:
+        """Begin to play a group.
+
+        Args:
+            standing: of the curriculum; None where it begins.
+        """
         run = self._rollouts.run
-        attempts = attempts_at(run, self._tasks, number // run.rollout.tasks_per_step, number, 1)
+        step = number // run.rollout.tasks_per_step
+        attempts = attempts_at(run, self._tasks, step, number, 1, standing=standing)
         self.clock.began()
         if self._threads:
             played = self._threads.submit(self._fork, number, attempts, self._ended)

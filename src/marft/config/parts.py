@@ -55,7 +55,7 @@ class EnvironmentPart(Plugin):
         return None
 
     @property
-    def most_steps(self) -> int:
+    def episode_limit(self) -> int:
         """Steps after which an episode is over, at most; 0: when the run says so."""
         return int(self.one_step)
 

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.agents import AgentSettings
 from marft.config.algorithm import AlgorithmSettings
 from marft.config.cluster import ClusterSettings
+from marft.config.curriculum import CurriculumSettings
 from marft.config.guards import GuardSettings
 from marft.config.models import (
     ModelSettings,
@@ -121,6 +122,7 @@ class RunSettings(Settings):
     channel: ChannelPlugin  # what agents read of each other
     environment: EnvironmentPlugin  # what the team works on
     rewards: Annotated[tuple[RewardPlugin, ...], Strict(False)] = ()  # terms; none: what the environment pays
+    curriculum: CurriculumSettings | None = None  # how hard training tasks are, as the team gets better
     algorithm: AlgorithmSettings  # how it learns
     rollout: RolloutSettings = RolloutSettings()  # how much is played in a step
     engine: EnginePlugin  # who samples for policies that are here

@@ -53,7 +53,7 @@ def _minibatch_problems(run: RunSettings) -> Iterable[str]:
     if run.algorithm.credit.forking or not run.team.each_once:
         return
     acting = Counter(agent.policy for agent in run.agents if agent.policy in run.trained_policies)
-    steps = run.environment.most_steps or run.rollout.max_steps
+    steps = run.environment.episode_limit or run.rollout.max_steps
     tasks, samples, most = run.rollout.tasks_per_step, run.rollout.samples_per_task, max(acting.values(), default=0)
     actions = tasks * samples * steps * most
     if acting and run.algorithm.minibatches > actions:

@@ -60,7 +60,7 @@ class Math(EnvironmentPart):
         return self
 
     @property
-    def most_steps(self) -> int:
+    def episode_limit(self) -> int:
         """Steps after which an episode is over, at most."""
         return self.steps
 

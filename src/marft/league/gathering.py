@@ -86,7 +86,8 @@ class Against:
         """The step's episodes; what came of them moves the ratings."""
         self._before = dict(self._rollouts.usage())
         pool = self.pool
-        found = collect(self._rollouts, self._tasks, state.step, state.tasks_drawn, on_done, self._cast)
+        drawn, standing = state.tasks_drawn, state.curriculum
+        found = collect(self._rollouts, self._tasks, state.step, drawn, on_done, self._cast, standing)
         scores: dict[str, list[float]] = {}
         for episode in found.played:
             slot = next((action.policy for action in episode.actions if action.agent in self._roles), None)

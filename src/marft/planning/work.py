@@ -130,7 +130,7 @@ class Known:
 def work_of(run: RunSettings, known: Known = Known()) -> Work:
     """What a step of a recipe has to do. What is not known is what its limits allow for: every action as long as it may
     be, every episode as many steps as it may have."""
-    steps = known.environment_steps or float(run.environment.most_steps or run.rollout.max_steps)
+    steps = known.environment_steps or float(run.environment.episode_limit or run.rollout.max_steps)
     episodes = run.rollout.tasks_per_step * run.rollout.samples_per_task
     policies = []
     for name, policy in run.policies.items():

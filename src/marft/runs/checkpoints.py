@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from marft import __version__, atomic
 from marft.config.load import first_problem, load_recipe, to_toml
 from marft.config.run import CheckpointSettings, RunSettings
+from marft.curriculum import Standing
 from marft.runs.code import digests_of_code
 from marft.runs.folder import RunFolder, step_of
 from marft.runs.log import Mark
@@ -50,6 +51,7 @@ class State:
     cooled: float = 1.0  # what learning rates are multiplied by since then
     parts: Mapping[str, float] = field(default_factory=dict)  # what the credit carries from step to step
     set_aside: Mapping[str, str] = field(default_factory=dict)  # tasks that are drawn no more, by id, and why
+    curriculum: Standing | None = None  # which levels of difficulty are asked
 
 
 class _WrittenMark(BaseModel):
@@ -57,6 +59,15 @@ class _WrittenMark(BaseModel):
 
     length: NonNegativeInt
     digest: str
+
+
+class _WrittenStanding(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    begins: list[NonNegativeInt]
+    hardest: list[NonNegativeInt]
+    solved: NonNegativeInt
+    tried: NonNegativeInt
 
 
 class _Written(BaseModel):
@@ -74,6 +85,7 @@ class _Written(BaseModel):
     cooled: float
     parts: dict[str, float]
     set_aside: dict[str, str] = {}  # absent where none is
+    curriculum: _WrittenStanding | None = None
     files: dict[str, str]
     log: _WrittenMark
     models: dict[str, str]
@@ -286,7 +298,10 @@ def read_record(path: Path) -> Record:
         added = [name for file in _files(path) if (name := file.relative_to(path).as_posix()) not in files]
         if weights := [name for name in added if name.endswith(".safetensors")]:
             raise ValueError(f"{path}: {weights[0]} was not written with it; remove it")
-        state = State(**written.model_dump(include={field.name for field in fields(State)}))
+        state = State(**written.model_dump(include={field.name for field in fields(State)} - {"curriculum"}))
+        if (of := written.curriculum) is not None:
+            standing = Standing(tuple(of.begins), tuple(of.hardest), of.solved, of.tried)
+            state = replace(state, curriculum=standing)
         if CHECKPOINT.fullmatch(path.name) and path.name != name_of(state.step):
             raise ValueError(f"{path} is the checkpoint of step {state.step}, under another's name")
         log = Mark(written.log.length, written.log.digest)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from marft.config.run import RunSettings
+from marft.curriculum import taken_back
 from marft.learning.keeping import Kept
 from marft.models.pool import Models
 from marft.runs.checkpoints import Checkpoints, Record, State, read_record
@@ -71,6 +72,9 @@ class Returning:
                 remove_checkpoint(path)
         self._restore(record)
         state = replace(state, returns=state.returns + 1, cooled=state.cooled * cooled)
+        if state.curriculum and record.state.curriculum:
+            easier = taken_back(state.curriculum, record.state.curriculum, state.tasks_drawn)
+            state = replace(state, curriculum=easier)
         if state.best_step > record.state.step:
             state = replace(state, **self._best_of(record))
         self._set_rates(state)
