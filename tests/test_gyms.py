@@ -118,6 +118,18 @@ class TestGymnasium:
         assert [len(split) for split in shown.values()] == [20, 4, 4]
         assert len(set(texts)) == 28
 
+    def test_numbers_of_a_space_begin_where_it_says(self) -> None:
+        session, shown = begun(Gymnasium(game=WALK, kwargs={"actions": "shifted", "size": 2}))
+        assert shown.options == {"solver": ("-1", "0")}
+        assert acted(session, solver="-1").terminated
+
+    def test_a_game_is_let_go_of(self) -> None:
+        session, _ = begun(Gymnasium(game=WALK))
+        closed = []
+        session.env.close = lambda: closed.append(True)
+        asyncio.run(session.close())
+        assert closed == [True]
+
     def test_the_same_seed_begins_alike(self) -> None:
         environment = Gymnasium(game=WALK)
         assert begun(environment, 3)[1] == begun(environment, 3)[1]
@@ -192,6 +204,22 @@ class TestPettingZoo:
         assert shown.turn == ("ann", "bob")
         step = acted(session, ann="2", bob="2")
         assert (step.terminated, step.reward, step.success) == (True, 1.0, True)
+
+    def test_a_game_is_cut_off_after_max_steps(self) -> None:
+        session, _ = begun(PettingZoo(game=MEETING, max_steps=1))
+        step = acted(session, ann="0", bob="1", cyd="2")
+        assert (step.terminated, step.truncated) == (False, True)
+
+    def test_a_game_that_cuts_itself_off_is_cut_off(self) -> None:
+        session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 1}))
+        step = acted(session, ann="0", bob="0", cyd="1")
+        assert (step.terminated, step.truncated) == (False, True)
+
+    def test_what_others_do_pays_the_team_as_well(self) -> None:
+        environment = PettingZoo(game=NIM, seats={"north": "player_1"}, others=True, kwargs={"heap": 2})
+        session, _ = begun(environment)
+        step = acted(session, north="0")  # the other one takes the last
+        assert (step.terminated, step.agent_rewards) == (True, {"north": -1.0})
 
     def test_one_without_an_action_holds_up_a_round_of_all(self) -> None:
         session, _ = begun(PettingZoo(game=MEETING))
