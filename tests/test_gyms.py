@@ -151,6 +151,13 @@ class TestGymnasium:
             begun(Gymnasium(**table))
 
 
+def test_a_package_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.envs.gyms.making.find_spec", lambda _: None)
+    for environment in (Gymnasium(game="FrozenLake-v1"), PettingZoo(game=NIM)):
+        with pytest.raises(ValueError, match=r"pip install 'marft\[(gymnasium|pettingzoo)\]'"):
+            environment.tasks("train")
+
+
 class TestPettingZoo:
     def test_sides_take_turns_see_their_own_and_earn_their_own(self) -> None:
         session, shown = begun(PettingZoo(game=NIM, seats=TWO))

@@ -171,6 +171,7 @@ class TestRules:
         step = acted(shift, waiter="serve", cook="wait")
         assert "Nobody ordered pea soup." in step.observation.views["waiter"]
         assert (step.reward, step.success, step.info["progress"]) == (0.0, False, 0.0)
+        assert step.info["measures"]["mistakes"] == 1
 
     def test_a_crate_takes_two(self) -> None:
         shift = opened(changed(crates={"pantry": "kitchen"}, starts=["pantry", "pantry"]))
