@@ -113,6 +113,11 @@ def test_tasks_are_plain_and_deterministic_and_split_by_content() -> None:
     assert layout_of(task.data).plain() == {key: value for key, value in task.data.items() if key != "deadline"}
 
 
+def test_there_are_as_many_kitchens_as_tasks_are_asked_for() -> None:
+    drawn = [Rooms().draw(Random(seed)).content for seed in range(200)]
+    assert len(set(drawn)) > 190  # of about twenty thousand
+
+
 def test_a_kitchen_is_the_same_whatever_its_rooms_and_ingredients_are_called() -> None:
     names = {"hall": "yard", "kitchen": "attic", "pantry": "porch", "leek": "pea"}
 
@@ -335,7 +340,7 @@ class TestDrawing:
         assert time_taken(PLAIN, TWO) > 0
 
     def test_what_can_never_be_run_is_refused_in_words(self) -> None:
-        level = Level(rooms=2, orders=1, size=1, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
+        level = Level(rooms=2, orders=1, size=1, others=0, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
         with pytest.raises(ValueError, match="make fewer rooms narrow, or shut fewer doors"):
             draw_kitchen(Random(0), level, TWO)
 
