@@ -308,6 +308,7 @@ class TestWords:
             worded(object())
 
     def test_colours_are_words(self) -> None:
+        assert plain("\x1b[91mx\x1b[0m") == "<red>x</>"
         assert plain("\x1b[34;1mR\x1b[0m|\x1b[42m_\x1b[0m") == "<blue>R</>|<on green>_</>"
 
 

@@ -81,10 +81,11 @@ def content_of(layout: Layout) -> str:
     for order in layout.orders:
         for thing in order:
             names.setdefault(thing, f"i{len(names)}")
+    names["plate"] = "plate"
     starts = Counter(layout.starts)
     colours = {
         room: repr((
-            sorted(names.get(thing, "plate" if thing == "plate" else "other") for thing in layout.sources.get(room, ())),
+            sorted(names.get(thing, "other") for thing in layout.sources.get(room, ())),
             room == layout.pot, room == layout.hatch, room in layout.narrow, starts[room], room in layout.keys,
         ))
         for room in layout.rooms
