@@ -124,6 +124,12 @@ class TestUsers:
         assert step.observation.views == {"planner": f"look({order})\nAgent: Hello you."}
         assert step.info["allowed_tools"] == {"planner": [], "agent": ["cancel", "look", "refund"]}
 
+    def test_who_never_stops_talking_is_cut_for_others(self) -> None:
+        played = Played(self.shop, next(iter(self.shop.demonstrations())))
+        view = played.say("x" * 100_000, planner="Look.").observation.views["planner"]
+        assert "more characters" in view
+        assert len(view) < 3000
+
 
 class TestWhatCounts:
     def test_something_else_that_was_changed_spoils_it(self) -> None:
