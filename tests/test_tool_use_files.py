@@ -262,8 +262,13 @@ def test_what_a_format_needs_must_be_named(tau: Any, bfcl: Any) -> None:
     for data, missing in ((tau, "database"), (bfcl, "answers"), (bfcl, "classes")):
         with pytest.raises(ValidationError, match=f"needs {missing} too"):
             environment(data={key: value for key, value in data.items() if key != missing})
-    with pytest.raises(ValidationError, match="cannot import 'nowhere:Nothing'"):
-        environment(data={**bfcl, "classes": {"Nothing": "nowhere:Nothing"}})
+    for path, says in (
+        ("nowhere:Nothing", "cannot import 'nowhere:Nothing'"),
+        ("tests.helpers:recipe", "is no class"),
+        ("tests.simulated_classes:Note", "is made without arguments, but: missing a required argument: 'words'"),
+    ):
+        with pytest.raises(ValidationError, match=says):
+            environment(data={**bfcl, "classes": {"Nothing": path}})
 
 
 def test_files_are_looked_for_beside_the_recipe(bfcl: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,13 @@ def _file(path: str, info: ValidationInfo) -> str:
 
 
 def _class(path: str, info: ValidationInfo) -> str:
-    import_path(path, info.context)
+    found = import_path(path, info.context)
+    if not isinstance(found, type):
+        raise ValueError(f"{path!r} is no class")
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an object of {path!r} is made without arguments, but: {error}") from error
     return path
 
 

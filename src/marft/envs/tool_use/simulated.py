@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, cast
 
 from marft.config.plugins import import_path
 from marft.envs.tool_use.toolbox import writes
@@ -70,7 +70,7 @@ def _made(paths: tuple[tuple[str, str], ...]) -> type[Simulated]:
             if method_name in body:
                 raise ValueError(f"environment.data.classes: two of them have a method {method_name!r}; leave one out")
             body[method_name] = writes(_forwarded(name, method))
-    return type("Simulated", (Simulated,), body)
+    return cast("type[Simulated]", type("Simulated", (Simulated,), body))
 
 
 def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., object]:
