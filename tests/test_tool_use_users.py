@@ -18,6 +18,7 @@ from marft.envs.tool_use.checking import expected
 from marft.envs.tool_use.goals import Draft
 from marft.envs.tool_use.retail import Retail
 from marft.envs.tool_use.retail_data import retail_tables, short_tables
+from marft.envs.tool_use.session import agrees
 from marft.envs.tool_use.shop import Shop
 from marft.envs.tool_use.tables import Tables
 from marft.envs.tool_use.toolbox import Error, offered, run, writing
@@ -108,6 +109,26 @@ class TestUsers:
         played = Played(made, task)
         assert played.say(first["report"]).observation.text == f"User: I still want this: {second['says']}"
 
+    def test_whoever_asks_what_else_there_is_is_not_agreed_with(self) -> None:
+        task = next(iter(wants(self.shop, aim="cancel", writes=True, withheld=False)))
+        (goal,) = task.data["goals"]
+        played = Played(self.shop, task)
+        assert played.say(goal["offer"]).observation.text == "User: Yes."
+        played.call("cancel", id=goal["facts"]["order"])
+        ended = played.say(f"{goal['report']} Anything else?")
+        assert (ended.observation.text, ended.success) == ("User: No, thanks. ###STOP###", True)
+
+    def test_a_yes_holds_for_the_turn_that_it_was_given_for(self) -> None:
+        made = environment(goals=2, together=0.0, volunteers=1.0)
+        task = next(one for one in made.demonstrations() if all(goal["writes"] for goal in one.data["goals"]))
+        played = Played(made, task)
+        played.say(task.data["goals"][0]["offer"])
+        for name, arguments in task.data["goals"][0]["writes"]:
+            played.call(name, **arguments)
+        assert played.say(task.data["goals"][0]["report"]).observation.text.startswith("User: Also:")
+        ((name, given),) = task.data["goals"][1]["writes"]
+        assert "has not agreed" in refusal(lambda: played.call(name, **given))
+
     def test_a_conversation_is_cut_off(self) -> None:
         made = environment(turns=2, patience=9)
         played = Played(made, next(iter(made.demonstrations())))
@@ -129,6 +150,22 @@ class TestUsers:
         view = played.say("x" * 100_000, planner="Look.").observation.views["planner"]
         assert "more characters" in view
         assert len(view) < 3000
+
+
+@pytest.mark.parametrize(
+    ("words", "agrees_to_it"),
+    [
+        ("Yes.", True),
+        ("OK, go ahead!", True),
+        ("yes please", True),
+        ("No.", False),
+        ("Yes, but not that one", False),
+        ("Yesterday", False),
+        ("", False),
+    ],
+)
+def test_what_agrees_is_a_yes_without_a_no(words: str, agrees_to_it: bool) -> None:
+    assert agrees(words) == agrees_to_it
 
 
 class TestWhatCounts:
