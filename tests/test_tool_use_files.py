@@ -231,6 +231,17 @@ class TestTheLeaderboard:
         assert tools["write"].description == "Write a note."
         assert list(tools["write"].parameters["properties"]) == ["name", "words"]
 
+    def test_what_is_equal_has_not_changed(self) -> None:
+        """Whatever the kinds of keys, their order, what lies inside what, and what objects keep for themselves."""
+        box = of_classes({"Drawer": DRAWER, "Counter": COUNTER})
+        one, other = (box({"Drawer": {"notes": {"a": "x"}}}) for _ in range(2))
+        for made, keys in ((one, (1, "1b", None)), (other, (None, "1b", 1))):
+            made.objects["Drawer"].notes.update({key: {2, 1} for key in keys})
+            made.objects["Drawer"].notes["a"]._written_at = made
+        assert one.changes() == other.changes() != {}
+        one.objects["Drawer"].notes["a"].words = "y"
+        assert one.changes() != other.changes()
+
     def test_two_methods_of_one_name_are_refused(self) -> None:
         with pytest.raises(ValueError, match="two of them have a method 'read'"):
             of_classes({"Drawer": DRAWER, "Shelf": "tests.simulated_classes:Shelf"})

@@ -19,7 +19,7 @@ from marft.config.settings import Fraction, Names, Settings
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Script
 from marft.envs.splits import share_of
-from marft.envs.tool_use.checking import expected
+from marft.envs.tool_use.checking import Expected, expected
 from marft.envs.tool_use.goals import Goal, draw_task
 from marft.envs.tool_use.loading import Format, Loaded, load
 from marft.envs.tool_use.script import script
@@ -147,7 +147,7 @@ class ToolUse(Drawn):
         outputs = [output for goal in goals for output in goal.outputs] if drawn else data["outputs"]
         toolbox, tables = fresh()
         return self._conversation(
-            toolbox, tables, fresh, calls, outputs,
+            task, toolbox, tables, fresh, calls, outputs,
             scripted(data, self.patience) if drawn else Messages(["Hello."]),
             world.policy if drawn else self._files.policy,
             (instruction(data) if drawn else data["instruction"]) if self.user == "agent" else "",
@@ -164,19 +164,34 @@ class ToolUse(Drawn):
 
         toolbox, states = fresh()
         return self._conversation(
-            toolbox, states, fresh, task.data["calls"], [], Messages(task.data["messages"]), self._files.policy, ""
+            task,
+            toolbox,
+            states,
+            fresh,
+            task.data["calls"],
+            [],
+            Messages(task.data["messages"]),
+            self._files.policy,
+            "",
         )
 
     def _conversation(
-        self, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str], user: User,
-        policy: str, brief: str,
+        self, task: Task, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str],
+        user: User, policy: str, brief: str,
     ) -> Conversation:  # fmt: skip
+        wanted = self._known.get(task.id) or expected(fresh, list(calls), outputs)
+        if self.data:  # whose states are large, and whose tasks are few
+            self._known[task.id] = wanted
         return Conversation(
-            toolbox, states, expected(fresh, list(calls), outputs), user,
+            toolbox, states, wanted, user,
             rules=dict.fromkeys(self.policy, policy) if policy else {},
             most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
             asks=self.confirmation and not self.data, brief=brief,
         )  # fmt: skip
+
+    @cached_property
+    def _known(self) -> dict[str, Expected]:
+        return {}
 
     @cached_property
     def _files(self) -> Loaded:

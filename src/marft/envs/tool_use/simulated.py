@@ -82,13 +82,24 @@ def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., objec
 
 
 def _text(value: object) -> str:
-    """A value as text that is equal where values are: attributes of objects count, and not where they lie."""
-    return storable(json.dumps(value, sort_keys=True, default=_attributes))
+    """A value as text that is equal where values are, whatever order keys came in and wherever objects lie."""
+    return storable(json.dumps(_plain(value, ())))
 
 
-def _attributes(value: Any) -> object:
+def _plain(value: object, around: tuple[int, ...]) -> object:
+    """A value in plain ones. Of objects the attributes count, but for those that begin with ``_``, and what an object is
+    a part of."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if id(value) in around:
+        return "around it"
+    within = (*around, id(value))
+    if isinstance(value, Mapping):
+        return [[str(key), _plain(value[key], within)] for key in sorted(value, key=str)]
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
-    if hasattr(value, "__dict__"):
-        return {key: inner for key, inner in vars(value).items() if key not in ("parent", "_parent")}
-    return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one, within) for one in value]
+    if not hasattr(value, "__dict__"):
+        return str(value)
+    return {key: _plain(inner, within) for key, inner in sorted(vars(value).items()) if not key.startswith("_")}
