@@ -87,8 +87,7 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object, around: tuple[int, ...]) -> object:
-    """A value in plain ones. Of objects the attributes count, but for those that begin with ``_``, and what an object is
-    a part of."""
+    """A value in plain ones. Of objects the attributes count that do not begin with ``_``, and not what they are in."""
     if value is None or isinstance(value, str | int | float):
         return value
     if id(value) in around:
