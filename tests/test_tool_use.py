@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.tool_use.airline import FREE_BAGS, Airline
+from marft.envs.tool_use.airline import FREE_BAGS, Airline, FlightOn
 from marft.envs.tool_use.airline_data import airline_tables
 from marft.envs.tool_use.arithmetic import value_of
 from marft.envs.tool_use.retail import Retail
@@ -319,7 +319,10 @@ class TestAirline:
         for made in list(self.tables.rows("reservations")):
             (flight,) = made["flights"]
             day = self.tables.find("flights", flight["flight_number"])["dates"][flight["date"]]  # type: ignore[index]
-            people, number = len(made["passengers"]), {"flight_number": flight["flight_number"], "date": flight["date"]}
+            people, number = (
+                len(made["passengers"]),
+                FlightOn(flight_number=flight["flight_number"], date=flight["date"]),
+            )
             if made["cabin"] != "business" and day["available_seats"]["business"] >= people:
                 done = self.tools.update_reservation_flights(
                     made["reservation_id"], "business", [number], made["payment_history"][0]["payment_id"]
@@ -333,7 +336,7 @@ class TestAirline:
         made = self.made(cabin="economy")
         (flight,) = made["flights"]
         number, card = (
-            {"flight_number": flight["flight_number"], "date": flight["date"]},
+            FlightOn(flight_number=flight["flight_number"], date=flight["date"]),
             made["payment_history"][0]["payment_id"],
         )
         day = self.tables.edit("flights", flight["flight_number"])["dates"][flight["date"]]

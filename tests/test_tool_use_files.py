@@ -104,7 +104,7 @@ def bfcl(tmp_path: Path) -> dict[str, Any]:
 
 def tasks_of(data: dict[str, Any], **keys: Any) -> Any:
     made = environment(data=data, **keys)
-    return made, [task for split in ("train", "validation", "test") for task in made.tasks(split)]  # type: ignore[arg-type]
+    return made, [task for split in ("train", "validation", "test") for task in made.tasks(split)]
 
 
 class TestTau:

@@ -227,7 +227,7 @@ class TestTasks:
     @pytest.mark.parametrize("world", WORLDS)
     def test_they_are_the_same_again_and_splits_share_none(self, world: str) -> None:
         made = [environment(world=world, goals=2, train_tasks=6, held_out_tasks=2) for _ in range(2)]
-        one, other = ([task.data for split in ("train", "validation", "test") for task in m.tasks(split)] for m in made)  # type: ignore[arg-type]
+        one, other = ([task.data for split in ("train", "validation", "test") for task in m.tasks(split)] for m in made)
         assert one == other
         assert len({json.dumps(data, sort_keys=True) for data in one}) == len(one) == 10
         assert json.loads(json.dumps(one)) == one
@@ -267,9 +267,10 @@ class TestTheScript:
     def test_one_with_skill_solves_every_task_in_the_fewest_steps(
         self, recipe: str, goals: tuple[int, ...], world: str
     ) -> None:
-        keys = {"environment.world": world, "environment.turns": 60, "rollout.max_steps": 60}
+        keys: dict[str, Any] = {"environment.world": world, "environment.turns": 60, "rollout.max_steps": 60}
         for number in goals if NIGHT else goals[:1]:
-            for episode in scripted(recipe, 1.0, 200 if NIGHT else 3, **keys, **{"environment.goals": number}):
+            keys["environment.goals"] = number
+            for episode in scripted(recipe, 1.0, 200 if NIGHT else 3, **keys):
                 assert episode.success, episode.error
                 assert len(episode.transitions) == episode.task.data["fewest_steps"]
                 assert episode.transitions[-1].declared.measures["policy_violations"] == 0
