@@ -84,6 +84,13 @@ class TestUsers:
                     break
             assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
 
+    def test_a_user_that_gives_up_was_not_served(self) -> None:
+        task = next(iter(wants(self.shop, aim="cancel", writes=False, withheld=False)))
+        played = Played(self.shop, task)
+        for _ in range(3):
+            step = played.say("Some orders are delivered.")
+        assert (step.info["progress"], step.terminated, step.success) == (1.0, True, False)
+
     def test_a_refusal_must_be_right(self) -> None:
         task = next(iter(wants(self.shop, aim="cancel", writes=False, withheld=False)))
         order = task.data["goals"][0]["facts"]["order"]
