@@ -35,6 +35,7 @@ class Instructions(Drawn):
     """
 
     one_step: ClassVar[bool] = True
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     path: TablePath = (
         ""  # a table of key, prompt, instruction_id_list and kwargs, or an id on the hub; "": they are drawn
