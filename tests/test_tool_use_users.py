@@ -55,6 +55,20 @@ class TestUsers:
         assert ended.info["measures"] == {"user_turns": 3.0, "tool_calls": 1.0, "policy_violations": 0.0}
         assert ended.info["right_tools"] == ["cancel", "look"]
 
+    def test_what_was_not_told_yet_is_told_before_anything_is_agreed_to(self) -> None:
+        retail = environment(world="retail")
+        for task in wants(retail, aim="cancel", writes=True, withheld=True):
+            (goal,) = task.data["goals"]
+            if goal["withheld"] == ["reason"]:
+                break
+        played = Played(retail, task)
+        asked = played.say(f"Shall I cancel order {goal['facts']['order']}, and for which reason?")
+        assert asked.observation.text == f"User: The reason: {goal['facts']['reason']}."
+        assert (
+            played.say(f"Shall I cancel order {goal['facts']['order']} for this reason?").observation.text
+            == "User: Yes."
+        )
+
     def test_nothing_is_written_before_the_user_agrees(self) -> None:
         task = next(iter(wants(self.shop, aim="cancel", writes=True, withheld=False)))
         order = task.data["goals"][0]["facts"]["order"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -82,6 +82,8 @@ class ToolUse(Drawn):
     the next observation. It is over once the user ends it.
     """
 
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
     world: Literal["shop", "retail", "airline"] = "shop"  # shop: retail with three tools and short words
     goals: Annotated[int, Field(ge=1, le=4)] = 1  # that a user has, each of which takes some calls
     volunteers: Fraction = 0.5  # share of the facts that a user tells unasked
@@ -95,6 +97,11 @@ class ToolUse(Drawn):
     reward: Literal["whole", "parts"] = "whole"
     policy: Names = ("planner", "agent", "solver")  # roles that are shown the rules first
     data: Data | None = None  # public tasks in place of those that are drawn
+
+    @property
+    def episode_limit(self) -> int:
+        """As many steps as the user has turns."""
+        return self.turns
 
     @property
     def offers(self) -> type:
