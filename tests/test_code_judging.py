@@ -18,6 +18,7 @@ from marft.envs.code.mutants import mutants
 from marft.envs.code.plain import decode, encode, same, unified
 from marft.envs.code.problems import Asserts, Case, Problem, passes, printed_alike
 from marft.envs.code.proposing import program_in
+from marft.envs.code.reports import report
 from marft.sandbox.runner import isolation_problem
 from tests.cheats import FAIR, HONEST, PROBLEM, cheats, some_cheats
 from tests.nights import NIGHT
@@ -236,6 +237,20 @@ def test_tests_are_found_in_what_agents_write_and_nonsense_is_passed_over() -> N
 def test_whatever_an_agent_writes_can_be_read(text: str, entry: str) -> None:
     program_in(text)
     assert len(proposing.tests_in(text, entry, ())) <= 8
+
+
+def test_no_answer_is_so_odd_that_an_attempt_fails_for_it() -> None:
+    """A program that could make its attempt fail would be dropped, and never pay for being wrong."""
+    deep: object = 0
+    for _ in range(5000):
+        deep = [deep]
+    case = Case(Call("f", (10**5000,)), (10**5000,), as_json=True)
+    for value in (10**5000, deep, float("nan"), "\ud800"):
+        told = report(((case, Outcome("returned", value), passes(case, Outcome("returned", value), 1e-6)),))
+        assert told.startswith("f(a value too long to show) gives ")
+    for printed in ("sNaN", "1e999999999999999999999", "-1e999999 2", "9" * 5000, "1_000", "\ud800"):
+        assert not printed_alike("1", printed, 0.1)
+        assert not printed_alike(printed, "2", 0.1)
 
 
 def test_mutants_differ_from_the_program_and_from_each_other() -> None:

@@ -47,7 +47,7 @@ def _begins(text: str, given: Given) -> bool:
     first = parts[place - 1].split()[0].lstrip("'\"")
     for mark in ".,?!'\"":
         first = first.split(mark)[0]
-    return first.lower() == given["first_word"].lower()
+    return first.lower() == str(given["first_word"]).lower()
 
 
 KINDS = (
