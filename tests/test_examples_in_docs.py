@@ -33,6 +33,7 @@ LANGUAGES = {"bash", "csv", "output", "python", "sh", "text", "toml", "yaml"}
 NOT_OURS = {  # commands that are somebody else's, and why they are not looked at
     "docker": "needs its daemon, and a GPU",
     "pip": "an installation takes a network and minutes",
+    "/opt/theirs/bin/pip": "the same",
     "vllm": "vLLM is no dependency",
     "export": "sets a variable of the shell",
     "ray": "starts a cluster, or asks one",

@@ -125,7 +125,7 @@ def test_who_is_shown_what() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"nearest": 5, "farthest": 3}, "no maze is so"),
+        ({"nearest": 5, "farthest": 3}, "no task is so"),
         ({"actions": "choices"}, "choices are single moves"),
         ({"walls": 0.9}, "less than or equal to 0.6"),
         ({"view": "map"}, "near"),

@@ -32,10 +32,10 @@ from tests.visits import by_script, visit
 TEAM = ["writer", "retriever", "answerer"]
 ALONE = {"writer": "solver", "retriever": "", "answerer": "solver"}
 PLAIN: dict[str, Any] = {
-    "style": "plain", "people": 3, "days": 3, "facts": 2, "talk": 1, "questions": 2, "budget": 150, "train_tasks": 30,
-    "held_out_tasks": 15,
+    "style": "plain", "people": 3, "days": 3, "facts": 2, "talk": 1, "questions": 2, "budget": 150, "train_tasks": 20,
+    "held_out_tasks": 10,
 }  # fmt: skip
-FULL: dict[str, Any] = {"train_tasks": 20, "held_out_tasks": 10}
+FULL: dict[str, Any] = {"train_tasks": 10, "held_out_tasks": 4}
 
 
 def memory(**keys: Any) -> Memory:
@@ -76,7 +76,7 @@ def answered_slowly(question: str, known: dict[tuple[str, ...], str]) -> str:
 
 class TestTruth:
     @given(seed=st.integers(0, 10**9), style=st.sampled_from(("plain", "full")))
-    @settings(max_examples=1000 if NIGHT else 60)
+    @settings(max_examples=1000 if NIGHT else 25)
     def test_a_slow_reader_answers_the_same(self, seed: int, style: Any) -> None:
         world = WORLDS[style]
         data = world.draw(Random(seed)).data
@@ -125,7 +125,7 @@ class TestSplits:
 
         parts = [told(t for w in worlds for t in w.tasks(split)) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
         parts.append(told(t for w in worlds for t in islice(w.demonstrations(), 30)))
-        assert sum(map(len, parts)) == len(set.union(*parts)) == 2 * (30 + 15 + 15 + 30)
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 2 * (20 + 10 + 10 + 30)
 
 
 class TestPlaying:
@@ -257,6 +257,8 @@ class TestNotes:
         assert book.write("1: Ann lives in Oslo.\ndrop 2\nDan is here.") == ""
         assert book.notes == ["Ann lives in Oslo.", "Dan is here."]
         assert book.shown() == "1: Ann lives in Oslo.\n2: Dan is here."
+        book.write("Cal is here.\ndrop 3")
+        assert book.notes[2:] == ["Cal is here."]  # numbers are those that were shown
         assert book.write("7: No.\ndrop 0") == "There is no note 7. There is no note 0."
 
     def test_what_does_not_fit_is_cut_where_it_does_not(self) -> None:

@@ -193,7 +193,7 @@ def test_who_is_shown_what() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"nearest": 5, "farthest": 3}, "no room is so"),
+        ({"nearest": 5, "farthest": 3}, "no task is so"),
         ({"pushes_for": ["tool"], "boxes": 2}, "rooms with one box"),
         ({"pushes_for": ["tool"], "size": 9}, "of size 8 at most"),
         ({"moves": "list", "actions": "choices"}, "choices are single moves"),

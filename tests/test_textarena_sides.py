@@ -164,6 +164,7 @@ class TestWhatIsRefused:
             ({"algorithm": {"name": "grpo"}}, "'grpo' judges agents by what all of them earn together"),
             ({"algorithm": {"name": "marft"}}, "nobody would learn"),
             ({"algorithm": {"name": "rloo"}}, "nobody would learn"),
+            ({"algorithm": {"name": "rae", "credit": {"name": "monte-carlo"}}}, "nobody would learn"),
             ({"algorithm": {"name": "rae", "reward": {"own": 0.0}}}, "nothing of what a side earns"),
             ({"algorithm": {"name": "rae", "reward": {"shaping": "margin"}}}, "those are opponents"),
             ({"rewards": [{"name": "outcome"}, {"name": "trajectory"}]}, "one of them has lost it"),

@@ -120,7 +120,7 @@ class TestTau:
     def test_the_database_and_what_was_told_count(self, tau: Any, reason: str, told: str, solved: bool) -> None:
         made, found = tasks_of(tau, world="retail", user="agent")
         played = Played(made, next(one for one in found if one.data["calls"]))
-        assert played.first.text == "Be kind.\nUser: Hello."
+        assert (played.first.text, played.first.views["agent"]) == ("User: Hello.", "Be kind.")
         assert played.first.views["user"].startswith("You want to cancel")
         played.call("cancel_pending_order", order_id=ORDER["order_id"], reason=reason)
         step = played.say(f"Refunded: {told}.", user="Thanks. ###STOP###")
@@ -271,6 +271,14 @@ def test_files_are_looked_for_beside_the_recipe(bfcl: Any, tmp_path: Path) -> No
     run = parse_recipe(recipe(environment={"name": "tool_use", "data": data}, recipe_folder=str(tmp_path)))
     assert run.environment.data.tasks == bfcl["tasks"]  # type: ignore[attr-defined]
     assert parse_recipe(tomllib.loads(to_toml(run))) == run
+
+
+def test_a_world_and_its_database_belong_together(tau: Any, bfcl: Any) -> None:
+    with pytest.raises(ValueError, match="has no table of flights and reservations, which the world 'airline' needs"):
+        environment(data=tau, world="airline", user="agent").tasks("train")
+    assert "are of 'retail' or 'airline'" in next(iter(environment(data=tau, user="agent").problems(["agent", "user"])))
+    assert "all that a user says" in next(iter(environment(data=bfcl, user="agent").problems(["agent", "user"])))
+    assert "name who is shown the rules" in next(iter(environment().problems(["clerk"])))
 
 
 def test_a_task_in_words_needs_somebody_to_play_the_user(tau: Any) -> None:

@@ -164,6 +164,10 @@ class TestLost:
         again, _ = begun(environment)
         assert said(again, "?").terminated
 
+    def test_a_reward_function_that_raised_and_was_counted_as_0_is_no_reward(self, made: Any) -> None:
+        with pytest.raises(EnvironmentApartError, match="Error calling reward function right: KeyError"):
+            said(begun(made())[0], "swallow")
+
     @pytest.mark.parametrize("text", ["nan", "none"])
     def test_a_reward_that_is_no_number_is_no_reward(self, made: Any, text: str) -> None:
         with pytest.raises(EnvironmentApartError, match="which is no finite number"):
@@ -188,9 +192,10 @@ class TestLost:
 
 
 def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
-    for python in ("", "/no/such/python"):
-        with pytest.raises(ValidationError, match="pip install verifiers"):
-            Verifiers(id="sums", python=python)
+    with pytest.raises(ValidationError, match="pip install verifiers"):
+        Verifiers(id="sums", python="/no/such/python")
+    with pytest.raises(ValidationError, match="Field required"):
+        Verifiers(id="sums")  # type: ignore[call-arg]
 
 
 def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
@@ -231,4 +236,6 @@ def test_the_real_package_scores_what_a_team_says(monkeypatch: pytest.MonkeyPatc
         rollout, shown = begun(environment)
         assert task.prompt in shown.text
         assert said(rollout, text).reward == reward
+    with pytest.raises(EnvironmentApartError, match=r"AssertionError|Error calling reward function right"):
+        said(begun(environment)[0], "raise")
     environment._apart.close()

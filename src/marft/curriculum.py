@@ -1,8 +1,8 @@
 """Which levels of difficulty are asked, as a pure function of what has been solved.
 
 Levels are places, 0 the easiest. Of those asked one is the hardest; where its tasks are solved often enough, the next
-one is, and where they hardly are, the one before: thresholds on the success at the present level, as Reasoning Gym's own
-coaching has them (Stojanovski et al. 2025).
+one is, and where they hardly are, the one before: thresholds on the success at the present level, as Reasoning Gym's
+own coaching has them (Stojanovski et al. 2025).
 """
 
 from __future__ import annotations

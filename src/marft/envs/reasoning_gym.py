@@ -1,17 +1,18 @@
-"""Any data set of Reasoning Gym by name, with splits that share no question."""
+"""Any data sets of Reasoning Gym by name, one or a mixture of them, with splits that share no question."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from operator import itemgetter
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
-from marft.config.settings import Plain, did_you_mean
+from marft.config.settings import Plain
+from marft.envs.generators import Generator, Levels, Member, check, datasets_known, generators
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.answers import find_answer
@@ -19,14 +20,15 @@ from marft.game.environment import Split
 from marft.types import Task
 
 MOST_TASKS = 10_000_000
-NUMBERS = (int, float, "int", "float")  # hints of the package's parameters
 PATIENCE = 1000  # draws without a new question of the wanted split before the data set counts as exhausted
 
 
 class ReasoningGym(EnvironmentPart):
-    r"""Questions of one data set of Reasoning Gym, which draws them anew for as long as it has any.
+    r"""Questions of data sets of Reasoning Gym, which draws them anew for as long as it has any.
 
-    The answer is the last ``\boxed{}``, else ``<answer>`` tag, of the answering agent.
+    One data set, or a ``mixture`` of several with weights; each by its own parameters, or at several ``levels`` of
+    difficulty, which tasks say as ``level`` for a curriculum. The answer is the last ``\boxed{}``, else ``<answer>``
+    tag, of the answering agent.
 
     The package draws item i of seed s with seed s + i, so neighbouring seeds repeat each other's items, and small
     data sets repeat themselves. Questions are therefore assigned to splits by their own text and never repeat.
@@ -34,86 +36,117 @@ class ReasoningGym(EnvironmentPart):
 
     one_step: ClassVar[bool] = True
 
-    dataset: str  # its name in Reasoning Gym
-    params: Plain = {}  # of the data set
+    dataset: str = ""  # its name in Reasoning Gym; "": those of mixture
+    params: Plain = {}  # of the data set; they hold at all its levels
+    levels: Levels = 0  # how many of its own curriculum, or parameters for each, easiest first; 0: one
+    mixture: Annotated[tuple[Member, ...], Strict(False)] = ()  # several data sets in the place of one
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the questions
-    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000  # questions to train on
+    train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 5000  # questions to train on, of all data sets
     held_out_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 1000  # in validation and test each
     partial_credit: bool = False  # else the reward is 1 for a full score and 0 for any other
 
     @model_validator(mode="after")
     def _check_dataset(self) -> ReasoningGym:
-        datasets = _datasets()
-        if self.dataset not in datasets:
+        if bool(self.dataset) == bool(self.mixture):
+            raise PydanticCustomError("dataset", "needs a data set (dataset), or several (mixture), and not both")
+        if self.mixture and (self.params or self.levels):
             raise PydanticCustomError(
-                "dataset",
-                "reasoning_gym has no data set {name}{hint}",
-                {"name": repr(self.dataset), "hint": did_you_mean(self.dataset, datasets)},
+                "mixture", "params and levels stand in the tables of mixture, beside each data set"
             )
-        fields = {f.name: f for f in dataclasses.fields(datasets[self.dataset][1]) if f.name not in ("seed", "size")}
-        for key, value in self.params.items():
-            if key not in fields:
-                raise PydanticCustomError(
-                    "params",
-                    "data set {name} has no parameter {key}{hint}",
-                    {"name": repr(self.dataset), "key": repr(key), "hint": did_you_mean(key, fields)},
-                )
-            if isinstance(value, bool) and fields[key].type in NUMBERS:
-                raise PydanticCustomError(
-                    "params", "{key} is a number, not {value}", {"key": repr(key), "value": str(value).lower()}
-                )
-        try:
-            _ = self._generator
-        except Exception as error:  # the package checks its own parameters, each data set in its own way
+        names = [member.name for member in self.mixture]
+        twice = next((name for name in names if names.count(name) > 1), "")
+        if twice:
             raise PydanticCustomError(
-                "params", "data set {name}: {error}", {"name": repr(self.dataset), "error": str(error)}
-            ) from error
+                "mixture", "holds {name} twice; give one of them a name of its own (cohort)", {"name": repr(twice)}
+            )
+        if self.dataset:
+            check(self.dataset, self.params, self.levels)
         return self
 
     @cached_property
-    def _generator(self) -> Any:
-        cls, config = _datasets()[self.dataset]
-        return cls(config(**{**self.params, "seed": self.seed, "size": 2**31}))
+    def _generators(self) -> dict[str, Generator]:
+        alone = Member.model_construct(dataset=self.dataset, params=self.params, levels=self.levels)
+        made = [each for member in self.mixture or (alone,) for each in generators(member, self.seed)]
+        return {generator.key: generator for generator in made}
 
     @cached_property
     def _splits(self) -> dict[Split, list[Task]]:
         wanted: dict[Split, int] = {
             "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
         }  # fmt: skip
-        found: dict[Split, list[Task]] = {split: [] for split in wanted}
+        found: dict[Split, list[tuple[float, Task]]] = {split: [] for split in wanted}
         seen: set[str] = set()
+        total = sum(generator.weight for generator in self._generators.values())
+        for generator in self._generators.values():
+            share = generator.weight / total
+            drawn = self._drawn(generator, {split: max(1, round(n * share)) for split, n in wanted.items()}, seen)
+            for split, tasks in drawn.items():
+                found[split] += [((place + 0.5) / len(tasks), task) for place, task in enumerate(tasks)]
+        # the first so many of a split are a mixture as the whole is
+        return {split: [task for _, task in sorted(tasks, key=itemgetter(0))] for split, tasks in found.items()}
+
+    def _drawn(self, generator: Generator, wanted: Mapping[Split, int], seen: set[str]) -> dict[Split, list[Task]]:
+        """Questions of one generator that no other has asked.
+
+        Args:
+            seen: what was asked before; those here are added.
+        """
+        found: dict[Split, list[Task]] = {split: [] for split in wanted}
         index = idle = 0
         while any(len(found[split]) < count for split, count in wanted.items()) and idle < PATIENCE:
-            entry = self._generator[index]
-            split = split_of(entry["question"])
+            entry = generator.made[index]
+            question = entry["question"]
+            split = split_of(question)
             idle += 1
-            if entry["question"] not in seen and len(found[split]) < wanted[split]:
-                seen.add(entry["question"])
-                found[split].append(Task(f"{self.dataset}/{index}", entry["question"], {"entry": entry}))
+            if question not in seen and len(found[split]) < wanted[split]:
+                seen.add(question)
+                found[split].append(
+                    Task(f"{generator.key}/{index}", question, {"entry": entry, **self._about(generator)})
+                )
                 idle = 0
             index += 1
         return found
 
+    def _about(self, generator: Generator) -> dict[str, str | int]:
+        """What tells a question's cohort: its data set in a mixture, its level where any data set has several."""
+        about: dict[str, str | int] = {"dataset": generator.name} if self.mixture else {}
+        if any(each.level for each in self._generators.values()):
+            about["level"] = generator.level or 1
+        return about
+
+    def odds(self, task: Task) -> float:
+        """How often a task is trained on, beside others: so that data sets come as often as their weights say, however
+        many questions each has."""
+        if len(self._generators) == 1:
+            return 1.0
+        generator = self._of(task)
+        return generator.weight / self._counts[generator.key]
+
+    @cached_property
+    def _counts(self) -> dict[str, int]:
+        """How many training tasks each generator has."""
+        counts: dict[str, int] = {}
+        for task in self._splits["train"]:
+            key = task.id.rpartition("/")[0]
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def _of(self, task: Task) -> Generator:
+        return self._generators[task.id.rpartition("/")[0]]
+
     @classmethod
     def known_values(cls) -> Mapping[str, Sequence[str]]:
         """The names of all data sets."""
-        return {"dataset": sorted(_datasets())}
+        return {"dataset": sorted(datasets_known())}
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of a split, drawn once; fewer than asked for where the data set has no more questions."""
+        """Tasks of a split, drawn once; fewer than asked for where a data set has no more questions."""
         return self._splits[split]
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
         return SingleTurn(task, lambda text: self._grade(task, text))
 
     def _grade(self, task: Task, text: str) -> Grade:
-        score = float(self._generator.score_answer(find_answer(text), task.data["entry"]))
+        score = self._of(task).score(find_answer(text), task.data["entry"])
         success = score >= 1.0 - 1e-9
         return Grade(score if self.partial_credit else float(success), success)
-
-
-def _datasets() -> dict[str, tuple[Any, Any]]:
-    import reasoning_gym  # noqa: F401  registers the data sets
-    from reasoning_gym.factory import DATASETS
-
-    return dict(DATASETS)

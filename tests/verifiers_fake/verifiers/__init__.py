@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -17,6 +18,8 @@ class Message(dict):  # type: ignore[type-arg]
 class Rubric:
     async def score_rollout(self, state: dict[str, Any]) -> None:
         last = state["completion"][-1]["content"]
+        if last == "swallow":
+            logging.getLogger("verifiers.rubrics.Rubric").error("Error calling reward function right: KeyError")
         state["reward"] = {"nan": float("nan"), "none": None}.get(last, float(state["answer"] in last))
         state["metrics"] = {"turns": len(state["completion"]), "is long?": 0.0, "text": "x"}
 

@@ -34,7 +34,7 @@ class Verifiers(EnvironmentPart):
 
     id: Filled  # as load_environment takes it, or of a task set
     args: Plain = {}  # that it is loaded with
-    python: str = ""  # of a Python environment that has verifiers, and the package that the environment is in
+    python: Filled  # of a Python environment that has verifiers, and the package that the environment is in
     shows: Literal["new", "all"] = "new"  # of later turns: what is new, or the whole conversation
     limit: CountOrNone = 0  # tasks of each split; 0: all
     solved_from: float = 1.0  # the reward from which on a task is solved
@@ -43,8 +43,6 @@ class Verifiers(EnvironmentPart):
     @field_validator("python")
     @classmethod
     def _is_there(cls, python: str) -> str:
-        if not python:
-            raise PydanticCustomError("python", "must name the Python that has verifiers; {remedy}", {"remedy": REMEDY})
         if not Path(python).expanduser().is_file():
             raise PydanticCustomError(
                 "python", "there is no {python}; {remedy}", {"python": python, "remedy": REMEDY}

@@ -10,14 +10,26 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any
 
 LARGEST = 2**26  # bytes of a line
 MODEL = "team"
+FAULTS: ContextVar[list[str]] = ContextVar("FAULTS")  # what reward functions of this episode have raised
+
+
+class Faults(logging.Handler):
+    """Hears of reward functions that have raised: their rubric only logs it, and counts a reward of 0."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        heard, message = FAULTS.get(None), record.getMessage()
+        if heard is not None and message.startswith("Error calling"):
+            heard.append(message)
 
 
 class Episode:
@@ -46,8 +58,8 @@ class Rollouts:
     """Environments that have rollouts of their own: ``verifiers.load_environment``, up to version 0.1."""
 
     def __init__(self, verifiers: Any, name: str, args: dict[str, Any]) -> None:
-        self.verifiers = verifiers
         self.env = verifiers.load_environment(name, **args)
+        logging.getLogger("verifiers").addHandler(Faults(logging.ERROR))
 
     def rows(self, held_out: bool) -> list[dict[str, Any]]:
         """Prompts and answers; of those that are held out, where the environment has such."""
@@ -66,7 +78,11 @@ class Rollouts:
         state = await self.env.rollout(row, self._client(episode), MODEL, {})
         if state.get("error") is not None:
             raise RuntimeError(described(state["error"]))
+        faults = list[str]()
+        FAULTS.set(faults)
         await self.env.rubric.score_rollout(state)
+        if faults:
+            raise RuntimeError(faults[0])
         return {"reward": state["reward"], "metrics": state.get("metrics") or {}}
 
     def _client(self, episode: Episode) -> Any:
