@@ -87,6 +87,7 @@ def test_numbers_may_be_off_by_a_tolerance_where_one_of_them_is_a_float() -> Non
     [
         ("1\n2\n", "1\n2", True), ("1 2", "1  2", True), ("a b", "a  b", False), ("1", "1.0", True), ("YES", "yes", False),
         ("1\n\n2", "1\n2", False), ("nan", "NaN", True), ("inf", "1e999999", False), ("1", "", False), ("0.1", "0.1000001", False),
+        ("1\n2", "1", False), ("1", "1\n2", False), ("1 2", "1", False),
     ],
 )  # fmt: skip
 def test_printed_texts_are_compared_line_by_line_and_numbers_as_numbers(right: str, printed: str, alike: bool) -> None:
@@ -146,7 +147,9 @@ def test_time_output_and_memory_have_limits_for_each_input() -> None:
     found = outcomes([program], [Call("f", (x,)) for x in (1, 2, 0, 3)], SHORT)[0]
     assert [out.how for out in found] == ["raised", "too_much_output", "returned", "timed_out"]
     asleep = outcomes(["import time\ntime.sleep(9)"], [Call("f")] * 3, SHORT)[0]
-    assert [out.how for out in asleep] == ["timed_out", "not_run", "not_run"]
+    assert [out.how for out in asleep] == ["timed_out", "not_run", "not_run"]  # no time is left for them
+    slow = Limits(seconds=1, all_seconds=20)
+    assert [out.how for out in outcomes(["while True: pass"], [Call("f")] * 4, slow)[0]][2:] == ["not_run"] * 2
 
 
 @pytest.mark.slow

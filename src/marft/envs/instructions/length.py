@@ -35,7 +35,7 @@ def _first_word(random: Random, topic: Topic) -> dict[str, Any]:
 
 def _divided(text: str, given: Given) -> bool:
     paragraphs = divided_paragraphs(text)
-    return paragraphs is not None and len(paragraphs) == given["num_paragraphs"]
+    return paragraphs is not None and counted(len(paragraphs), "exactly", given["num_paragraphs"])
 
 
 def _begins(text: str, given: Given) -> bool:
