@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -44,7 +45,7 @@ def typed(value: object) -> object:
 
 
 @given(values)
-@examples(max_examples=60)
+@examples(max_examples=40)
 def test_every_plain_value_crosses_the_wall_and_stays_what_it_is(value: object) -> None:
     assert typed(decode(encode(value))) == typed(value)
 
@@ -53,6 +54,7 @@ def test_every_plain_value_crosses_the_wall_and_stays_what_it_is(value: object) 
     st.text(max_size=40)
     | st.recursive(st.integers() | st.text(), lambda i: st.dictionaries(st.text(), i) | st.lists(i)).map(repr)
 )
+@examples(max_examples=40)
 def test_whatever_else_comes_over_the_wall_is_refused_in_words(text: str) -> None:
     with suppress(ValueError):
         decode(text)
@@ -126,8 +128,8 @@ def test_programs_that_read_and_print_end_as_python_ends_them() -> None:
     )
     found = outcomes([program], [Feed("añ\n", ("word",), {"note": "N"}), Feed("", ("word",), {"note": "N"})], SHORT)[0]
     assert sorted(found[0].value.split("\n")) == ["", "bye", "hi", "ña word N"]
-    assert outcomes(["print(1)\nexit()"], [Feed("")], SHORT)[0][0].value == "1\n"
-    assert outcomes(["print(1)\nexit(3)"], [Feed("")], SHORT)[0][0].how == "raised"
+    ended = outcomes([f"print(1)\n{end}" for end in ("exit()", "quit()", "exit(3)")], [Feed("")], SHORT)
+    assert [(row[0].how, row[0].value) for row in ended] == [("returned", "1\n")] * 2 + [("raised", "")]
 
 
 @isolated
@@ -169,7 +171,10 @@ def test_honest_programs_earn_what_they_do() -> None:
     """The check above can fail: what is right is paid for."""
     bench = Bench(PROBLEM, SHORT, 0.0)
     assert bench.judge("def f(x): return 7 * x + 1", []).share == 1.0
-    assert bench.judge(HONEST, []).share == FAIR
+    verdict = bench.judge(HONEST, [Case(Call("f", (9,)), (64,)), Case(Call("f", (1,)), (8,))])
+    assert (verdict.share, len(verdict.hidden)) == (FAIR, 8)  # what is shown is not counted
+    assert [right for _, right in verdict.shown] == [False, True]
+    assert not verdict.looks_right
 
 
 CHECK = """
@@ -214,6 +219,7 @@ def test_what_an_agent_tests_is_worth_what_it_lets_through_and_what_it_catches()
     assert bench.worth(proposing.tests_in("f(3) == 6", "f", ())) == 1.0
     assert bench.worth(proposing.tests_in("f(2) == 4", "f", ())) == 0.5  # one of the wrong ones does that too
     assert bench.worth(proposing.tests_in("f(3) == 6\nf(3) == 7\nf(4) == 9", "f", ())) == 0.5  # of two, one is wrong
+    assert bench.worth(proposing.tests_in("f(2) == 4\nf(4) == 9", "f", ())) == 0.25  # a wrong test catches nothing
     assert bench.worth([]) == 0.0
     assert Bench(Problem("", "f"), SHORT, 0.0).worth([]) is None
 
@@ -262,4 +268,5 @@ def test_mutants_differ_from_the_program_and_from_each_other() -> None:
     )
     found = mutants(program)
     assert len(set(found)) == len(found) > 5
+    assert ast.unparse(ast.parse(program)) not in found
     assert all(compile(text, "mutant", "exec") for text in found)

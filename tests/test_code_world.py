@@ -240,6 +240,8 @@ def test_what_is_shown_is_not_counted_and_hidden_tests_are_not_in_the_task(tmp_p
     assert "add(1, 2) == 3" in task.prompt
     assert "add(1, 1)" not in task.prompt
     assert "ab" not in json.dumps(dict(task.data))
+    world = rows(tmp_path, MBPP, examples=1)
+    assert world.start(everything(world)[0], 0).bench.problem.tests == 2
     problem = rows(tmp_path, CODEFORCES).start(everything(rows(tmp_path, CODEFORCES))[0], 0).bench.problem
     assert [case.given for case in problem.examples] == [Feed("1 2")]
     assert [case.given for case in problem.cases] == [Feed("5 4"), Feed("7 8")]
