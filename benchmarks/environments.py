@@ -47,7 +47,17 @@ class World(NamedTuple):
     changes: tuple[str, ...] = ()
 
 
-WORLDS: Mapping[str, World] = {}
+WORLDS: Mapping[str, World] = {
+    "chain_sum": World("demo"),
+    "relay": World("relay"),
+    "plan_path": World("plan_path"),
+    "sudoku": World("sudoku"),
+    "sokoban": World("sokoban"),
+    "rooms": World("rooms"),
+    "shop": World("shop", "reward"),
+    "memory": World("memory", "reward"),
+    "tool_use": World("tool_use"),
+}
 ARM = Literal["team", "alone"]
 
 

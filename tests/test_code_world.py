@@ -111,7 +111,7 @@ def test_the_script_solves_what_is_drawn_and_one_without_skill_does_not() -> Non
         assert 0 < last.agent_rewards["tester"] <= 0.5
     lost = asyncio.run(played(world, world.tasks("train")[0], 0.0, seed=1))
     assert (lost[-1].success, lost[-1].reward) == (False, 0.0)
-    assert len(lost) == 3
+    assert len(lost) == 3 == world.episode_limit
     assert len(world.start(world.tasks("train")[0], 0).bench.problem.cases) >= 4
 
 

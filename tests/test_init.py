@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,6 +129,65 @@ class TestWhatItWrites:
         pq.write_table(pa.table({"problem": ["1 + 1", "2 + 2"], "solution": [2, 4]}), tmp_path / "t.parquet")
         table = look_at(tmp_path / "t.parquet")
         assert (table.question, table.answer, table.kind, table.sums) == ("problem", "solution", "number", True)
+
+
+class TestAnEnvironment:
+    def test_is_a_package_that_bears_the_folders_name(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        said = run(capsys, "init", "--kind", "environment", "games/my-env")
+        assert "cd games/my-env" in said
+        assert "marft check-env recipe.toml" in said
+        folder = here / "games" / "my-env"
+        assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
+            "README.md", "pyproject.toml", "recipe.toml", "src/my_env/__init__.py", "src/my_env/environment.py",
+            "tests/test_environment.py",
+        ]  # fmt: skip
+        project = tomllib.loads((folder / "pyproject.toml").read_text())
+        assert project["project"]["entry-points"]["marft.environments"] == {"my_env": "my_env.environment:MyEnv"}
+        assert all("<<" not in path.read_text() for path in folder.rglob("*") if path.is_file())
+
+    def test_passes_every_check_from_anywhere(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        run(capsys, "init", "--kind", "environment", "first_of_mine")
+        said = run(capsys, "check-env", str(here / "first_of_mine" / "recipe.toml"), "--here", "--played", "1")
+        assert "failed" not in said
+        assert "warned" not in said
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(not NIGHT, reason="a team is trained, and processes are asked: make nightly")
+    def test_its_tests_pass_and_its_team_trains_at_once(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        run(capsys, "init", "--kind", "environment", "second_of_mine")
+        folder = here / "second_of_mine"
+        small = ("--training.steps", "2", "--rollout.tasks_per_step", "2")
+        assert "trained 2 steps" in in_the_folder(folder, "marft", "train", "recipe.toml", *small)
+        assert "3 passed" in in_the_folder(folder, "pytest", "-p", "no:cacheprovider")
+        assert "all passed" in in_the_folder(folder, "marft", "check-env", "recipe.toml", "--hold-ms", "200")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("json",), "a package json is installed already; name another folder, such as my_json"),
+            (("class",), "'class' cannot be the name of a package"),
+            (("src",), "'src' cannot be the name of a package"),
+            (("mine", "--data", "t.csv"), "are for a team: leave out --kind environment"),
+        ],
+    )
+    def test_is_refused_before_anything_is_written(
+        self, capsys: pytest.CaptureFixture[str], here: Path, words: tuple[str, ...], message: str
+    ) -> None:
+        assert message in run(capsys, "init", "--kind", "environment", *words, status=2)
+        assert not list(here.iterdir())
+
+    def test_takes_nobodys_place(self, capsys: pytest.CaptureFixture[str], here: Path) -> None:
+        (here / "mine_too").mkdir()
+        (here / "mine_too" / "README.md").write_text("mine")
+        assert "has README.md already, which stays" in run(
+            capsys, "init", "--kind", "environment", "mine_too", status=2
+        )
+        assert (here / "mine_too" / "README.md").read_text() == "mine"
+
+    def test_another_kind_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "nothing is called 'enviroment'; did you mean 'environment'?" in run(
+            capsys, "init", "--kind", "enviroment", status=2
+        )
 
 
 class TestWhatItRefuses:

@@ -85,6 +85,7 @@ class TestPool:
         share = np.mean([pool.drawn(u, "prioritised", 2.0).slot == "a" for u in uniforms])
         assert share == pytest.approx(expected[0] / expected.sum(), abs=2e-3)
         assert pool.chances("uniform", 2.0).tolist() == [0.5, 0.5]
+        assert [pool.drawn(u, "uniform", 2.0).slot for u in (0.0, 0.499, 0.5, 0.999)] == ["a", "a", "b", "b"]
 
     def test_a_rating_moves_by_what_was_not_expected(self) -> None:
         pool = Pool((Member("a", 0), Member("b", 3, rating=100.0)), rating=50.0)
@@ -101,6 +102,7 @@ class TestPool:
     def test_a_run_that_goes_back_forgets_later_versions(self) -> None:
         pool = Pool((Member("a", 0), Member("b", 3), Member("c", 6)))
         assert [member.step for member in pool.until(4).members] == [0, 3]
+        assert pool.until(3) == pool.until(4)
 
     def test_a_match_scores_by_its_sign(self) -> None:
         assert [score(reward) for reward in (1.0, 0.5, 0.0, -0.5)] == [1.0, 1.0, 0.5, 0.0]
@@ -134,12 +136,13 @@ class TestRecipe:
 @pytest.mark.slow
 def test_a_league_that_goes_on_equals_one_that_never_stopped(tmp_path: Path) -> None:
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
-    train(league(tmp_path, "--name", "whole"), whole)
-    train(league(tmp_path, "--name", "cut", "--training.steps", "2"), cut)
-    train(league(tmp_path, "--name", "cut"), cut, resume=True)
+    four = ("--policies.rival.pool.size", "4")  # so that a version from before the run was cut is there at its end
+    train(league(tmp_path, "--name", "whole", *four), whole)
+    train(league(tmp_path, "--name", "cut", "--training.steps", "2", *four), cut)
+    train(league(tmp_path, "--name", "cut", *four), cut, resume=True)
     mine, theirs = (folder.checkpoints / "step_000004" for folder in (whole, cut))
     files = sorted(file.relative_to(mine).as_posix() for file in mine.rglob("*.safetensors"))
-    assert sum(file.startswith("league/") for file in files) == 2
+    assert sum(file.startswith("league/") for file in files) == 3
     for file in (*files, "league/league.json"):
         assert (mine / file).read_bytes() == (theirs / file).read_bytes(), file
     _tasks_are_played_against_versions_of_the_pool(whole)
@@ -158,7 +161,7 @@ def _tasks_are_played_against_versions_of_the_pool(folder: RunFolder) -> None:
     assert seen["rival"] == {0}
     assert set().union(*seen.values()) > {0}
     rows = folder.read_metrics()
-    assert [row["league/members"] for row in rows] == [1.0, 2.0, 3.0, 3.0]
+    assert [row["league/members"] for row in rows] == [1.0, 2.0, 3.0, 4.0]
     written = json.loads((folder.checkpoints / "step_000004" / "league" / "league.json").read_text())
-    assert [member["step"] for member in written["members"]][::2] == [0, 4]
+    assert [member["step"] for member in written["members"]] == [0, 2, 3, 4]
     assert written["rating"] == rows[-1]["league/rating"]

@@ -58,6 +58,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty(draw: float) -> None:
     assert 0.92 < float(np.mean(held)) < 0.98
 
 
+@pytest.mark.slow
 @given(
     results=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=3).filter(
         lambda rows: sum(map(sum, rows)) > 0

@@ -59,6 +59,12 @@ def measured(run: RunSettings, models: Models, batch: list[Episode], step: int =
     return Learner(run, models).probes.measure(batch, step)
 
 
+def test_a_message_without_a_word_has_no_place_to_be_swapped_in(models: Models) -> None:
+    found = measured(settings(), models, [played(models, 11, ""), played(models, 40, "")])
+    assert INPUTS in found
+    assert MESSAGES not in found
+
+
 def test_dependence_is_the_log_ratio_a_token_to_the_next_tasks_inputs(models: Models) -> None:
     batch = [played(models, 11, "11 + 2 = 13.", "It is 13."), played(models, 40, "40 + 2 = 42.", "It is 42.")]
     found = measured(settings(), models, batch)

@@ -13,6 +13,7 @@ from marft.config import load_recipe, parse_recipe
 from marft.config.run import RunSettings
 from marft.runs.episodes import read_rows
 from marft.runs.folder import RunFolder
+from marft.sandbox.runner import isolation_problem
 from marft.training import train
 
 PROBLEMS = [
@@ -66,3 +67,27 @@ def test_the_recipe_that_the_docs_show_can_be_read(page: str, tmp_path: Path, mo
     table = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
     run = parse_recipe({"name": "shown", **table})
     assert [agent.role for agent in run.agents] == ["reasoner", "actor"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(isolation_problem()), reason=f"no isolation here: {isolation_problem()}")
+def test_the_recipe_of_programs_runs_two_steps_on_a_small_model_and_rows_of_a_file(tmp_path: Path) -> None:
+    tests = [{"input": [n], "output": n + 1} for n in range(3)]
+    rows = [
+        {"question": f"{n}: add 1.", "entry": "f", "tests": tests, "solution": "def f(x): return x + 1"}
+        for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    short = {f"agents.{role}.sampling.max_new_tokens": 12 for role in ("coder", "tester", "reflector")}
+    changes = {
+        "output": tmp_path, "models.base.path": "tiny", "models.base.context": 1024, **short,
+        "environment.path": tmp_path / "rows.jsonl", "environment.test_path": '""', "rollout.tasks_per_step": 1,
+        "rollout.samples_per_task": 2, "training.steps": 2, "evaluation.every": 0, "checkpoints.every": 2,
+        "device": "cpu", "threads": 1,
+    }  # fmt: skip
+    run = load_recipe("code_1_5b", [word for key, value in changes.items() for word in (f"--{key}", str(value))])
+    folder = RunFolder.create(run)
+    train(folder.settings(), folder)
+    steps = folder.read_metrics()
+    assert [(row["step"], row["episodes"], row["episodes_failed"]) for row in steps] == [(1, 2, 0), (2, 2, 0)]
+    assert math.isfinite(steps[-1]["policies/reflector/gradient_norm"])

@@ -59,7 +59,13 @@ def played(relay: Relay, skill: float, tasks: int = 20) -> list[Play]:
         stage = Stage(Subject(relay), Limits())
         try:
             return [
-                await stage.play(task, "train", n, "the script", Performer(relay.script(skill), {}, (), True, task, n))
+                await stage.play(
+                    task,
+                    "train",
+                    n,
+                    "the script",
+                    Performer(relay.script(skill), Subject(relay, unheard=True), (), task, n),
+                )
                 for n, task in enumerate(relay.tasks("train")[:tasks])
             ]
         finally:
@@ -144,7 +150,11 @@ class TestNobodyCanAnswerAlone:
 
 class TestWhatComesThrough:
     @given(
-        st.text(max_size=60), st.integers(0, 5), st.integers(1, 40), st.floats(0, 1), st.sampled_from(["erase", "drop", "replace"])
+        st.text(max_size=60),
+        st.integers(0, 5),
+        st.integers(1, 40),
+        st.floats(0, 1),
+        st.sampled_from(["erase", "drop", "replace"]),
     )
     def test_is_never_more_than_may(self, text: str, words: int, characters: int, noise: float, kind: Any) -> None:
         came = passed(text, Random(0), words, characters, (), noise, kind, ("x",)).split()

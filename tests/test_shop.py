@@ -251,6 +251,17 @@ class TestVisits:
         assert "chosen: small" in done.observations[3].text
         assert "chosen" not in done.observations[5].text
 
+    def test_pages_of_results_are_gone_through_both_ways(self) -> None:
+        texts = ["search[wool]", *["click[next >]"] * 3, "click[< prev]", "click[next >]"]
+        world = shop(**{**PLAIN, "found": 12, "max_steps": 20, "readers": ("searcher",)})
+        shown = [one.text for one in by_texts(world, world.tasks("train")[0], texts, "solver").observations[1:7]]
+        assert [page.partition(".")[0] for page in shown] == [f"Page {n} of 4" for n in (1, 2, 3, 4, 3, 4)]
+        assert ["[next >]" in page for page in shown] == [True, True, True, False, True, False]
+        assert ["[< prev]" in page for page in shown] == [False, True, True, True, True, True]
+        assert (shown[2], shown[3]) == (shown[4], shown[5])
+        rows = [row for page in shown[:4] for row in page.splitlines()[1:-1]]
+        assert len(rows) == len(set(rows)) == 12
+
     def test_progress_is_what_buying_now_would_earn(self) -> None:
         world = shop(**PLAIN, actor="buyer")
         for task in some(world.tasks("test")):

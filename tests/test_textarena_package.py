@@ -26,7 +26,8 @@ REGISTRATION = """
 class Spec:
     def __init__(self, entry_point): self.entry_point = entry_point
 ENV_REGISTRY = {name: Spec(f"textarena.envs.{module}:{kind}") for name, module, kind in (
-    ("Dice-v0", "dice", "Dice"), ("Jury-v0", "jury", "Jury"), ("Words-v0", "words", "Words"))}
+    ("Dice-v0", "dice", "Dice"), ("Jury-v0", "jury", "Jury"), ("Words-v0", "words", "Words"),
+    ("Newer-v0", "newer", "Newer"))}
 """
 ROOT = """
 import importlib
@@ -57,7 +58,8 @@ class Dice:
         s = self.state
         if action not in "123456":
             if s.error_count:
-                s.rewards, s.game_info[s.now]["invalid_move"] = {s.now: -1, 1 - s.now: 1}, True
+                lost = "no number" if s.turns else -1
+                s.rewards, s.game_info[s.now]["invalid_move"] = {s.now: lost, 1 - s.now: 1}, True
                 return True, {}
             s.error_count += 1
             self.news[s.now].append((-1, "Invalid.", None))
@@ -72,6 +74,7 @@ class Dice:
         return True, {}
 '''
 JURY = '"""Asks OpenRouter."""\nclass Jury: pass\n'
+NEWER = "class Newer(: pass\n"
 WORDS = """
 class Words:
     def __init__(self): raise LookupError("\\n***\\n  Resource words not found.\\n***")
@@ -85,7 +88,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (root / "envs").mkdir(parents=True)
     for name, text in {
         "__init__.py": ROOT, "envs/__init__.py": "", "envs/registration.py": REGISTRATION, "envs/dice.py": DICE,
-        "envs/jury.py": JURY, "envs/words.py": WORDS,
+        "envs/jury.py": JURY, "envs/words.py": WORDS, "envs/newer.py": NEWER,
     }.items():  # fmt: skip
         (root / name).write_text(text, encoding="utf-8")
     real = taken_out()
@@ -133,6 +136,10 @@ class TestStandIn:
         assert "Invalid." in shown[1].whole
         assert last.agent_rewards[shown[0].turn[0]] == -1.0
         assert last.info["measures"]["illegal_moves"] == 1.0
+        moves = iter(["1", "seven", "seven"])
+        _, last = match(env, env.tasks("train")[0], lambda *_: next(moves))  # and where a game pays a text for it
+        assert last.agent_rewards[shown[0].turn[0]] == 1.0
+        assert sum(last.agent_rewards.values()) == 0.0
 
     def test_matches_at_the_same_time_draw_from_streams_of_their_own(self, package: Path) -> None:
         env = dice(params={"rounds": 20})
@@ -156,6 +163,7 @@ class TestStandIn:
             ({"game": "Dise-v0"}, "did you mean 'Dice-v0'"),
             ({"game": "Jury-v0"}, "asks a model over the network"),
             ({"game": "Words-v0"}, "give data = 'FOLDER'"),
+            ({"game": "Newer-v0"}, "written for a newer Python"),
             ({"params": {"turns": 3}}, "does not take them"),
             ({"seats": [["a"]]}, "not for 1 players: two players"),
             ({"seats": [["a"]], "opponent": "random"}, "lists no moves"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,6 +21,9 @@ from marft.learning.credit.grpo import GRPO
 from marft.learning.credit.monte_carlo import MonteCarlo
 from marft.learning.credit.rae import RAE
 from marft.learning.interfaces import CreditInputs, Values
+from marft.runs.episodes import read_episodes
+from marft.runs.folder import RunFolder
+from marft.training import train
 from marft.types import Episode, JointAction, Observation, Task, Transition
 from tests import references_credit as slow
 from tests.episodes import make_action
@@ -53,6 +58,17 @@ class TestWhoIsPaid:
             assert last.agent_rewards == {}
             assert last.reward == same.agent_rewards["north"]
             assert last.success == (last.reward > 0)
+
+    def test_moves_of_opponents_that_do_not_learn_are_not_measured(self) -> None:
+        """The opponent's are all illegal, the learner's are not."""
+        env = environment(game="nim", opponent="frozen")
+
+        def move(role: str, shown: Observation) -> str:
+            return first_option(role, shown) if role == "north" else "nothing"
+
+        for task in env.tasks("train"):
+            _, last = match(env, task, move)
+            assert last.info["measures"].get("illegal_moves", 0.0) == 0.0
 
     def test_a_game_played_together_pays_the_team_once(self) -> None:
         env = environment(game="hints")
@@ -148,6 +164,7 @@ class TestWhatIsRefused:
             ({"algorithm": {"name": "grpo"}}, "'grpo' judges agents by what all of them earn together"),
             ({"algorithm": {"name": "marft"}}, "nobody would learn"),
             ({"algorithm": {"name": "rloo"}}, "nobody would learn"),
+            ({"algorithm": {"name": "rae", "credit": {"name": "monte-carlo"}}}, "nobody would learn"),
             ({"algorithm": {"name": "rae", "reward": {"own": 0.0}}}, "nothing of what a side earns"),
             ({"algorithm": {"name": "rae", "reward": {"shaping": "margin"}}}, "those are opponents"),
             ({"rewards": [{"name": "outcome"}, {"name": "trajectory"}]}, "one of them has lost it"),
@@ -182,6 +199,27 @@ class TestWhatIsRefused:
         table["policies"]["other"] = {"model": "base", "train": "frozen"}
         table["agents"][1]["policy"] = "other"
         assert parse_recipe(table).environment.against == ("south",)
+
+
+@pytest.mark.slow
+def test_one_policy_learns_from_both_seats_against_itself(tmp_path: Path) -> None:
+    table = recipe(output=str(tmp_path), device="cpu", threads=1, sinks=[], training={"steps": 2})
+    table["rollout"] = {"tasks_per_step": 4, "samples_per_task": 2}
+    table["algorithm"] = {"name": "rae", "credit": {"name": "rae", "by": ["begins"]}}
+    run, folder = parse_recipe(table), RunFolder(tmp_path / "sides")
+    state = train(run, folder)
+    assert all(key.split(" ", 1)[1] in ('["north"]', '["south"]') for key in state_of(folder)["parts"]), state
+    assert len(state_of(folder)["parts"]) == 4  # two sides, each in two seats
+    for row in folder.read_metrics():
+        assert row["reward"] == 0.0
+        assert row["agents/north/own_reward"] == -row["agents/south/own_reward"]
+        assert row["environment/sound_moves"] <= 1.0
+    for episode in read_episodes(folder.episodes / "step_000001.parquet"):
+        assert {action.policy for action in episode.actions} == {"player"}
+
+
+def state_of(folder: RunFolder) -> dict[str, Any]:
+    return json.loads((folder.checkpoints / "step_000002" / "state.json").read_text())  # type: ignore[no-any-return]
 
 
 def recipe(**changes: Any) -> dict[str, Any]:

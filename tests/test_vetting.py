@@ -15,7 +15,9 @@ from marft.vetting.subject import Subject
 from tests import faulty
 from tests.nights import NIGHT, some
 
-QUICK = Limits(tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False)
+QUICK = Limits(
+    tasks=1, held_out_tasks=0, most_steps=6, middle_seconds=0.5, hold_seconds=0.25, call_seconds=5.0, processes=False
+)
 SEVERAL = dataclasses.replace(QUICK, tasks=2)
 FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what it says
     faulty.Twice: ("tasks", "another one has the id 'sum/0' too"),

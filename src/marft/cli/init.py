@@ -14,11 +14,14 @@ from rich.prompt import Prompt
 
 from marft.cli.console import in_bold, wide_console
 from marft.config.settings import did_you_mean
+from marft.starter import environment
+from marft.starter.environment import write_environment
 from marft.starter.files import DATA, FILES, TINY, Plan, commands, refuse_taken, write
 from marft.starter.tables import Table, columns_of, guess, invented, look_at
 from marft.starter.teams import SHAPES
 
 T = TypeVar("T")
+KINDS = ("team", "environment")
 
 
 def init(folder: Path, data: str | None, question: str, answer: str | None, model: str, team: str, yes: bool) -> None:
@@ -59,9 +62,43 @@ def init(folder: Path, data: str | None, question: str, answer: str | None, mode
     console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
     for note in _notes(plan):
         console.print(note, style="yellow", soft_wrap=True)
+    _say_next(console, folder, commands())
+
+
+def checked_kind(kind: str) -> str:
+    """What is to be begun.
+
+    Raises:
+        ValueError: it is neither a team nor an environment.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"--kind: nothing is called {kind!r}{did_you_mean(kind, KINDS)}")
+    return kind
+
+
+def init_environment(folder: Path, of_teams: Sequence[str | None]) -> None:
+    """``marft init --kind environment``.
+
+    Args:
+        of_teams: options that mean something for a team alone.
+
+    Raises:
+        ValueError: one of them is given, a file would be overwritten, or no package can have the folder's name.
+    """
+    if any(of_teams):
+        raise ValueError(
+            "--data, --question, --answer, --model and --team are for a team: leave out --kind environment"
+        )
+    console = wide_console()
+    names = write_environment(folder)
+    console.print(f"wrote {', '.join(names)} in {folder}", soft_wrap=True)
+    _say_next(console, folder, environment.commands())
+
+
+def _say_next(console: Console, folder: Path, said: str) -> None:
     console.print(in_bold("\nNext:"))
     change = "" if folder == Path() else f"cd {shlex.quote(str(folder))}\n"
-    console.print(f"{change}{commands()}", soft_wrap=True)
+    console.print(f"{change}{said}", soft_wrap=True)
 
 
 def _ask(console: Console | None, question: str, default: str, choices: Sequence[str] = ()) -> str:

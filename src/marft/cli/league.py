@@ -30,7 +30,7 @@ def league(path: Path, overrides: Sequence[str], matches: int, versions: int, ho
     with output(how) as out:
         with bar("playing", shown=not how) as advance:
             found = league_of(run, folder, matches, versions, advance)
-        page = write_league(folder.league, found)
+        page = write_league(folder.path / "league", found)
         for rows in tables(found):
             out.say(for_terminal(rows), "")
         for text in found.notes:

@@ -15,8 +15,8 @@ _LOOKED_IN: list[str] = []  # folders of the recipes that this process has read,
 
 
 def look_for_modules_in(folder: object) -> None:
-    """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes. Where it
-    is a project, those of its ``src`` are found too, after its own."""
+    """Let import paths find modules of a recipe's folder: after all others, but before those of earlier recipes. Where
+    it is a project, those of its ``src`` are found too, after its own."""
     if not isinstance(folder, str) or not folder or "\0" in folder or not Path(folder).is_dir():
         return
     source = Path(folder, SOURCE)

@@ -37,8 +37,11 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
     },
     "environments": {
         "code": "marft.envs.code.environment:Code",
+        "gymnasium": "marft.envs.gyms.gymnasium_game:Gymnasium",
+        "instructions": "marft.envs.instructions.environment:Instructions",
         "math": "marft.envs.math:Math",
         "memory": "marft.envs.memory.environment:Memory",
+        "pettingzoo": "marft.envs.gyms.pettingzoo_game:PettingZoo",
         "plan_path": "marft.envs.plan_path.environment:PlanPath",
         "reasoning_gym": "marft.envs.reasoning_gym:ReasoningGym",
         "relay": "marft.envs.relay.environment:Relay",
@@ -49,6 +52,7 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "table": "marft.envs.table:Table",
         "textarena": "marft.envs.textarena.environment:TextArena",
         "tool_use": "marft.envs.tool_use.environment:ToolUse",
+        "verifiers": "marft.envs.verifying.environment:Verifiers",
     },
     "channels": {
         "last": "marft.game.channels.last:Last",

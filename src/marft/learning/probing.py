@@ -125,8 +125,8 @@ class _Pair:
         if not swaps or tokenizer.encode(text, add_special_tokens=False) != self.action.prompt.tolist():
             return None
         for own, others in swaps:
-            before, found, after = text.rpartition(own)
-            if not own or not others or not found:
+            before, found, after = text.rpartition(own) if own else ("", "", text)
+            if not others or not found:
                 return None
             text = before + others + after
         return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)

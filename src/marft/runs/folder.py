@@ -28,17 +28,9 @@ from marft.runs.written import WrittenRecipe, read_evaluation, read_recipe
 FORMAT = "a run of MARFT, 1"  # what the mark of a run says
 MARK = json.dumps({"format": FORMAT})  # the least that it says
 OWN = (
-    "checkpoints",
-    "credit",
-    "episodes",
-    "evaluations",
-    "graphs",
-    "league",
-    "metrics.jsonl",
-    "replays",
-    "tensorboard",
+    "checkpoints", "credit", "episodes", "evaluations", "graphs", "league", "metrics.jsonl", "replays", "tensorboard",
     "worth",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +273,6 @@ class RunFolder:
     @property
     def worth(self) -> Path:
         return self.path / "worth"
-
-    @property
-    def league(self) -> Path:
-        return self.path / "league"
 
     def saved_steps(self) -> list[Path]:
         """Folders of checkpoints, oldest first."""

@@ -164,14 +164,13 @@ def _seed(task: Task) -> int:
 def _players(stage: Stage, task: Task) -> Iterator[tuple[str, Player]]:
     """Everybody who plays a task, by name."""
     seed = _seed(task)
-    profiles = {profile.role: profile for profile in stage.profiles}
     tools = tuple(stage.tools.tools) if stage.tools else ()
     for skill in SKILLS:
         script = scripted(stage.subject.environment, skill)
         if script is not None:
             yield (
                 f"its script of skill {skill:g}",
-                Performer(script, profiles, tools, stage.subject.unheard, task, seed),
+                Performer(script, stage.subject, tools, task, seed),
             )
     yield "somebody who chooses and says anything", wandering(seed)
     yield "somebody who says 'x'", saying(["x"])

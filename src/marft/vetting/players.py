@@ -14,6 +14,7 @@ from marft.game.rendering import Message, compose
 from marft.seeds import derive_seed
 from marft.types import Observation, Profile, Task, Tool, ToolCall
 from marft.vetting.plays import Said
+from marft.vetting.subject import Subject
 
 ROUNDS = 8  # in which a script may call tools in one turn
 TELLING = re.compile(r"answer|solution|target|number|result|label|goal|expected", re.IGNORECASE)  # keys of answers
@@ -35,32 +36,46 @@ Player = Callable[[Moment], Awaitable[Mapping[str, Said]]]
 
 
 class Performer:
-    """A script in every seat."""
+    """A script in every seat of a team, which is told what the team's organization would tell it.
 
-    def __init__(
-        self,
-        script: Script,
-        profiles: Mapping[str, Profile],
-        tools: tuple[Tool, ...],
-        unheard: bool,
-        task: Task,
-        seed: int,
-    ) -> None:
-        self.script, self.profiles, self.tools, self.unheard, self.task = script, profiles, tools, unheard, task
-        self.seed = seed
+    Args:
+        tools: that may be called.
+        seed: of the script's randomness.
+    """
+
+    def __init__(self, script: Script, subject: Subject, tools: tuple[Tool, ...], task: Task, seed: int) -> None:
+        self.script, self.subject, self.tools, self.task, self.seed = script, subject, tools, task, seed
+        self.profiles = {profile.role: profile for profile in subject.profiles}
         self.chats: dict[str, list[Mapping[str, object]]] = {}
+        self.told: list[Message] = []  # by whom, in the order said
+        self.last: list[Message] = []  # in the step before
+        self.known: dict[str, int] = {}  # by role: how much was told when it acted last
 
     async def __call__(self, moment: Moment) -> Mapping[str, Said]:
         heard = list[Message]()
         done = dict[str, Said]()
+        given = {role: self._earlier(role) for role in moment.roles}
         for role in moment.roles:
-            begun = self.chats.setdefault(role, [])
-            asked = compose(self._profile(role), moment.observation.seen_by(role), heard)
-            begun += [message for message in asked if not begun or message["role"] != "system"]
+            asked = compose(self._profile(role), moment.observation.seen_by(role), [*given[role], *heard])
+            before = self.chats.get(role, []) if self.remembers(role) else []
+            self.chats[role] = [*before, *(one for one in asked if not before or one["role"] != "system")]
             done[role] = await self._turn(role, moment)
-            if not self.unheard and not moment.observation.turn:
+            if not self.subject.unheard and (self.profiles or not moment.observation.turn):
                 heard.append(Message(role, done[role].text))
+        self.last = [Message(role, said.text) for role, said in done.items()]
+        self.told += self.last
+        self.known |= dict.fromkeys(moment.roles, len(self.told))
         return done
+
+    def remembers(self, role: str) -> bool:
+        """Whether it is told what it was told and said before; of a team that nobody has described, everybody is."""
+        return role in self.subject.remembering or not self.profiles
+
+    def _earlier(self, role: str) -> list[Message]:
+        """What an agent hears of steps before."""
+        since = self.told[self.known.get(role, 0) :]
+        given = {"last": self.last, "since": since}.get(self.subject.sees, [])
+        return [message for message in given if message.role != role]
 
     async def _turn(self, role: str, moment: Moment) -> Said:
         chat, calls = self.chats[role], list[ToolCall]()

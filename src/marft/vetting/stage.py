@@ -44,8 +44,8 @@ class Stage:
         self.threads = LoopThreadPool()
         self.profiles = subject.profiles or (ALONE,)
         self.guessed = not subject.profiles  # who plays is known from the environment alone
-        session = subject.environment.session
-        self.tools = SessionSource(session) if session is not None else None
+        offers = subject.environment.offers
+        self.tools = SessionSource(offers) if offers is not None else None
         self.most_steps = subject.most_steps or limits.most_steps
 
     @property
@@ -218,13 +218,13 @@ class _Episode:
             return replace(call, output=f"no tool is called {call.name!r}", error=True)
         try:
             arguments = json.loads(call.arguments)
-            if not isinstance(arguments, dict):
-                raise ValueError("the arguments must be a JSON object")
-            bound = tools.functions[call.name].bind(arguments)
         except (ValueError, RecursionError) as error:
-            return replace(call, output=str(error), error=True)
+            return replace(call, output=f"the arguments are no valid JSON: {error}", error=True)
+        if not isinstance(arguments, dict):
+            return replace(call, output="the arguments must be a JSON object", error=True)
+        joined = tools.joined(self.session)
         try:
-            output = await self._call(call.name, lambda: getattr(self.session, call.name)(**bound))
+            output = await self._call(call.name, joined.call, call.name, arguments)
         except _StoppedError as error:
             if self.faults[-1].wrong == "hung":
                 raise

@@ -19,7 +19,7 @@ from marft.config.run import RunSettings
 from marft.types import Profile
 
 ALONE = Profile("solver")
-UNHEARD = ("parallel", "turns")  # organizations in which those who act in a step do not hear each other
+TOGETHER = ("parallel",)  # organizations in which those who act in a step do not hear each other
 READ: TypeAdapter[EnvironmentPart] = TypeAdapter(EnvironmentPlugin)
 
 
@@ -31,6 +31,8 @@ class Subject:
         profiles: of a recipe's agents; (): nobody has said who plays it.
         most_steps: of an episode, where a recipe says so.
         unheard: agents of a step do not hear each other.
+        sees: what they hear of earlier steps, as the organization ``turns`` has it.
+        remembering: roles that remember what they were told and said.
         folder: a recipe's, where its modules and tables are.
     """
 
@@ -38,6 +40,8 @@ class Subject:
     profiles: tuple[Profile, ...] = ()
     most_steps: int = 0
     unheard: bool = False
+    sees: str = "nothing"
+    remembering: frozenset[str] = frozenset()
     folder: str = ""
 
     @property
@@ -54,8 +58,11 @@ class Subject:
 def of_recipe(run: RunSettings, folder: str = "") -> Subject:
     """The environment of a recipe, with its team."""
     profiles = tuple(agent.profile for agent in run.agents)
-    unheard = run.team.name in UNHEARD
-    return Subject(run.environment, profiles, run.rollout.max_steps, unheard, folder or str(Path.cwd()))
+    unheard = run.team.name in TOGETHER or getattr(run.team, "order", "") == "together"
+    sees = getattr(run.team, "sees", "nothing")
+    remembering = frozenset(agent.role for agent in run.agents if agent.memory != "none")
+    folder = folder or str(Path.cwd())
+    return Subject(run.environment, profiles, run.rollout.max_steps, unheard, str(sees), remembering, folder)
 
 
 def subject_of(target: str, keys: Mapping[str, Any] = {}) -> Subject:

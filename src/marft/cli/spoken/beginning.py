@@ -12,7 +12,10 @@ from marft.cli.app import app
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where the files go; made where it is not there.")] = Path("my_team"),
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where the files go, made where it is not there; my_team, or my_env.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="What is begun: a team, or an environment.")] = "team",
     data: Annotated[
         str | None, typer.Option(help="Your table: CSV, JSONL, Parquet; '' for a few invented rows.")
     ] = None,
@@ -22,13 +25,17 @@ def init(
     team: Annotated[str, typer.Option(help="reasoner-actor, writer-critic, or single.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take what is not named by default.")] = False,
 ) -> None:
-    """Begin a team of your own, in a folder that trains at once.
+    """Begin a team of your own, or an environment, in a folder that trains at once.
 
-    A recipe, a reward function with its test, some data. It asks on a terminal alone, and overwrites nothing.
+    Of a team: a recipe, a reward function with its test, some data. Of an environment: a package with a test, and a
+    recipe. It asks on a terminal alone, and overwrites nothing.
     """
-    from marft.cli.init import init as run_init
+    from marft.cli import init as begin
 
-    run_init(folder, data, question, answer, model, team, yes)
+    if begin.checked_kind(kind) == "environment":
+        begin.init_environment(folder or Path("my_env"), [data, question, answer, model, team])
+        return
+    begin.init(folder or Path("my_team"), data, question, answer, model, team, yes)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, Strict, model_validator
 from pydantic_core import PydanticCustomError
@@ -36,15 +36,15 @@ class Code(Drawn):
     that it can see, may have that looked at (``reflector``), and writes again.
     """
 
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
     path: TablePath = ""  # a table of problems, or an id on the hub; "": they are drawn
     test_path: TablePath = ""  # a table for the test split; "": a tenth of path
     subset: str = ""  # of a data set of the hub
     part: str = "train"  # what is read, of a data set that has several parts
     test_part: str = "test"  # the same, of the one at test_path
     layout: Layout = "auto"  # of the table's columns
-    ungradable: Literal["refuse", "leave_out"] = (
-        "refuse"  # rows that cannot be graded here: interactive ones, or without tests
-    )
+    ungradable: Literal["refuse", "leave_out"] = "refuse"  # rows that cannot be graded: interactive, without tests
     most_tests: CountOrNone = 50  # hidden tests of a problem that are run, from the first on; 0: all
     limit: CountOrNone = 0  # tasks of each split, where they are rows; 0: all
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = (
@@ -83,6 +83,11 @@ class Code(Drawn):
         for role in [*([CODER] if wanted else []), *wanted]:
             if role not in roles:
                 yield f"environment: no agent is called {role!r}, which {' and '.join(wanted)} = true need"
+
+    @property
+    def episode_limit(self) -> int:
+        """A step for each program, and one for each look at it but the last."""
+        return 2 * self.rounds - 1 if self.reflector else self.rounds
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Tasks of a split. The data of a task that is a row says where its problem is from.

@@ -1,1 +1,1 @@
-"""What worlds on a grid share: cells and maps, symmetries, distances, moves in words, sessions that are played in moves."""
+"""What worlds on a grid share: cells and maps, their symmetries, distances, moves in words, sessions in moves."""

@@ -12,4 +12,4 @@ def role_problems(named: Mapping[str, Sequence[str]], roles: Sequence[str]) -> I
     for key, names in named.items():
         for name in names:
             if name not in roles:
-                yield f"{key} names {name!r}, and no agent has that role{did_you_mean(name, roles)}"
+                yield f"environment.{key}: no agent has the role {name!r}{did_you_mean(name, roles)}"

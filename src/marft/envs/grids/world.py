@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.settings import CountOrNone, Filled, Names, NotNegative
@@ -23,6 +23,8 @@ class MovesWorld(Drawn):
     world's own only some of them know the map, or what an instrument measures, and have to tell.
     """
 
+    nearest: Annotated[int, Field(ge=1, le=900)] = 1  # moves that a task takes, at least
+    farthest: CountOrNone = 0  # and at most; 0: any number
     moves: Literal["one", "list"] = "list"  # in one step
     steps: CountOrNone = 0  # of an episode; 0: 5 with lists, else twice as many as the moves that it takes
     actions: Literal["text", "choices"] = "text"  # choices: the mover chooses from the open ways (organization "turns")
@@ -32,7 +34,11 @@ class MovesWorld(Drawn):
     local_reward: NotNegative = 0.0  # weight of what other agents' own moves would have earned, paid to them alone
 
     @model_validator(mode="after")
-    def _single_choices(self) -> MovesWorld:
+    def _playable(self) -> MovesWorld:
+        if self.farthest and self.farthest < self.nearest:
+            raise PydanticCustomError(
+                "farthest", "is less than nearest ({nearest}): no task is so; raise it", {"nearest": self.nearest}
+            )
         if self.actions == "choices" and self.moves == "list":
             raise PydanticCustomError("actions", "choices are single moves; set moves = 'one', or actions = 'text'")
         return self
@@ -47,8 +53,13 @@ class MovesWorld(Drawn):
         mover = (self.mover,) if self.actions == "choices" else ()
         return role_problems({"map_for": self.map_for, "mover": mover}, roles)
 
-    def most_steps(self, fewest_moves: int) -> int:
-        """Steps of an episode, at most."""
+    @property
+    def most_steps(self) -> int:
+        """Steps of an episode, at most; 0: that depends on the task, and has no bound."""
+        return self.steps_in(self.farthest)
+
+    def steps_in(self, fewest_moves: int) -> int:
+        """Steps of an episode of a task that takes so many moves, at most."""
         return self.steps or (LISTS if self.moves == "list" else 2 * fewest_moves)
 
     def observation(

@@ -20,6 +20,8 @@ from marft.envs.memory.facts import (
 )
 from marft.envs.memory.grading import NOT_MENTIONED
 
+PATIENCE = 1000  # drafts without one that fits
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -99,13 +101,29 @@ class _Draft:
         self.asked.append(_Asked(kind, fact.question, fact, () if kind == "abstention" else (fact,)))
 
 
-def draw(shape: Shape, random: Random) -> tuple[list[Chunk], list[Question]]:
+class Conversation(NamedTuple):
+    """A conversation, questions about it, and all that it says, each in short."""
+
+    chunks: list[Chunk]
+    questions: list[Question]
+    notes: list[str]
+
+
+def draw(shape: Shape, random: Random) -> Conversation:
     """A conversation and questions about it. What takes the place of an earlier fact comes after it, and nobody's
-    cousin is asked about whose own facts change."""
+    cousin is asked about whose own facts change.
+
+    Raises:
+        ValueError: people have too few facts for so many questions.
+    """
     room = shape.days * shape.facts
-    draft = _asked(shape, random)
-    while len(draft.facts) > room or len(draft.asked) < shape.questions:
-        draft = _asked(shape, random)
+    drafts = (_asked(shape, random) for _ in range(PATIENCE))
+    draft = next((one for one in drafts if len(one.facts) <= room and len(one.asked) == shape.questions), None)
+    if draft is None:
+        raise ValueError(
+            f"environment: {shape.people} people have too few facts for {shape.questions} questions of the kinds "
+            f"{', '.join(shape.kinds)}; ask fewer, of more kinds, or about more people"
+        )
     while len(draft.facts) < room:
         fact = draft.any_new()
         if fact is None:
@@ -124,7 +142,7 @@ def draw(shape: Shape, random: Random) -> tuple[list[Chunk], list[Question]]:
     chunks = [Chunk(day, tuple(lines)) for day, lines in zip(days, by_session, strict=True)]
     questions = list(_questions(draft, dated))
     random.shuffle(questions)
-    return chunks, questions
+    return Conversation(chunks, questions, [fact.note for fact in dated.values()])
 
 
 def _asked(shape: Shape, random: Random) -> _Draft:

@@ -56,21 +56,13 @@ class MemorySession:
 
     async def step(self, actions: JointAction) -> Step:
         """Take the notes on a piece, what is picked for a question, or its answer."""
-        role = self._role()
-        action = actions.of(role)
-        text = action.text if action else ""
-        if role == self.rules.writer and self.read < len(self.chunks):
-            return self._noted(text)
+        if self.read < len(self.chunks):
+            return self._noted(_said(actions, self.rules.writer))
         if self.picked is None and self.rules.retriever:
-            return self._picked(text)
-        return self._answered(text)
+            return self._picked(_said(actions, self.rules.retriever))
+        return self._answered(_said(actions, self.rules.answerer))
 
     async def close(self) -> None: ...
-
-    def _role(self) -> str:
-        if self.read < len(self.chunks):
-            return self.rules.writer
-        return self.rules.retriever if self.rules.retriever and self.picked is None else self.rules.answerer
 
     def _noted(self, text: str) -> Step:
         problem = self.notebook.write(text)
@@ -155,6 +147,11 @@ class MemorySession:
         if self.recalls:
             measures["retrieval_recall"] = sum(self.recalls) / len(self.recalls)
         return {"progress": self.right / len(self.questions), "measures": measures}
+
+
+def _said(actions: JointAction, role: str) -> str:
+    action = actions.of(role)
+    return action.text if action else ""
 
 
 def _share_held(needs: Sequence[tuple[str, ...]], notes: Sequence[str]) -> float:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from marft.config.settings import CountOrNone, Names
+from marft.config.settings import Names
 from marft.envs.drawn import Drawing
 from marft.envs.grids.maps import canonical, listed, named
 from marft.envs.grids.moves import step
@@ -28,18 +27,8 @@ class PlanPath(MovesWorld):
 
     size: Annotated[int, Field(ge=2, le=30)] = 10  # rows and columns of the grid
     walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # share of its cells
-    nearest: Annotated[int, Field(ge=1, le=900)] = 1  # moves from start to goal, at least
-    farthest: CountOrNone = 0  # and at most; 0: any number
     distances_for: Names = ()  # roles that are shown how far the goal is from each cell that can be gone to
     reward: Literal["progress", "success", "published"] = "progress"  # see docs/worlds/plan_path.md
-
-    @model_validator(mode="after")
-    def _possible(self) -> PlanPath:
-        if self.farthest and self.farthest < self.nearest:
-            raise PydanticCustomError(
-                "farthest", "is less than nearest ({nearest}): no maze is so; raise it", {"nearest": self.nearest}
-            )
-        return self
 
     @property
     def told(self) -> Sequence[str]:
@@ -81,7 +70,9 @@ class PlanPath(MovesWorld):
     def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
         maze = Maze(tuple(task.data["map"]))
         failure = FAILURE if self.reward == "published" else 0.0
-        play = Play(self.moves, self.most_steps(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward)
+        play = Play(
+            self.moves, self.steps_in(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward
+        )
         return MovesSession(Walk(maze, maze.start), play)
 
     def script(self, skill: float = 1.0) -> PathScript:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 SATURATION, LENGTH = 0.9, 0.4  # k1 and b, as Anserini, which WebShop searches with, has them
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -39,7 +40,7 @@ class Index:
             for word, often in count.items():
                 found[word].append((place, often))
         self._size = len(texts)
-        self._entries: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._entries: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = {}
         for word, entries in found.items():
             places = np.array([place for place, _ in entries], np.int64)
             often = np.array([often for _, often in entries], np.float64)

@@ -70,7 +70,7 @@ class Read(NamedTuple):
 def read(text: str) -> Read:
     """The last action that a text names, as WebShop writes them.
 
-    >>> read("I look first. search[red  scarf]"), read("buy it")
+    >>> read("Not click[7], but search[red  scarf]"), read("buy it")
     (Read(verb='search', words='red scarf'), Read(verb='', words=''))
     """
     found = _ACTION.findall(text)

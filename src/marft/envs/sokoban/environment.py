@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from marft.config.settings import CountOrNone, Names, NotNegative
+from marft.config.settings import Names, NotNegative
 from marft.envs.drawn import Drawing
 from marft.envs.grids.maps import find, listed, named
 from marft.envs.grids.session import MovesSession, Play
@@ -18,7 +18,7 @@ from marft.envs.grids.world import MovesWorld
 from marft.envs.sokoban.drawing import content, room, start
 from marft.envs.sokoban.rules import FAILURE, Yard, drawn, published
 from marft.envs.sokoban.script import SokobanScript
-from marft.envs.sokoban.solving import fewest_moves, pushes
+from marft.envs.sokoban.solving import pushes
 from marft.types import Observation, Task
 
 TRIES = 500  # rooms that are drawn for one task
@@ -31,18 +31,13 @@ class Sokoban(MovesWorld):
 
     size: Annotated[int, Field(ge=4, le=20)] = 6  # rows and columns, the walls around included
     boxes: Annotated[int, Field(ge=1, le=6)] = 1  # and goals
-    nearest: Annotated[int, Field(ge=1, le=900)] = 3  # moves that it takes, at least
-    farthest: CountOrNone = 0  # and at most; 0: any number
+    nearest: Annotated[int, Field(ge=1, le=900)] = 3  # moves that a room takes, at least
     pushes_for: Names = ()  # roles that are shown the next pushes, and how many moves are left with each (one box)
     reward: Literal["boxes", "success", "published"] = "boxes"  # see docs/worlds/sokoban.md
     move_cost: NotNegative = 0.0  # taken off the reward for each move (gym-sokoban: 0.1)
 
     @model_validator(mode="after")
     def _possible(self) -> Sokoban:
-        if self.farthest and self.farthest < self.nearest:
-            raise PydanticCustomError(
-                "farthest", "is less than nearest ({nearest}): no room is so; raise it", {"nearest": self.nearest}
-            )
         if self.pushes_for and (self.boxes > 1 or self.size > MEASURED):
             raise PydanticCustomError(
                 "pushes_for",
@@ -75,12 +70,13 @@ class Sokoban(MovesWorld):
                 return Drawing(content(yard), self._shown(yard, "").text, data)
         raise ValueError(
             f"environment {self.name!r}: of {TRIES} rooms of size {self.size} with {self.boxes} boxes none takes "
-            f"{self.nearest} to {self.farthest or 'any number of'} moves; lower nearest or boxes, or raise farthest or size"
+            f"{self.nearest} to {self.farthest or 'any number of'} moves; lower nearest or boxes, or raise farthest or "
+            "size"
         )
 
     def start(self, task: Task, seed: int) -> MovesSession[Yard]:  # noqa: ARG002  nothing here is random
         failure = FAILURE if self.reward == "published" else 0.0
-        steps = self.most_steps(task.data["fewest_moves"])
+        steps = self.steps_in(task.data["fewest_moves"])
         return MovesSession(
             Yard.of(task.data["map"]), Play(self.moves, steps, self._shown, self._paid, failure, self.local_reward)
         )

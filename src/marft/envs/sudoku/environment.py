@@ -19,6 +19,7 @@ from marft.envs.sudoku.session import Puzzle, SudokuSession
 from marft.envs.sudoku.solving import canonical, puzzle
 from marft.types import Observation, Task
 
+WHOLE = 5  # steps of an episode in which any fills go, as published
 TRIES = 200  # solutions that are drawn for one task
 
 
@@ -81,8 +82,16 @@ class Sudoku(Drawn):
 
     def start(self, task: Task, seed: int) -> SudokuSession:  # noqa: ARG002  nothing here is random
         givens, solution = (Board(to_grid(task.data[key])) for key in ("puzzle", "solution"))
-        steps = self.steps or (5 if self.fills == "any" else -(-3 * task.data["blanks"] // 2))
+        steps = self._steps_in(task.data["blanks"])
         return SudokuSession(Puzzle(givens, solution, self.fills, steps, self.reward == "cells", self._shown))
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of an episode, at most."""
+        return self._steps_in(self.blanks)
+
+    def _steps_in(self, blanks: int) -> int:
+        return self.steps or (WHOLE if self.fills == "any" else -(-3 * blanks // 2))
 
     def script(self, skill: float = 1.0) -> SudokuScript:
         """Who plays the roles ``tool``, ``plan`` and ``solver``."""

@@ -15,13 +15,14 @@ from marft.envs.grids.maps import Cell, cell_in, named
 from marft.envs.grids.slips import works
 from marft.envs.scripts import Cue
 from marft.envs.sudoku.rules import Board, to_grid
-from marft.envs.sudoku.solving import Fill, single_of
 
 SEES = re.compile(r"(\d,\d) sees ([\d ]+|nothing)")
 BLANK = re.compile(r"^Blank: ([\d,; ]+)\.", re.MULTILINE)
 ROW = re.compile(r"^[\d.]( [\d.])+$", re.MULTILINE)
 MESSAGE = re.compile(r"Message from \w+:\n(.*)", re.DOTALL)
 CAN_BE = re.compile(r"(\d,\d) can be (\d)")
+
+Fill = tuple[Cell, int]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class SudokuScript:
             return [(cell, solution.at(cell)) for cell in blanks]
         for name, values in SEES.findall(cue.shown):
             seen = () if values == "nothing" else tuple(map(int, values.split()))
-            single = single_of(seen, solution.size)
-            if single:
-                return [(cell_in(name), single)]
+            left = [value for value in range(1, solution.size + 1) if value not in seen]
+            if len(left) == 1:
+                return [(cell_in(name), left[0])]
         return [(blanks[0], solution.at(blanks[0]))]
 
     def _planned(self, cue: Cue, blanks: Sequence[Cell]) -> str:

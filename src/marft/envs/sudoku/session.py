@@ -78,5 +78,7 @@ class SudokuSession:
             problem = wrong_with(answer, self.puzzle.givens)
             self.board = self.board if problem else Board(answer)
             return problem, Board(answer)
-        wanted = "one fill such as 1,2 = 3" if self.puzzle.fills == "one" else "fills such as 1,2 = 3; or the whole grid"
+        wanted = (
+            "one fill such as 1,2 = 3" if self.puzzle.fills == "one" else "fills such as 1,2 = 3; or the whole grid"
+        )
         return f"Nothing filled: say {wanted}.", board

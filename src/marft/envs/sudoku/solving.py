@@ -120,12 +120,3 @@ def _renamed(cells: str) -> str:
     for digit in cells:
         names.setdefault(digit, str(len(names)))
     return "".join(names[digit] for digit in cells)
-
-
-def single_of(seen: tuple[int, ...], size: int) -> int:
-    """The only value that is not seen; 0 where there are more, or none."""
-    left = [value for value in range(1, size + 1) if value not in seen]
-    return left[0] if len(left) == 1 else 0
-
-
-Fill = tuple[Cell, int]

@@ -32,7 +32,7 @@ class TextArena(Drawn):
     Which side begins alternates from task to task, so that all attempts at a task are played from the same seat.
     """
 
-    game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as Chess-v0
+    game: Filled = "kuhn"  # hints, kuhn, nim, or an id of TextArena's, such as ConnectFour-v0
     params: Plain = {}  # of the game
     # sides, each a list of the roles that play one player: the last one moves, those before it advise it
     seats: Annotated[tuple[Names, ...], Strict(False), Field(min_length=1, max_length=16)] = (("north",), ("south",))
@@ -71,7 +71,7 @@ class TextArena(Drawn):
             if rules is None:
                 package.check(self.game, self.params, players, self.data)
         except ValidationError as error:
-            yield from (f"params: {problem['msg']}" for problem in error.errors())
+            yield from (".".join(map(str, ("params", *each["loc"]))) + f": {each['msg']}" for each in error.errors())
             return
         except ValueError as error:
             yield str(error)
@@ -93,8 +93,9 @@ class TextArena(Drawn):
     @cached_property
     def rules(self) -> Rules | None:
         """Of a game of our own; None of one of the package's."""
-        if self._own is None and self.game.islower():
-            raise ValueError(f"there is no game {self.game!r}{did_you_mean(self.game, OWN)}")
+        if self._own is None and "-" not in self.game:
+            hint = did_you_mean(self.game, OWN)
+            raise ValueError(f"there is no game {self.game!r}{hint}; those of TextArena end in a version, as Nim-v0")
         return self._own.model_validate(self.params) if self._own else None
 
     @property
@@ -167,8 +168,8 @@ class TextArena(Drawn):
         return move
 
     def exploitability(self, decisions: Iterable[tuple[str, Sequence[float]]]) -> float | None:
-        """How much more than its share the best opponent earns of somebody, where that can be worked out: in Kuhn poker,
-        once all that can come about has.
+        """How much more than its share the best opponent earns of somebody, where that can be worked out: in Kuhn
+        poker, once all that can come about has.
 
         Args:
             decisions: what was shown, and the chance of each option.

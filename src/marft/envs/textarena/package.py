@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,8 @@ class Played:
                 self._env.reset(num_players=players, seed=seed)
             except AssertionError as error:
                 raise ValueError(f"game {game!r} is not for {players} players: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"game {game!r} cannot be begun by {players} players: {error}") from error
             except LookupError as error:
                 raise _without_data(game, data, error) from error
         self._look()
@@ -83,7 +86,7 @@ class Played:
         mover, before = self.mover, self._errors()
         with drawing_from(self._random):
             self.over, _ = self._env.step(action=move)
-            self.illegal[mover] += self._errors() > before or (self.over and self._lost_by_error())
+            self.illegal[mover] += self._errors() > before or (self.over and self._lost_by_error(self._now))
             if not self.over:
                 self._look()
 
@@ -91,7 +94,7 @@ class Played:
         """The package's rewards, held to between -1 and 1."""
         rewards = self._env.state.rewards or {}
         order = [*self._seats, *(n for n in range(self._players) if n not in self._seats)]
-        return tuple(_held(rewards.get(player, 0.0)) for player in order)
+        return tuple(self._held(player, rewards.get(player, 0.0)) for player in order)
 
     def _look(self) -> None:
         """Ask whose move it is, and what that player is shown."""
@@ -101,12 +104,20 @@ class Played:
             self._seats.append(self._now)
         self._shown[self.mover] = _text(observation, self._env.state.role_mapping)
 
+    def _held(self, player: int, reward: object) -> float:
+        """A reward between -1 and 1. Some games pay a text where somebody has lost by an illegal move."""
+        if not isinstance(reward, int | float) and self._lost_by_error(player):
+            return LOST
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise ValueError(f"the game paid {reward!r}, which is no finite number")
+        return min(max(float(reward), LOST), WON)
+
     def _errors(self) -> int:
         return int(getattr(self._env.state, "error_count", 0))
 
-    def _lost_by_error(self) -> bool:
+    def _lost_by_error(self, player: int) -> bool:
         information = getattr(self._env.state, "game_info", {})
-        return bool(information.get(self._now, {}).get("invalid_move"))
+        return bool(information.get(player, {}).get("invalid_move"))
 
 
 def _registry() -> Mapping[str, Any]:
@@ -128,6 +139,9 @@ def _made(game: str, params: Mapping[str, object], data: str) -> Any:
         raise _without_data(game, data, error) from error
     except TypeError as error:
         raise ValueError(f"params: game {game!r} does not take them: {error}") from error
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise ValueError(f"game {game!r} is written for a newer Python than {version}; take another") from error
     except ImportError as error:
         raise ValueError(f"game {game!r} needs a package that is not installed: {described(error)}") from error
     take_over("textarena")
@@ -169,10 +183,3 @@ def _text(observation: object, names: Mapping[int, str]) -> str:
     if not isinstance(observation, Sequence) or isinstance(observation, str):
         return str(observation).strip()
     return "\n".join(f"[{names.get(sender, 'GAME')}] {message}" for sender, message, *_ in observation).strip()
-
-
-def _held(reward: object) -> float:
-    number = float(str(reward))
-    if not math.isfinite(number):
-        raise ValueError(f"the game paid {reward!r}, which is no finite number")
-    return min(max(number, LOST), WON)

@@ -119,6 +119,7 @@ class Airline(Toolbox):
         or no. The payments must add up to the price."""
         user = self._found("users", user_id, "user")
         people = len(passengers)
+        self._must(bool(flights and passengers), "a booking has flights and passengers")
         booked = [self._seats(flight, cabin, people) for flight in flights]
         price = sum(flight["price"] for flight in booked) * people
         price += INSURANCE * people * (insurance == "yes") + BAG * nonfree_baggages
@@ -135,7 +136,8 @@ class Airline(Toolbox):
         self.tables.put("reservations", reservation_id, reservation)
         written = self._edit("users", user_id)
         for payment in payment_methods:
-            self._take(user_id, payment["payment_id"], payment["amount"], spent=True)
+            if payment["payment_id"] in written["payment_methods"]:  # a certificate is gone at its first payment
+                self._take(user_id, payment["payment_id"], payment["amount"], spent=True)
         written["reservations"].append(reservation_id)
         return reservation
 
@@ -264,12 +266,16 @@ class Airline(Toolbox):
         self._rule(paid == max(0, total - free), f"{free} bags are free, each other one is {BAG} dollars")
 
     def _pays(self, user: Mapping[str, Any], payments: Sequence[Payment], price: float) -> None:
+        by_method: dict[str, float] = {}
         for payment in payments:
-            method = user["payment_methods"].get(payment["payment_id"])
-            self._must(method is not None, f"payment method {payment['payment_id']} not found")
-            short = method["source"] in ("gift_card", "certificate") and method["amount"] < payment["amount"]
-            self._state(not short, f"not enough balance in payment method {payment['payment_id']}")
-        paid = sum(payment["amount"] for payment in payments)
+            self._must(payment["amount"] >= 0, "nothing is paid by an amount below 0")
+            by_method[payment["payment_id"]] = by_method.get(payment["payment_id"], 0) + payment["amount"]
+        for name, amount in by_method.items():
+            method = user["payment_methods"].get(name)
+            self._must(method is not None, f"payment method {name} not found")
+            short = method["source"] in ("gift_card", "certificate") and method["amount"] < amount
+            self._state(not short, f"not enough balance in payment method {name}")
+        paid = sum(by_method.values())
         self._must(paid == price, f"payment amount does not add up, total price is {price}, but paid {paid}")
 
     def _may_pay(self, user_id: str, payment_id: str, price: float) -> None:

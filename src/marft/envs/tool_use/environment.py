@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.folders import from_recipe
 from marft.config.plugins import import_path
-from marft.config.settings import Fraction, Settings
+from marft.config.settings import Fraction, Names, Settings
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Script
 from marft.envs.splits import share_of
@@ -42,6 +42,7 @@ def _class(path: str, info: ValidationInfo) -> str:
 
 FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
 ClassPath = Annotated[str, AfterValidator(_class)]
+TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
 NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
 
 
@@ -85,7 +86,7 @@ class ToolUse(Drawn):
     confirmation: bool = True  # tools refuse to write before the user has agreed
     # whole: 1 for a solved task; parts: the share of its writes and outputs, 0 where something else was changed
     reward: Literal["whole", "parts"] = "whole"
-    policy: bool = True  # the team is shown the rules first
+    policy: Names = ("planner", "agent", "solver")  # roles that are shown the rules first
     data: Data | None = None  # public tasks in place of those that are drawn
 
     @property
@@ -98,11 +99,18 @@ class ToolUse(Drawn):
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """A user who is an agent must be there, and last; another one must not."""
         if self.user == "agent" and (not roles or roles[-1] != USER):
-            yield f"user = 'agent' needs an agent whose role is {USER!r}, named last; add it, or take user = 'scripted'"
+            yield f"environment.user: it needs an agent whose role is {USER!r}, named last; add it, or take 'scripted'"
         if self.user == "scripted" and USER in roles:
-            yield f"the user is scripted, and an agent's role is {USER!r}; rename it, or take user = 'agent'"
+            yield f"environment.user: it is scripted, and an agent's role is {USER!r}; rename it, or take 'agent'"
+        told = self.policy if not self.data or self.data.policy else ()
+        if told and roles and not set(told) & set(roles):
+            yield "environment.policy: none of these is in the team; name who is shown the rules, or nobody: []"
+        if self.data and self.data.format == "bfcl" and self.user == "agent":
+            yield "environment.user: these tasks have all that a user says; take 'scripted'"
+        if self.data and self.data.format != "bfcl" and self.world == "shop":
+            yield "environment.world: these tasks are of 'retail' or 'airline'; name which"
         if self.data and self.user == "scripted" and self.data.format != "bfcl":
-            yield "tasks of τ-bench tell a user in words what it wants: take user = 'agent', and an agent to play it"
+            yield "environment.user: these tasks tell a user in words what it wants; take 'agent', and one to play it"
 
     def draw(self, random: Random) -> Drawing:
         """A task of the world."""
@@ -157,7 +165,8 @@ class ToolUse(Drawn):
         policy: str, brief: str,
     ) -> Conversation:  # fmt: skip
         return Conversation(
-            toolbox, states, expected(fresh, list(calls), outputs), user, preface=policy if self.policy else "",
+            toolbox, states, expected(fresh, list(calls), outputs), user,
+            rules=dict.fromkeys(self.policy, policy) if policy else {},
             most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
             asks=self.confirmation and not self.data, brief=brief,
         )  # fmt: skip
@@ -165,7 +174,14 @@ class ToolUse(Drawn):
     @cached_property
     def _files(self) -> Loaded:
         assert self.data, "tasks are drawn"
-        return load(self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy)
+        found = load(self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy)
+        missing = [name for name in TABLES.get(self.world, ()) if name not in found.tables]
+        if missing and self.data.format != "bfcl":
+            raise ValueError(
+                f"environment.data.database: {self.data.database} has no table of {' and '.join(missing)}, which the "
+                f"world {self.world!r} needs; give the database of that domain, or name the other world"
+            )
+        return found
 
     @cached_property
     def _loaded(self) -> dict[Split, list[Task]]:

@@ -49,7 +49,7 @@ class Identity:
     """Who the user is: facts, those that a service must ask for where the user does not say so, how to look it up."""
 
     facts: Mapping[str, str] = field(default_factory=dict)
-    needs: Sequence[str] = ()
+    needs: Sequence[str] = field(default_factory=list)
     reads: Calls = field(default_factory=list)
     says: str = ""  # of itself, at once; "": when asked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from marft.texts import one_line
 from marft.types import Action, JointAction, Observation, Step
 
 USER = "user"  # role of the agent that plays the user
+AGREES = {"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"}
+REFUSES = {"no", "not", "don't", "never", "wait"}
 
 
 class Conversation:
@@ -22,7 +25,7 @@ class Conversation:
         states: the database, which says what has changed.
         expected: what it should come to.
         user: who is served.
-        preface: what the team is shown before the first message: the rules.
+        rules: by role, what agents are shown beside the first message.
         most: turns of the user after which it is cut off.
         reference: names of the tools of the reference calls.
         whole: whether the reward is 1 for a solved task alone, and not a share for its parts.
@@ -31,11 +34,11 @@ class Conversation:
     """
 
     def __init__(
-        self, toolbox: Any, states: States, expected: Expected, user: User, *, preface: str, most: int,
+        self, toolbox: Any, states: States, expected: Expected, user: User, *, rules: Mapping[str, str], most: int,
         reference: Sequence[str], whole: bool, asks: bool, brief: str = "",
     ) -> None:  # fmt: skip
         self.states, self.expected, self.user = states, expected, user
-        self.preface, self.most, self.whole, self.brief = preface, most, whole, brief
+        self.rules, self.most, self.whole, self.brief = rules, most, whole, brief
         self.world = toolbox
         self.toolbox = Ledger(toolbox, lambda: self.agreed or not asks)
         self.agreed = user.agreed and not brief
@@ -45,9 +48,9 @@ class Conversation:
         self._heard = 0  # calls that were reported
 
     async def reset(self) -> Observation:
-        """The rules, and what the user says first."""
-        first = f"User: {one_line(self.user.opening())}"
-        return self._shown("\n".join(filter(None, [self.preface, first])), {})
+        """What the user says first, and to those whom it concerns the rules, or who they are to be."""
+        views = {**self.rules, **({USER: self.brief} if self.brief else {})}
+        return Observation(f"User: {one_line(self.user.opening())}", views)
 
     async def step(self, actions: JointAction) -> Step:
         """Take what the team says to the user, after all that its tools have done."""
@@ -59,7 +62,7 @@ class Conversation:
         over, cut = STOP in answer, self.turns >= self.most
         done = self.expected.done(self.states.changes(), self.told)
         solved = over and self.user.served and self.expected.solved(self.states.changes(), self.told)
-        observation = self._shown(f"User: {one_line(answer)}", self._reports(actions, said))
+        observation = Observation(f"User: {one_line(answer)}", self._reports(actions, said))
         return Step(
             observation, self._reward(done, over or cut, solved), terminated=over, truncated=cut and not over,
             success=solved if over or cut else None,
@@ -114,9 +117,6 @@ class Conversation:
         report = "\n".join([*map(_spoken, calls), f"Agent: {one_line(said)}"])
         return {one.agent: report for one in actions.actions if one.agent not in (answering, USER)}
 
-    def _shown(self, text: str, views: Mapping[str, str]) -> Observation:
-        return Observation(text, {**views, **({USER: self.brief} if self.brief else {})})
-
 
 def last_of(actions: JointAction, role: str) -> Action | None:
     """The last action of an agent in a step."""
@@ -125,11 +125,8 @@ def last_of(actions: JointAction, role: str) -> Action | None:
 
 def agrees(text: str) -> bool:
     """Whether a user's words agree to something."""
-    words = text.lower().replace(",", " ").replace(".", " ").replace("!", " ").split()
-    return (
-        bool({"yes", "confirm", "confirmed", "agree", "agreed", "ok", "okay", "sure"} & set(words))
-        and "not" not in words
-    )
+    words = set(re.findall(r"[\w']+", text.lower()))
+    return bool(AGREES & words) and not REFUSES & words
 
 
 def _said(actions: JointAction) -> str:

@@ -110,7 +110,7 @@ class Ledger:
     def __getattr__(self, name: str) -> Callable[..., object]:
         return partial(self._call, name, getattr(self._toolbox, name))
 
-    def _call(self, name: str, method: Callable[..., object], **arguments: Any) -> object:
+    def _call(self, name: str, method: Callable[..., object], /, **arguments: Any) -> object:
         try:
             if name in self._writing and not self._agreed():
                 self.unasked += 1

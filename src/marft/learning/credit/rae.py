@@ -36,7 +36,7 @@ class RAE(CreditPart):
     def assign(self, inputs: CreditInputs) -> Credits:
         """What an agent earned, against its running mean. Moves the baselines: once a batch."""
         returns = [
-            {agent: (self._name(agent, episode.task), earned) for agent, earned in of_agents.items()}
+            {agent: (self._goes_by(agent, episode.task), earned) for agent, earned in of_agents.items()}
             for episode, of_agents in zip(inputs.episodes, agent_returns(inputs), strict=True)
         ]
         advantages = [
@@ -53,7 +53,7 @@ class RAE(CreditPart):
         metrics = {f"agents/{agent}/baseline": b for agent, b in _by_agent(self._baselines).items()}
         return Credits(inputs.spread(np.array(advantages)), metrics=metrics)
 
-    def _name(self, agent: str, task: Task) -> str:
+    def _goes_by(self, agent: str, task: Task) -> str:
         """What a baseline goes by: the agent and, in JSON, what it is kept apart by."""
         return " ".join(
             [agent, json.dumps([task.data.get(key) for key in self.by], default=str)] if self.by else [agent]

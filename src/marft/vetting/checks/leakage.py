@@ -15,7 +15,6 @@ from marft.vetting.evidence import Evidence
 from marft.vetting.findings import Finding, some
 from marft.vetting.loading import SPLITS, plain
 
-TELLING = 0.9  # share of different prompts from which on a prompt says which task it is
 WORDS = 3  # of a shingle
 COMMON = 0.05  # share of the tasks that have a shingle, from which on it says nothing
 LEAST = 3  # shingles of a task that say something, without which nothing is said of it
@@ -24,20 +23,34 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 
 def overlap(evidence: Evidence) -> Iterator[Finding]:
     """No task of one split is in another, whatever its id, case and spacing."""
-    texts = texts_of(evidence.loaded.tasks)
+    remedy = "let each task's own content say which split it is in (marft.envs.drawn.Drawn, marft.envs.splits.split_of)"
+    tasks, whole = evidence.loaded.tasks, _whole(evidence.loaded.tasks)
+    found = _in_two(tasks, whole)
+    if found:
+        yield Finding("failure", f"{len(found)} tasks stand in two splits: {some(found)}", remedy)
+        return
+    prompts = texts_of(tasks)
+    asked = _in_two(tasks, prompts) if prompts != whole else []
+    if asked and evidence.subject.environment.one_step:
+        yield Finding("failure", f"{len(asked)} questions stand in two splits: {some(asked)}", remedy)
+    elif asked:
+        yield Finding(
+            "warning",
+            f"{len(asked)} prompts stand in two splits, with other data: {some(asked)}",
+            f"where what is seen later is not another task either, {remedy}",
+        )
+
+
+def _in_two(tasks: Mapping[Split, Sequence[Task]], texts: Mapping[Split, Sequence[str]]) -> list[str]:
+    """Pairs of tasks of two splits that have one text."""
     owners: dict[str, tuple[Split, str]] = {}
     found = []
     for split in SPLITS:
-        for task, text in zip(evidence.loaded.tasks.get(split, ()), texts.get(split, ()), strict=True):
+        for task, text in zip(tasks.get(split, ()), texts.get(split, ()), strict=True):
             where, owner = owners.setdefault(text, (split, task.id))
             if where != split:
                 found.append(f"{owner} ({where}) and {task.id} ({split})")
-    if found:
-        yield Finding(
-            "failure",
-            f"{len(found)} tasks stand in two splits: {some(found)}",
-            "let each task's own content say which split it is in (marft.envs.drawn.Drawn, marft.envs.splits.split_of)",
-        )
+    return found
 
 
 def likeness(evidence: Evidence) -> Iterator[Finding]:
@@ -73,17 +86,19 @@ def likeness(evidence: Evidence) -> Iterator[Finding]:
 
 
 def texts_of(tasks: Mapping[Split, Sequence[Task]]) -> dict[Split, list[str]]:
-    """Each task as the text that says which one it is: its prompt; with its data, where prompts are much alike."""
+    """Each task as the text that says which one it is: its prompt; with its data, where a split has a prompt twice."""
     prompts = {split: [_normal(task.prompt) for task in given] for split, given in tasks.items()}
-    alike = any(len(set(given)) < TELLING * len(given) for given in prompts.values())
-    if not alike:
-        return prompts
-    data = {
-        split: [json.dumps(plain(task.data), default=str, sort_keys=True) for task in tasks[split]] for split in tasks
-    }
+    return _whole(tasks) if any(len(set(given)) < len(given) for given in prompts.values()) else prompts
+
+
+def _whole(tasks: Mapping[Split, Sequence[Task]]) -> dict[Split, list[str]]:
+    """Each task as its prompt and its data."""
     return {
-        split: [f"{prompt}\n{_normal(text)}" for prompt, text in zip(given, data[split], strict=True)]
-        for split, given in prompts.items()
+        split: [
+            f"{_normal(task.prompt)}\n{_normal(json.dumps(plain(task.data), default=str, sort_keys=True))}"
+            for task in given
+        ]
+        for split, given in tasks.items()
     }
 
 

@@ -1,0 +1,109 @@
+"""The actions of a space, one text each, and the other way round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+MOST = 256  # actions that are enumerated
+
+
+@dataclass(frozen=True)
+class Acts:
+    """The actions of a space.
+
+    Args:
+        named: what the environment is given, by text.
+        parts: of each action the numbers of its parts, as masks have them; None where it is one number.
+        whole: whether the environment takes a number, and not an array.
+    """
+
+    named: Mapping[str, Any]
+    parts: Mapping[str, tuple[int, ...]]
+
+    def allowed(self, mask: object = None) -> tuple[str, ...]:
+        """The texts of what a mask allows: one array of the action's numbers, or one for each part of it.
+
+        Raises:
+            ValueError: it allows nothing, or fits no action of the space.
+        """
+        if mask is None:
+            return tuple(self.named)
+        rows = [mask] if len(next(iter(self.parts.values()))) == 1 and _flat(mask) else list(mask)  # type: ignore[call-overload]
+        try:
+            found = tuple(
+                text for text, parts in self.parts.items() if all(row[at] for row, at in zip(rows, parts, strict=True))
+            )
+        except (IndexError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"the action mask {mask!r:.100} does not fit an action space of {len(self.named)}"
+            ) from error
+        if not found:
+            raise ValueError("the action mask allows no action at all")
+        return found
+
+
+def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
+    """The actions of a space.
+
+    Args:
+        names: of them, in the space's order; (): their numbers.
+
+    Raises:
+        ValueError: it is none of few, or has another number of actions than names.
+    """
+    kind = type(space).__name__
+    if kind == "Discrete":
+        sizes, first = [int(space.n)], int(space.start)
+    elif kind == "MultiDiscrete":
+        sizes, first = [int(size) for size in np.ravel(space.nvec)], 0
+    elif kind == "MultiBinary":
+        sizes, first = [2] * int(prod(space.shape)), 0
+    else:
+        raise ValueError(
+            f"its actions are a {kind}, and agents choose from few: Discrete, MultiDiscrete, MultiBinary; "
+            "wrap it so that it takes one of them, in a factory of yours"
+        )
+    count = prod(sizes)
+    if count > MOST:
+        raise ValueError(f"it has {count:,} actions, and at most {MOST} are enumerated; wrap it so that it has fewer")
+    if names and len(names) != count:
+        raise ValueError(f"action_names: {len(names)} names for {count} actions")
+    named, parts = dict[str, Any](), dict[str, tuple[int, ...]]()
+    for number, places in enumerate(product(*map(range, sizes))):
+        value = first + places[0] if kind == "Discrete" else _array(space, places)
+        text = names[number] if names else str(value) if kind == "Discrete" else " ".join(map(str, np.ravel(value)))
+        named[text], parts[text] = value, places
+    return Acts(named, parts)
+
+
+def chosen(text: str, options: Sequence[str]) -> str:
+    """The option that a text is, or names last as words of their own; "" where none.
+
+    >>> chosen("I go left, no: right.", ["left", "right"]), chosen("up", ["left", "right"])
+    ('right', '')
+    """
+    plain = " ".join(text.split()).casefold()
+    found = [(-1, 0, "")]
+    for option in options:
+        words = option.casefold()
+        if plain.rstrip(".!") == words:
+            return option
+        at = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", plain)]
+        found += [(at[-1] + len(words), len(words), option)] if at else []
+    return max(found)[2]
+
+
+def _array(space: Any, places: Sequence[int]) -> Any:
+    start = getattr(space, "start", 0)
+    return (np.array(places).reshape(space.shape) + start).astype(space.dtype)
+
+
+def _flat(mask: object) -> bool:
+    return np.ndim(mask) == 1  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+"""The plugin ``verifiers``: environments of Prime Intellect's package, in a Python environment of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
+
+from marft.config.parts import EnvironmentPart
+from marft.config.settings import CountOrNone, Filled, Plain, Positive
+from marft.envs.splits import split_of
+from marft.envs.verifying.process import Apart, EnvironmentApartError, number_in
+from marft.game.environment import Split
+from marft.types import JointAction, Observation, Step, Task
+
+# told once, with the first prompt
+TOOLS = 'Tools, called as <tool_call>{{"name": NAME, "arguments": {{…}}}}</tool_call>:\n{}'
+NUMBERS = count()  # of episodes in this process
+REMEDY = (
+    "make one:  python -m venv ~/verifiers && ~/verifiers/bin/pip install verifiers  and what the environment is in, "
+    'then python = "~/verifiers/bin/python"'
+)
+
+
+class Verifiers(EnvironmentPart):
+    """An environment of ``verifiers``, which runs on a Python of its own: it wants other versions of libraries. Its
+    rollout asks the team where it asks a model, in as many turns as it has, and its rubric scores what comes of it."""
+
+    id: Filled  # as load_environment takes it, or of a task set
+    args: Plain = {}  # that it is loaded with
+    python: Filled  # of a Python environment that has verifiers, and the package that the environment is in
+    shows: Literal["new", "all"] = "new"  # of later turns: what is new, or the whole conversation
+    limit: CountOrNone = 0  # tasks of each split; 0: all
+    solved_from: float = 1.0  # the reward from which on a task is solved
+    timeout_seconds: Positive = 120.0  # that it may take to answer; then its process is ended
+
+    @field_validator("python")
+    @classmethod
+    def _is_there(cls, python: str) -> str:
+        if not Path(python).expanduser().is_file():
+            raise PydanticCustomError(
+                "python", "there is no {python}; {remedy}", {"python": python, "remedy": REMEDY}
+            )  # fmt: skip
+        return python
+
+    @cached_property
+    def _apart(self) -> Apart:
+        return Apart(str(Path(self.python).expanduser()), self.id, self.args, self.timeout_seconds)
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Task]]:
+        """Its own held-out rows are the test; without them, and for validation, a row's prompt decides."""
+        running, seen, own = self._apart.current(), set[str](), False
+        found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        for held_out in (True, False):
+            rows = running.ask({"do": "rows", "held_out": held_out}, self.timeout_seconds).get("rows")
+            if not isinstance(rows, list):
+                raise EnvironmentApartError(f"verifiers gave {rows!r:.100}, which are no rows")
+            own = own or bool(rows and held_out)
+            for index, row in enumerate(rows):
+                prompt = told(row["messages"])
+                if prompt in seen:
+                    continue
+                seen.add(prompt)
+                split: Split = "test" if held_out else split_of(prompt)
+                if own and not held_out and split == "test":
+                    split = "train"
+                data = {"held_out": held_out, "row": index, "answer": row["answer"]}
+                found[split].append(Task(f"{self.id}/{'held_out' if held_out else 'rows'}/{index}", prompt, data))
+        return {split: tasks[: self.limit or None] for split, tasks in found.items()}
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """Rows of a split; no prompt is in two."""
+        try:
+            return self._splits[split]
+        except EnvironmentApartError as error:
+            raise ValueError(f"environment.id: {self.id!r} on {self.python}: {error}") from error
+
+    def start(self, task: Task, seed: int) -> Rollout:  # noqa: ARG002  nothing here is random
+        """A rollout."""
+        return Rollout(self, self._apart, task)
+
+
+class Rollout:
+    """One rollout of an environment, from the side of the team."""
+
+    def __init__(self, settings: Verifiers, apart: Apart, task: Task) -> None:
+        self.settings, self.apart, self.task = settings, apart, task
+        self.key = f"{next(NUMBERS)}"
+        self._running: Any = None
+        self._known = 0  # messages that were shown before
+        self._done: Mapping[str, Any] | None = None
+
+    async def reset(self) -> Observation:
+        self._running = self.apart.current()
+        data = self.task.data
+        shown = self._ask({"do": "begin", "held_out": data["held_out"], "row": data["row"]})
+        if "done" in shown:
+            raise EnvironmentApartError("verifiers: the rollout was over before the team was asked")
+        return self._observed(shown)
+
+    async def step(self, actions: JointAction) -> Step:
+        """Give the rollout what the team says, where it waits for its model."""
+        shown = self._ask({"do": "say", "text": actions.answer.text if actions.answer else ""})
+        if "done" not in shown:
+            return Step(self._observed(shown), 0.0)
+        done = shown["done"]
+        if not isinstance(done, dict):
+            raise EnvironmentApartError(f"verifiers gave {done!r:.100}, which is no score")
+        reward = number_in(done, "reward")
+        return Step(
+            Observation(""), reward, terminated=True, success=reward >= self.settings.solved_from,
+            info={"measures": measures(done.get("metrics"))},
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.forget({"do": "drop", "episode": self.key})
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._running.ask({**question, "episode": self.key}, self.settings.timeout_seconds)
+        return answer
+
+    def _observed(self, shown: Mapping[str, Any]) -> Observation:
+        messages = shown.get("messages")
+        if not isinstance(messages, list):
+            raise EnvironmentApartError(f"verifiers gave {messages!r:.100}, which are no messages")
+        new = messages[self._known :] if self.settings.shows == "new" else messages
+        first = not self._known
+        self._known = len(messages) + 1  # what the team says next is one of them
+        tools = "\n".join(f"{tool['name']}: {tool['description']}" for tool in shown.get("tools") or ())
+        text = told(new)
+        return Observation(f"{text}\n\n{TOOLS.format(tools)}" if tools and first else text)
+
+
+def told(messages: Sequence[Mapping[str, str]]) -> str:
+    """Messages as one text; who speaks is said where that is not the user alone.
+
+    >>> told([{"role": "user", "content": "2 + 3?"}])
+    '2 + 3?'
+    """
+    if all(message["role"] in ("user", "system", "tool") for message in messages):
+        return "\n\n".join(message["content"] for message in messages if message["content"])
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def measures(metrics: object) -> dict[str, float]:
+    """Metrics of a rubric, by names that a metric of ours can have."""
+    if not isinstance(metrics, dict):
+        return {}
+    named = {re.sub(r"\W", "_", str(name))[:64]: value for name, value in metrics.items()}
+    return {name: float(value) for name, value in named.items() if isinstance(value, int | float) and value == value}

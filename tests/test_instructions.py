@@ -1,0 +1,227 @@
+"""Instructions that can be checked: what follows them, what does not, and that what is drawn can be followed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from marft.envs.instructions.counting import sentences_of, words_of
+from marft.envs.instructions.environment import DRAWN, Instructions
+from marft.envs.instructions.kinds import counted
+from marft.envs.instructions.languages import SAMPLES, may_be
+from marft.envs.instructions.registry import KINDS, NEEDS_A_PACKAGE, Instruction, followed, of_plain
+from marft.envs.scripts import Cue
+from marft.types import JointAction
+from tests.episodes import make_action
+
+F, L, K, C = "detectable_format:", "length_constraints:", "keywords:", "change_case:"
+# of each kind: parameters, a text that follows, and texts that do not
+CASES = [
+    (f"{L}number_words", {"num_words": 3, "relation": "exactly"}, "one two three", ["one two", "one-two three four"]),
+    (f"{L}number_words", {"num_words": 3, "relation": "less than"}, "one two", ["one two three"]),
+    (f"{L}number_words", {"num_words": 3, "relation": "at least"}, "a b c d", ["a b"]),
+    (f"{L}number_sentences", {"num_sentences": 2, "relation": "exactly"}, "Dr. No left. Why?", ["One.", "A. b. c. Then. Now."]),
+    (f"{L}number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", ["a", "a\n\nb", "a\n***\n***\nb", "a***b***c"]),
+    (f"{L}nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Sea"}, "a\n\n\"sea, b", ["sea\n\na", "a\n\nb\n\nsea", "a\n\nseal", "sea"]),
+    (f"{K}existence", {"keywords": ["salt", "sea"]}, "SEA and salt", ["sea"]),
+    (f"{K}forbidden_words", {"forbidden_words": ["sea"]}, "seal", ["The Sea!", "a sea"]),
+    (f"{K}frequency", {"keyword": "sea", "frequency": 2, "relation": "at least"}, "sea Sea", ["sea"]),
+    (f"{K}letter_frequency", {"letter": "A", "let_frequency": 2, "let_relation": "less than"}, "abc", ["aa", "aAb"]),
+    (f"{C}english_capital", {}, "THE SEA IS BLUE 7", ["THE SEa", "DAS MEER IST BLAU UND DIE SONNE", "МОРЕ"]),
+    (f"{C}english_lowercase", {}, "the sea is blue", ["The sea", "das meer ist blau und die sonne", "123"]),
+    (f"{C}capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, "NASA and TOP-TEN", ["NASA and top", "Nasa A"]),
+    ("punctuation:no_comma", {}, "a; b", ["a, b"]),
+    (f"{F}number_bullet_lists", {"num_bullets": 2}, "x\n- a\n* b", ["- a", "- a\n- b\n- c", "** a\n- b"]),
+    (f"{F}numbered_list", {"num_items": 2}, "x\n1. a\n2) b", ["1. a", "1. a\n3. b", "1. a\n2. b\n3. c", "1.\n2. a"]),
+    (f"{F}number_highlighted_sections", {"num_highlights": 2}, "*a* and *b*", ["*a*", "* * *c", "a"]),
+    (f"{F}multiple_sections", {"section_spliter": "Section", "num_sections": 2}, "Section 1\na\nSection 2\nb", ["Section 1 a", "section 1 section 2"]),
+    (f"{F}title", {}, "<<Sea>>\nblue", ["<Sea>", "<< >>", "<<a\nb>>"]),
+    (f"{F}constrained_response", {}, "My answer is no.", ["no", "My answer is no"]),
+    (f"{F}json_format", {}, '```json\n{"a": [1]}\n```', ["{a: 1}", "x {}", "[" * 100_000]),
+    (f"{F}json_schema", {"schema": {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}}, '{"a": 1}', ['{"a": "1"}', "{}", "nothing"]),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] [b c]", ["[a]", "a b"]),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "a\nP. P. S. b", ["P.S. b", "pps"]),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "a\np.s. b", ["ps b"]),
+    ("language:response_language", {"language": "de"}, "Das ist gut.", ["This is good.", "Это хорошо."]),
+    ("startend:end_checker", {"end_phrase": "The end."}, 'a the END."', ["The end. a", "the end"]),
+    ("startend:quotation", {}, ' "a" ', ['"a', "a", '"', "'a'"]),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Write."}, "write. a", ["a Write."]),
+    ("combination:two_responses", {}, "a\n******\nb", ["a", "a******a", "a******b******c", "a************b"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters", "good", "bad"), CASES)
+def test_what_follows_an_instruction_is_told_from_what_does_not(
+    name: str, parameters: dict[str, object], good: str, bad: list[str]
+) -> None:
+    one = [Instruction(name, parameters)]
+    assert followed(one, good) == [True]
+    assert [text for text in bad if followed(one, text) != [False]] == []
+    assert followed(one, " \n ") == [False]
+    assert KINDS[name].problem(parameters) == ""
+    assert KINDS[name].says(parameters)
+
+
+def test_every_kind_has_a_case_and_ifevals_are_all_known() -> None:
+    assert {name for name, *_ in CASES} == set(KINDS)
+    assert len(KINDS) - len({f"{F}numbered_list", NEEDS_A_PACKAGE}) == 25
+
+
+@given(st.integers(0, 2**40), st.integers(1, 5))
+@examples(max_examples=60, deadline=None)
+def test_everything_that_is_drawn_is_followed_by_the_script_and_counts_as_solved(seed: int, most: int) -> None:
+    world = Instructions(seed=seed, train_tasks=3, held_out_tasks=1, most=most, kinds=tuple(KINDS), reward="all")
+    script = world.script()
+    assert script is not None
+    for task in world.tasks("train"):
+        assert json.loads(json.dumps(task.data)) == task.data
+        chat = [{"role": "user", "content": task.prompt}]
+        draft = str(script(Cue(task, "drafter", 0, chat, Random(seed))))
+        told = [{"role": "user", "content": f"{task.prompt}\n\nMessage from drafter:\n{draft}"}]
+        text = str(script(Cue(task, "editor", 0, told, Random(seed))))
+        assert text == draft.strip()
+        step = asyncio.run(world.start(task, 0).step(JointAction(make_action("editor", text=text))))
+        assert (step.reward, step.success, step.terminated, step.info["progress"]) == (1.0, True, True, 1.0)
+
+
+def test_no_two_of_a_group_are_drawn_together_and_what_stands_alone_is_alone() -> None:
+    world = Instructions(train_tasks=300, held_out_tasks=1, most=5)
+    for task in world.tasks("train"):
+        kinds = [KINDS[one["id"]] for one in task.data["instructions"]]
+        groups = [kind.group or kind.id for kind in kinds]
+        assert len(set(groups)) == len(groups)
+        assert len(kinds) == 1 or not any(kind.alone for kind in kinds)
+    assert {one["id"] for task in world.tasks("train") for one in task.data["instructions"]} == set(DRAWN)
+    pairs = Instructions(train_tasks=40, held_out_tasks=1, least=2, most=2, longest=9)
+    assert {len(task.data["instructions"]) for task in pairs.tasks("train")} == {2}
+    assert all(
+        one["given"].get("num_words", 0) <= 9 for task in pairs.tasks("train") for one in task.data["instructions"]
+    )
+
+
+def test_without_skill_the_script_forgets_something_and_an_editor_repairs_it() -> None:
+    world = Instructions(train_tasks=60, held_out_tasks=1, least=2)
+    weak, good = world.script(0.0), world.script(1.0)
+    assert weak is not None and good is not None  # noqa: PT018  both are there
+    lost = 0
+    for task in world.tasks("train"):
+        asked = of_plain(task.data["instructions"])
+        draft = str(weak(Cue(task, "drafter", 0, [{"role": "user", "content": task.prompt}], Random(1))))
+        told = [{"role": "user", "content": f"{task.prompt}\n\nMessage from drafter:\n{draft}"}]
+        lost += not all(followed(asked, draft))
+        assert str(weak(Cue(task, "editor", 0, told, Random(1)))).strip() == draft.strip()
+        assert all(followed(asked, str(good(Cue(task, "editor", 0, told, Random(1))))))
+    assert lost > 30
+
+
+def test_loose_grading_reads_past_a_first_line_a_last_one_and_stars() -> None:
+    one = [Instruction(f"{C}english_lowercase", {}), Instruction("startend:quotation", {})]
+    text = 'Sure:\n"the sea"\nDone!'
+    assert followed(one, text) == [False, False]
+    assert followed(one, text, loose=True) == [True, True]
+    assert followed([Instruction("startend:quotation", {})], '*"a"*', loose=True) == [True]
+    assert followed(one, "\n\n", loose=True) == [False, False]
+
+
+def test_the_reward_is_the_share_or_all() -> None:
+    async def reward(world: Instructions, text: str) -> float:
+        task = world.tasks("train")[0]
+        return (await world.start(task, 0).step(JointAction(make_action(text=text)))).reward
+
+    kinds = ("punctuation:no_comma", f"{F}title")
+    keys = {"kinds": kinds, "least": 2, "most": 2, "train_tasks": 1, "held_out_tasks": 1}
+    assert asyncio.run(reward(Instructions(**keys), "a")) == 0.5
+    assert asyncio.run(reward(Instructions(**keys, reward="all"), "a")) == 0.0
+    nobody = asyncio.run(Instructions(**keys).start(Instructions(**keys).tasks("train")[0], 0).step(JointAction()))
+    assert (nobody.reward, nobody.success) == (0.0, False)
+
+
+@given(st.text(max_size=300))
+@examples(max_examples=60, deadline=None)
+def test_any_text_can_be_checked_by_every_kind(text: str) -> None:
+    followed([Instruction(name, parameters) for name, parameters, *_ in CASES], text, loose=True)
+
+
+def test_words_and_sentences_are_counted_as_people_do() -> None:
+    assert len(words_of("It's 3.5 well-known_things")) == 6
+    texts = {
+        "Mr. J. Doe, e.g. he. Then (so) he left... Why?": 3,
+        "no end": 1,
+        "": 0,
+        "A.\nB": 1,
+        "今日は。元気？": 2,
+        "3.14 is pi.": 1,
+    }
+    assert {text: len(sentences_of(text)) for text in texts} == texts
+    assert [counted(2, relation, 2) for relation in ("at least", "less than", "exactly")] == [True, False, True]
+
+
+def test_languages_are_told_apart() -> None:
+    for language, sample in SAMPLES.items():
+        assert [other for other in SAMPLES if may_be(sample, other)] == [language]
+    assert not may_be("zzz " * 12, "en")
+    assert may_be("sea salt", "en")
+    assert may_be("123", "th")
+    assert may_be("สวัสดีครับ", "th")
+    assert not may_be("สวัสดีครับ", "ko")
+
+
+ROW = {"key": 1, "prompt": "Write.", "instruction_id_list": ["punctuation:no_comma", f"{L}number_words"], "kwargs": [{}, {"num_words": 3, "relation": "at least", "num_bullets": None}]}  # fmt: skip
+
+
+def rows(folder: Path, *found: dict[str, object], **keys: object) -> Instructions:
+    (folder / "input.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    return Instructions(path=str(folder / "input.jsonl"), **keys)
+
+
+def everything(world: Instructions) -> list[str]:
+    return [task.id for split in ("train", "validation", "test") for task in world.tasks(split)]  # type: ignore[arg-type]
+
+
+def test_ifevals_own_file_is_read_and_graded(tmp_path: Path) -> None:
+    world = rows(tmp_path, ROW, {**ROW, "prompt": "Other.", "kwargs": json.dumps(ROW["kwargs"])}, ROW)
+    assert sorted(everything(world)) == ["input/1", "input/1#1"]
+    task = next(task for split in ("train", "validation", "test") for task in world.tasks(split))  # type: ignore[arg-type]
+    step = asyncio.run(world.start(task, 0).step(JointAction(make_action(text="a, b c"))))
+    assert (step.reward, step.success) == (0.5, False)
+    assert world.script() is None
+    assert (
+        everything(rows(tmp_path, *({**ROW, "prompt": f"{n}"} for n in range(40)), test_path=world.path, limit=3)) != []
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"instruction_id_list": ["punctuation:no_comas", f"{L}number_words"]}, "did you mean 'punctuation:no_comma'"),
+        ({"kwargs": [{}, {"num_words": 3}]}, "lacks relation"), ({"kwargs": [{}, {"num_words": "3", "relation": "at least"}]}, "no count"),
+        ({"kwargs": [{}, {"num_words": 3, "relation": "about"}]}, "not one of at least"),
+    ],
+)  # fmt: skip
+def test_rows_that_ask_for_what_is_not_known_are_refused_or_left_out(
+    change: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        everything(rows(tmp_path, {**ROW, **change}))
+    assert "input.jsonl, line 1" in str(caught.value)
+    assert everything(rows(tmp_path, {**ROW, **change}, {**ROW, "prompt": "b"}, unknown="leave_out")) == ["input/1"]
+
+
+def test_damaged_rows_and_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    for change in ({"kwargs": [{}]}, {"kwargs": "{"}, {"kwargs": 3}, {"kwargs": [1, 2]}, {"instruction_id_list": []}):
+        with pytest.raises(ValueError, match=r"input\.jsonl, line 1"):
+            everything(rows(tmp_path, {**ROW, **change}))
+    with pytest.raises(ValidationError, match="did you mean"):
+        Instructions(kinds=("keywords:existance",))
+    with pytest.raises(ValidationError, match="least"):
+        Instructions(kinds=("punctuation:no_comma",), least=2)
+    with pytest.raises(ValidationError, match="test_path needs path"):
+        Instructions(test_path="a.jsonl")

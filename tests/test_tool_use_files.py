@@ -1,0 +1,287 @@
+"""Tasks in the layouts of public benchmarks, from files: read as they are meant, or refused with what to do."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from marft.config.load import parse_recipe, to_toml
+from marft.envs.tool_use.loading import load
+from marft.envs.tool_use.loading.bfcl import call_of
+from marft.envs.tool_use.retail_data import retail_tables
+from marft.envs.tool_use.simulated import of_classes
+from marft.tools.functions import SessionSource
+from tests.conversations import Played, environment
+from tests.helpers import recipe
+
+DRAWER, COUNTER = "tests.simulated_classes:Drawer", "tests.simulated_classes:Counter"
+TABLES = retail_tables(11)
+ORDER = next(order for order in TABLES["orders"].values() if order["status"] == "pending")
+TOTAL = str(ORDER["payment_history"][0]["amount"])
+TAU = f'''
+from tau_bench.types import Task, Action
+
+raise SystemExit("nobody runs this")
+
+TASKS = [
+    Task(
+        annotator="0",
+        user_id="{ORDER["user_id"]}",
+        instruction="You want to cancel {ORDER["order_id"]}. " "It was ordered by mistake.",
+        actions=[
+            Action(name="get_order_details", kwargs={{"order_id": "{ORDER["order_id"]}"}}),
+            Action(name="cancel_pending_order", kwargs={{"order_id": "{ORDER["order_id"]}", "reason": "ordered by mistake"}}),
+            Action(name="respond", kwargs={{"content": "Done."}}),
+        ],
+        outputs=["{TOTAL}"],
+    ),
+    Task(annotator="1", user_id="x", instruction="You want nothing.", actions=[], outputs=[]),
+]
+'''
+
+
+@pytest.fixture
+def tau(tmp_path: Path) -> dict[str, str]:
+    for name, rows in TABLES.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    (tmp_path / "tasks_test.py").write_text(TAU)
+    (tmp_path / "wiki.md").write_text("Be kind.")
+    return {
+        "format": "tau",
+        "tasks": str(tmp_path / "tasks_test.py"),
+        "database": str(tmp_path),
+        "policy": str(tmp_path / "wiki.md"),
+    }
+
+
+def tau2_task(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "7",
+        "user_scenario": {
+            "persona": "In a hurry.",
+            "instructions": {"domain": "retail", "reason_for_call": "An order is too much.", "known_info": "You are Ann.",
+                             "unknown_info": None, "task_instructions": "Be short."},
+        },
+        "initial_state": None,
+        "evaluation_criteria": {
+            "actions": [{"action_id": "0", "name": "cancel_pending_order", "info": None,
+                         "arguments": {"order_id": ORDER["order_id"], "reason": "ordered by mistake"}}],
+            "communicate_info": [TOTAL], "nl_assertions": ["The agent is kind."], "reward_basis": ["DB"],
+        },
+        **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def tau2(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "db.json").write_text(json.dumps(TABLES))
+    (tmp_path / "tasks.json").write_text(json.dumps([tau2_task()]))
+    return {"format": "tau2", "tasks": str(tmp_path / "tasks.json"), "database": str(tmp_path / "db.json")}
+
+
+@pytest.fixture
+def bfcl(tmp_path: Path) -> dict[str, Any]:
+    row = {
+        "id": "multi_turn_base_0",
+        "question": [[{"role": "user", "content": "Write hello into a."}], [], [{"role": "user", "content": "Count two more."}]],
+        "initial_config": {"Drawer": {"notes": {"b": "old"}}, "Counter": {"number": 3}},
+        "path": ["Drawer.write", "Counter.add"], "involved_classes": ["Drawer", "Counter"],
+    }  # fmt: skip
+    answer = {
+        "id": "multi_turn_base_0",
+        "ground_truth": [["write('a', words='hello')", "read(name='b')"], [], ["add(amount=2)"]],
+    }
+    (tmp_path / "tasks.json").write_text(json.dumps(row) + "\n\n")
+    (tmp_path / "answers.json").write_text(json.dumps(answer) + "\n")
+    return {"format": "bfcl", "tasks": str(tmp_path / "tasks.json"), "answers": str(tmp_path / "answers.json"),
+            "classes": {"Drawer": DRAWER, "Counter": COUNTER}}  # fmt: skip
+
+
+def tasks_of(data: dict[str, Any], **keys: Any) -> Any:
+    made = environment(data=data, **keys)
+    return made, [task for split in ("train", "validation", "test") for task in made.tasks(split)]  # type: ignore[arg-type]
+
+
+class TestTau:
+    def test_its_python_is_read_and_not_run(self, tau: Any) -> None:
+        _, found = tasks_of(tau, world="retail", user="agent")
+        (task,) = [one for one in found if one.data["calls"]]
+        assert task.data["instruction"] == f"You want to cancel {ORDER['order_id']}. It was ordered by mistake."
+        assert [name for name, _ in task.data["calls"]] == ["get_order_details", "cancel_pending_order"]
+        assert sorted(one.id for one in found) == ["tasks_test/0", "tasks_test/1"]
+
+    @pytest.mark.parametrize(("reason", "told", "solved"), [("ordered by mistake", TOTAL, True), ("no longer needed", TOTAL, False),
+                                                            ("ordered by mistake", "all of it", False)])  # fmt: skip
+    def test_the_database_and_what_was_told_count(self, tau: Any, reason: str, told: str, solved: bool) -> None:
+        made, found = tasks_of(tau, world="retail", user="agent")
+        played = Played(made, next(one for one in found if one.data["calls"]))
+        assert (played.first.text, played.first.views["agent"]) == ("User: Hello.", "Be kind.")
+        assert played.first.views["user"].startswith("You want to cancel")
+        played.call("cancel_pending_order", order_id=ORDER["order_id"], reason=reason)
+        step = played.say(f"Refunded: {told}.", user="Thanks. ###STOP###")
+        assert (step.terminated, step.success) == (True, solved)
+
+    def test_json_says_the_same(self, tau: Any, tmp_path: Path) -> None:
+        python = load("tau", tau["tasks"], tau["database"], "", "").tasks
+        rows = [
+            {"user_id": "x", "instruction": one.prompt, "outputs": one.data["outputs"],
+             "actions": [{"name": name, "kwargs": given} for name, given in one.data["calls"]]}
+            for one in python
+        ]  # fmt: skip
+        (tmp_path / "t.json").write_text(json.dumps(rows))
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        for name in ("t.json", "t.jsonl"):
+            found = load("tau", str(tmp_path / name), tau["database"], "", "").tasks
+            assert [one.data for one in found] == [one.data for one in python]
+
+    def test_a_test_split_may_have_a_file_of_its_own(self, tau: Any) -> None:
+        made = environment(data={**tau, "test_tasks": tau["tasks"]}, world="retail", user="agent")
+        assert [task.id for task in made.tasks("test")] == ["test/tasks_test/0", "test/tasks_test/1"]
+        assert len(made.tasks("train")) + len(made.tasks("validation")) == 2
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("TASKS = [", "is no Python"),
+            ("TASKS = []", "has no Task"),
+            ("Task(instruction=hello(), actions=[])", "line 1"),
+            ("Task(instruction=3, actions=[])", "'instruction' is 3, and must be of type str"),
+            ("Task(instruction='a')", "'actions' is missing"),
+            ("Task(instruction='a', actions=[3])", "action 0 is 3, and must be a JSON object"),
+            ("Task(instruction='a', actions=[Action(name='x')])", "'kwargs' is missing"),
+        ],
+    )
+    def test_another_layout_is_refused_by_its_place(self, tau: Any, tmp_path: Path, text: str, says: str) -> None:
+        (tmp_path / "wrong.py").write_text(text)
+        with pytest.raises(ValueError, match=r"wrong\.py") as caught:
+            load("tau", str(tmp_path / "wrong.py"), tau["database"], "", "")
+        assert says in str(caught.value)
+
+    def test_a_folder_without_tables_is_refused(self, tau: Any, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"has no users\.json; give the folder"):
+            load("tau", tau["tasks"], str(tmp_path / "nowhere"), "", "")
+
+
+class TestTau2:
+    def test_a_scenario_is_told_to_who_plays_the_user(self, tau2: Any) -> None:
+        made, (task,) = tasks_of(tau2, world="retail", user="agent")
+        assert task.prompt == (
+            "Who you are: In a hurry.\nWhy you call: An order is too much.\nWhat you know: You are Ann.\nHow to act: Be short."
+        )
+        assert task.data["not_checked"] == ["The agent is kind."]
+        played = Played(made, task)
+        assert played.say("May I?", user="Yes, please.").observation.text == "User: Yes, please."
+        played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
+        assert played.say(f"You get {TOTAL}.", user="###STOP###").success
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"initial_state": {"initialization_data": {}}}, "begins in a state of its own"),
+            ({"user_scenario": {"instructions": 3}}, "'instructions' is 3, and must be of type dict or str"),
+            ({"evaluation_criteria": None}, "'evaluation_criteria' is None"),
+            (
+                {"evaluation_criteria": {"actions": [{"name": "reboot", "arguments": {}, "requestor": "user"}]}},
+                "the user's own (reboot)",
+            ),
+        ],
+    )
+    def test_what_cannot_be_played_is_refused(self, tau2: Any, tmp_path: Path, change: Any, says: str) -> None:
+        (tmp_path / "tasks.json").write_text(json.dumps([tau2_task(), tau2_task(**change)]))
+        with pytest.raises(ValueError, match=r"tasks\.json, task 1") as caught:
+            load("tau2", tau2["tasks"], tau2["database"], "", "")
+        assert says in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "says"), [("{", "is no JSON"), ("3", "must be a list of tasks"), ("[3]", "must be a JSON object")]
+    )
+    def test_no_tasks_are_refused(self, tau2: Any, tmp_path: Path, text: str, says: str) -> None:
+        (tmp_path / "tasks.json").write_text(text)
+        with pytest.raises(ValueError, match=says):
+            load("tau2", tau2["tasks"], tau2["database"], "", "")
+
+    def test_tables_must_be_there(self, tau2: Any, tmp_path: Path) -> None:
+        (tmp_path / "db.json").write_text('{"orders": {}}')
+        with pytest.raises(ValueError, match=r"db\.json has no users"):
+            load("tau2", tau2["tasks"], tau2["database"], "", "")
+
+
+class TestTheLeaderboard:
+    def test_each_turn_of_the_user_is_a_step_and_state_counts(self, bfcl: Any) -> None:
+        made, (task,) = tasks_of(bfcl)
+        for words, solved in (("hello", True), ("bye", False)):
+            played = Played(made, task)
+            assert played.first.text == "User: Write hello into a."
+            assert played.call("read", name="b") == {"words": "old"}
+            assert played.call("write", name="a", words=words) == {"written": "a"}
+            assert played.say("Done.").observation.text == "User: Go on."
+            assert played.say("Well.").observation.text == "User: Count two more."
+            played.call("add", amount=2)
+            step = played.say("Done.")
+            assert (step.terminated, step.success, step.info["measures"]["tool_calls"]) == (True, solved, 3.0)
+
+    def test_agents_are_told_of_all_methods(self) -> None:
+        tools = {tool.name: tool for tool in SessionSource(of_classes({"Drawer": DRAWER, "Counter": COUNTER})).tools}
+        assert sorted(tools) == ["add", "read", "write"]
+        assert tools["write"].description == "Write a note."
+        assert list(tools["write"].parameters["properties"]) == ["name", "words"]
+
+    def test_two_methods_of_one_name_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="two of them have a method 'read'"):
+            of_classes({"Drawer": DRAWER, "Shelf": "tests.simulated_classes:Shelf"})
+
+    def test_calls_are_read_and_never_run(self) -> None:
+        assert call_of("box.add(amount=-2)", "") == ["add", {"amount": -2}]
+        assert call_of("f([1, {'a': (2,)}], b=None)", "") == ["f", {"*0": [1, {"a": (2,)}], "b": None}]
+        for wrong in ("f(g())", "f", "import os", "f(a for a in b)", "", "f(**{'a': 1})" * 0 + "1 + f()"):
+            with pytest.raises(ValueError, match="is no call of a tool"):
+                call_of(wrong, "a.json, line 1")
+
+    @pytest.mark.parametrize(
+        ("row", "says"),
+        [
+            ({"id": "other", "question": [], "initial_config": {}}, "has no 'other'"),
+            ({"id": "multi_turn_base_0", "question": [], "initial_config": {}}, "'question' has no turns"),
+            ({"id": "multi_turn_base_0", "question": ["a"], "initial_config": {}}, "must be a list of messages"),
+            ({"id": "multi_turn_base_0", "question": [[{"content": "a"}]]}, "'initial_config' is missing"),
+        ],
+    )
+    def test_another_layout_is_refused_by_its_line(self, bfcl: Any, tmp_path: Path, row: Any, says: str) -> None:
+        (tmp_path / "tasks.json").write_text(json.dumps(row))
+        with pytest.raises(ValueError, match=r"tasks\.json, line 1") as caught:
+            load("bfcl", bfcl["tasks"], "", bfcl["answers"], "")
+        assert says in str(caught.value)
+
+
+def test_what_a_format_needs_must_be_named(tau: Any, bfcl: Any) -> None:
+    for data, missing in ((tau, "database"), (bfcl, "answers"), (bfcl, "classes")):
+        with pytest.raises(ValidationError, match=f"needs {missing} too"):
+            environment(data={key: value for key, value in data.items() if key != missing})
+    with pytest.raises(ValidationError, match="cannot import 'nowhere:Nothing'"):
+        environment(data={**bfcl, "classes": {"Nothing": "nowhere:Nothing"}})
+
+
+def test_files_are_looked_for_beside_the_recipe(bfcl: Any, tmp_path: Path) -> None:
+    data = {**bfcl, "tasks": "tasks.json", "answers": "answers.json"}
+    run = parse_recipe(recipe(environment={"name": "tool_use", "data": data}, recipe_folder=str(tmp_path)))
+    assert run.environment.data.tasks == bfcl["tasks"]  # type: ignore[attr-defined]
+    assert parse_recipe(tomllib.loads(to_toml(run))) == run
+
+
+def test_a_world_and_its_database_belong_together(tau: Any, bfcl: Any) -> None:
+    with pytest.raises(ValueError, match="has no table of flights and reservations, which the world 'airline' needs"):
+        environment(data=tau, world="airline", user="agent").tasks("train")
+    assert "are of 'retail' or 'airline'" in next(iter(environment(data=tau, user="agent").problems(["agent", "user"])))
+    assert "all that a user says" in next(iter(environment(data=bfcl, user="agent").problems(["agent", "user"])))
+    assert "name who is shown the rules" in next(iter(environment().problems(["clerk"])))
+
+
+def test_a_task_in_words_needs_somebody_to_play_the_user(tau: Any) -> None:
+    made = environment(data=tau, world="retail")
+    assert "tell a user in words" in next(iter(made.problems(["agent"])))
+    assert made.script() is None

@@ -1,0 +1,241 @@
+"""Environments of ``verifiers`` in a process of their own: asked, scored, and never taken for a reward of 0 when lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from marft.config import parse_recipe
+from marft.envs.scripts import Cue
+from marft.envs.verifying.environment import Rollout, Verifiers, measures, told
+from marft.envs.verifying.process import EnvironmentApartError, number_in
+from marft.envs.verifying.server import called
+from marft.scripted import ScriptedTeam
+from marft.types import JointAction, Observation, Step, Task
+from tests.episodes import make_action
+from tests.nights import NIGHT
+
+FAKE = Path(__file__).parent / "verifiers_fake"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that finds the stand-in, and nothing of what is installed here."""
+    file = tmp_path_factory.mktemp("apart") / "python"
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={FAKE} exec {sys.executable} -S "$@"\n')
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return file
+
+
+@pytest.fixture
+def made(python: Path) -> Iterator[Any]:
+    opened: list[Verifiers] = []
+
+    def make(**table: Any) -> Verifiers:
+        opened.append(Verifiers(**{"id": "sums", "python": str(python), "timeout_seconds": 20.0, **table}))
+        return opened[-1]
+
+    yield make
+    for environment in opened:
+        environment._apart.close()
+
+
+def begun(environment: Verifiers, index: int = 0) -> tuple[Rollout, Observation]:
+    rollout = environment.start(environment.tasks("train")[index], 0)
+    return rollout, asyncio.run(rollout.reset())
+
+
+def said(rollout: Rollout, text: str) -> Step:
+    return asyncio.run(rollout.step(JointAction(make_action(text=text))))
+
+
+@pytest.mark.slow
+class TestRollouts:
+    def test_one_answer_is_scored_by_the_rubric(self, made: Any) -> None:
+        environment = made()
+        for text, reward in (("the sum is {}", 1.0), ("no idea", 0.0)):
+            rollout, shown = begun(environment)
+            task = environment.tasks("train")[0]
+            assert shown.text == task.prompt
+            step = said(rollout, text.format(task.data["answer"]))
+            assert (step.reward, step.terminated, step.success) == (reward, True, reward == 1.0)
+            assert step.info["measures"] == {"turns": 1.0, "is_long_": 0.0}
+
+    def test_several_turns_show_what_is_new_or_all(self, made: Any) -> None:
+        for shows, first in (("new", "Turn 1"), ("all", "user: ")):
+            rollout, _ = begun(made(args={"turns": 3}, shows=shows))
+            step = said(rollout, "one")
+            assert step.observation.text.startswith(first)
+            assert not step.terminated
+            assert ("assistant: one" in step.observation.text) == (shows == "all")
+            said(rollout, "two")
+            assert said(rollout, "three").terminated
+
+    def test_tools_are_told_and_calls_are_read(self, made: Any) -> None:
+        rollout, shown = begun(made(args={"turns": 2, "tools": True}))
+        assert "add: Adds." in shown.text
+        step = said(rollout, 'So <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+        assert """Turn 1: So  ['add({"a": 1})']""" in step.observation.text
+
+    def test_splits_share_no_prompt_and_its_own_held_out_rows_are_the_test(self, made: Any) -> None:
+        for held_out in (False, True):
+            environment = made(args={"held_out": held_out})
+            parts = {
+                split: [task.prompt for task in environment.tasks(split)] for split in ("train", "validation", "test")
+            }
+            prompts = [prompt for part in parts.values() for prompt in part]
+            assert len(prompts) == len(set(prompts)) == (45 if held_out else 41)
+            assert (parts["test"] == [f"{n} + 1 =" for n in range(100, 105)]) == held_out
+        assert len(made(limit=3).tasks("train")) == 3
+
+    def test_many_rollouts_at_once_are_kept_apart(self, made: Any) -> None:
+        environment, results = made(args={"turns": 2}), dict[int, float]()
+        tasks = environment.tasks("train")
+
+        def play(index: int) -> None:
+            rollout, _ = begun(environment, index)
+            said(rollout, "first")
+            results[index] = said(rollout, tasks[index].data["answer"] if index % 2 else "?").reward
+
+        threads = [threading.Thread(target=play, args=(index,)) for index in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {index: float(index % 2) for index in range(12)}
+
+    def test_a_team_plays_it_by_recipe(self, made: Any, python: Path) -> None:
+        run = parse_recipe({
+            "name": "sums", "models": {"base": {"path": "tiny"}}, "policies": {"a": {"model": "base"}},
+            "agents": [{"role": "solver", "policy": "a"}],
+            "environment": {"name": "verifiers", "id": "sums", "python": str(python)},
+        })  # fmt: skip
+
+        def script(cue: Cue) -> str:
+            return "raise" if cue.task.id.endswith("/3") else str(cue.task.data["answer"])
+
+        environment: Any = run.environment
+        with ScriptedTeam(run, script) as team:
+            episodes = list(team.play(environment.tasks("train")[:6]))
+        environment._apart.close()
+        lost = [episode for episode in episodes if episode.task.id.endswith("/3")]
+        assert all(episode.success and episode.total_reward == 1.0 for episode in episodes if episode not in lost)
+        assert all(episode.status == "failed" and "the environment is broken" in episode.error for episode in lost)
+
+
+@pytest.mark.slow
+class TestLost:
+    def test_what_the_environment_raises_is_told_and_it_goes_on(self, made: Any) -> None:
+        environment = made()
+        rollout, _ = begun(environment)
+        with pytest.raises(EnvironmentApartError, match="RuntimeError: the environment is broken"):
+            said(rollout, "raise")
+        assert said(begun(environment)[0], "?").terminated
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("die", "ended itself .exit status 3.*going down"),
+            ("lie", "said what is no answer"),
+            ("hang", "has not answered in 1 seconds, and was ended"),
+        ],
+    )
+    def test_a_process_that_is_lost_loses_its_rollouts_in_words_and_a_new_one_is_started(
+        self, made: Any, text: str, words: str
+    ) -> None:
+        environment = made(timeout_seconds=1.0 if text == "hang" else 20.0)
+        rollout, _ = begun(environment)
+        other, _ = begun(environment, 1)
+        with pytest.raises(EnvironmentApartError, match=words):
+            said(rollout, text)
+        with pytest.raises(EnvironmentApartError, match=words):
+            said(other, "?")
+        again, _ = begun(environment)
+        assert said(again, "?").terminated
+
+    def test_a_reward_function_that_raised_and_was_counted_as_0_is_no_reward(self, made: Any) -> None:
+        with pytest.raises(EnvironmentApartError, match="Error calling reward function right: KeyError"):
+            said(begun(made())[0], "swallow")
+
+    @pytest.mark.parametrize("text", ["nan", "none"])
+    def test_a_reward_that_is_no_number_is_no_reward(self, made: Any, text: str) -> None:
+        with pytest.raises(EnvironmentApartError, match="which is no finite number"):
+            said(begun(made())[0], text)
+
+    def test_it_ends_with_us(self, made: Any) -> None:
+        environment = made()
+        begun(environment)
+        running = environment._apart.current()
+        process = running._child._process
+        environment._apart.close()
+        deadline = time.monotonic() + 5
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert process.poll() is not None
+
+    def test_what_cannot_be_loaded_is_refused_with_its_reason(self, made: Any) -> None:
+        with pytest.raises(
+            ValueError, match=r"'primes' on .*python: verifiers: ModuleNotFoundError: No module named 'primes'"
+        ):
+            made(id="primes").tasks("train")
+
+
+def test_a_python_that_is_not_there_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValidationError, match="pip install verifiers"):
+        Verifiers(id="sums", python="/no/such/python")
+    with pytest.raises(ValidationError, match="Field required"):
+        Verifiers(id="sums")  # type: ignore[call-arg]
+
+
+def test_calls_are_read_out_of_a_text_and_what_is_none_stays() -> None:
+    text = 'a<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>b<tool_call>no</tool_call>c'
+    assert called(text) == ("ab<tool_call>no</tool_call>c", [{"id": "call_0", "name": "f", "arguments": '{"x": 1}'}])
+    assert called("plain") == ("plain", [])
+
+
+def test_numbers_and_metrics_are_numbers() -> None:
+    assert number_in({"reward": True}, "reward") == 1.0
+    for value in ("1", None, float("inf"), float("nan")):
+        with pytest.raises(EnvironmentApartError):
+            number_in({"reward": value}, "reward")
+    assert measures({"a b": 1, "c": None, "d": float("nan")}) == {"a_b": 1.0}
+    assert measures(None) == {}
+
+
+def test_messages_of_several_speakers_say_who_speaks() -> None:
+    assert told([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]) == "Be brief.\n\nHi"
+    assert (
+        told([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}])
+        == "user: Hi\n\nassistant: Yes?"
+    )
+
+
+REAL = os.environ.get("MARFT_VERIFIERS_PYTHON", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (NIGHT and REAL and shutil.which(REAL)), reason="needs a Python with verifiers: MARFT_VERIFIERS_PYTHON"
+)
+def test_the_real_package_scores_what_a_team_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "verifiers_real"))
+    environment = Verifiers(id="marft-sums", python=REAL)
+    task: Task = environment.tasks("train")[0]
+    for text, reward in ((task.data["answer"], 1.0), ("no idea", 0.0)):
+        rollout, shown = begun(environment)
+        assert task.prompt in shown.text
+        assert said(rollout, text).reward == reward
+    with pytest.raises(EnvironmentApartError, match=r"AssertionError|Error calling reward function right"):
+        said(begun(environment)[0], "raise")
+    environment._apart.close()
