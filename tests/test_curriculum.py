@@ -147,6 +147,12 @@ class TestDrawing:
         assert forwards == backwards[::-1]
         assert len({(task.id, name) for task, name in forwards if task}) == 60, "no stream comes twice"
 
+    def test_a_level_that_is_asked_again_begins_with_other_tasks(self) -> None:
+        draws, standing = Draws(run_of(), TASKS), Standing((0, 10, 20), (0, 1, 0))
+        first, again = ([task_at(draws, begin + n, standing).id for n in range(10)] for begin in (0, 20))
+        assert sorted(first) == sorted(again)
+        assert first != again
+
     def test_streams_of_attempts_differ_wherever_a_task_comes_again(self) -> None:
         standing = Standing((0, 5), (0, 1))
         attempts = attempts_at(run_of(), TASKS, 3, 0, 60, standing=standing)
