@@ -140,7 +140,7 @@ class Draws(Sequence[Task]):
         return np.asarray(odds / odds.max())
 
     def _refuse(self, chances: npt.NDArray[np.float64], set_aside: Mapping[str, str]) -> None:
-        if set_aside and all(self._tasks[place].id in set_aside for place in np.flatnonzero(chances)):
+        if set_aside and all(self._tasks[int(place)].id in set_aside for place in np.flatnonzero(chances)):
             many = int(np.count_nonzero(chances))
             raise RunError(f"all {many} training tasks are set aside: {next(iter(set_aside.values()))}")
 
