@@ -108,7 +108,9 @@ class Draws(Sequence[Task]):
             draw: counted from where its stretch begins.
         """
         hardest = standing.hardest[stretch] if standing.hardest else -1
-        passes = self._passes.setdefault((stretch, begin, hardest), _Passes(self._chances(hardest)))
+        passes = self._passes.get((stretch, begin, hardest))
+        if passes is None:
+            passes = self._passes[stretch, begin, hardest] = _Passes(self._chances(hardest))
         self._refuse(passes.chances, set_aside)
         while not passes.ends or passes.ends[-1] <= draw:
             before = passes.ends[-1] if passes.ends else 0
