@@ -85,7 +85,7 @@ def test_training_looks_at_the_validation_split_before_it_starts_where_it_will_b
         (b'{"problem": " ", "answer": "1"}', "line 2: column 'problem' is empty"),
         (b'{"problem": "\\ud83d", "answer": "1"}', "line 2: column 'problem' is no whole text"),
         (b'{"problem": "a"}', "line 2 has no column 'answer'"),
-        (b"[1]", 'line 2 is a list; a row is an object'),
+        (b"[1]", "line 2 is a list; a row is an object"),
         (b'{"problem": ', "line 2 is not JSON"),
         (b"[" * 100_000, "line 2 is not JSON"),
         (b'{"problem": "\xff\xfe"}', "is not UTF-8 (invalid start byte); save it as UTF-8"),

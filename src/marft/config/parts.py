@@ -42,8 +42,8 @@ class EnvironmentPart(Plugin):
 
     @property
     def offers(self) -> type | None:
-        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the object
-        that they call their ``toolbox``."""
+        """The class whose methods that are marked with ``@tool`` agents may call: that of its sessions, or of the
+        object that they call their ``toolbox``."""
         return self.session
 
     def script(self, skill: float = 1.0) -> Callable[..., object] | None:  # noqa: ARG002

@@ -37,9 +37,8 @@ class Instructions(Drawn):
     one_step: ClassVar[bool] = True
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    path: TablePath = (
-        ""  # a table of key, prompt, instruction_id_list and kwargs, or an id on the hub; "": they are drawn
-    )
+    # a table of key, prompt, instruction_id_list and kwargs, or an id on the hub; "": they are drawn
+    path: TablePath = ""
     test_path: TablePath = ""  # a table for the test split; "": a tenth of path
     subset: str = ""  # of a data set of the hub
     part: str = "train"  # what is read, of a data set that has several parts

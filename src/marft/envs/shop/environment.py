@@ -41,9 +41,8 @@ class Shop(Drawn):
     found: Annotated[int, Field(ge=1, le=1000)] = 50  # products of a search, at most
     max_steps: Annotated[int, Field(ge=3, le=1000)] = 30  # a visit ends with this one, bought or not
     apart: bool = False  # no product of a held-out goal is the one of a training goal
-    actions: Literal["text", "choices"] = (
-        "text"  # "choices": the actor chooses from what can be clicked and some queries
-    )
+    # "choices": the actor chooses from what can be clicked and some queries
+    actions: Literal["text", "choices"] = "text"
     actor: str = ""  # role whose action counts; "": the agent that answers
     readers: Names = ()  # roles that are shown what is wanted; []: all
     repeats: bool = True  # what is wanted stands in every observation, and not in the first alone
