@@ -156,6 +156,8 @@ class TestUsers:
         assert not played.say("Hm.").truncated
         step = played.say("Hm.")
         assert (step.truncated, step.terminated, step.success) == (True, False, False)
+        ended = Played(environment(turns=1, patience=0), next(iter(made.demonstrations()))).say("Hm.")
+        assert (ended.truncated, ended.terminated) == (False, True)
 
     def test_others_are_shown_what_the_agent_did(self) -> None:
         task = next(iter(wants(self.shop, aim="cancel", writes=True, withheld=False)))
@@ -228,6 +230,8 @@ class TestWhatCounts:
         calls = [["modify_pending_order_address", {"order_id": order, **address, "city": city}] for city in ("a", "b")]
         found = expected(fresh, calls, ["1,234"])
         assert len(found.parts) == 2
+        other = [calls[0][0], {"order_id": order, **dict.fromkeys(address, "y")}]
+        assert len(expected(fresh, [calls[0], other], []).parts) == 1
         _, tables = fresh()
         assert found.done(tables.changes(), "") == 0.0
         box = Retail(tables)
