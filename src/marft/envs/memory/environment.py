@@ -120,7 +120,8 @@ class Memory(Drawn):
             "chunks": [chunk.data() for chunk in chunks], "questions": [question.data() for question in questions],
             "fewest_steps": len(chunks) + len(questions) * (2 if self.retriever else 1),
         }  # fmt: skip
-        return Drawing(content, "\n".join(question.text for question in questions), data)
+        pieces = [*(chunk.text for chunk in chunks), "\n".join(question.text for question in questions)]
+        return Drawing(content, "\n\n".join(pieces), data)
 
     def start(self, task: Task, seed: int) -> MemorySession:  # noqa: ARG002  nothing here is random
         rules = Rules(

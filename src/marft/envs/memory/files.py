@@ -110,7 +110,9 @@ def _tasks(part: Sequence[Recorded], count: int, kinds: Collection[str], retriev
             data = {
                 "conversation": one.name, "questions": [question.data() for question in some], "fewest_steps": steps
             }  # fmt: skip
-            yield Task(f"{one.name}/{first // count}", "\n".join(question.text for question in some), data)
+            yield Task(
+                f"{one.name}/{first // count}", "\n".join((f"{one.name}:", *(question.text for question in some))), data
+            )
 
 
 def _locomo(row: Any, lines: int) -> Recorded:
