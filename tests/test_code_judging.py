@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -18,6 +19,7 @@ from marft.envs.code.mutants import mutants
 from marft.envs.code.plain import decode, encode, same, unified
 from marft.envs.code.problems import Asserts, Case, Problem, passes, printed_alike
 from marft.envs.code.proposing import program_in
+from marft.envs.code.reports import report
 from marft.sandbox.runner import isolation_problem
 from tests.cheats import FAIR, HONEST, PROBLEM, cheats, some_cheats
 from tests.nights import NIGHT
@@ -43,7 +45,7 @@ def typed(value: object) -> object:
 
 
 @given(values)
-@examples(max_examples=60)
+@examples(max_examples=40)
 def test_every_plain_value_crosses_the_wall_and_stays_what_it_is(value: object) -> None:
     assert typed(decode(encode(value))) == typed(value)
 
@@ -52,6 +54,7 @@ def test_every_plain_value_crosses_the_wall_and_stays_what_it_is(value: object) 
     st.text(max_size=40)
     | st.recursive(st.integers() | st.text(), lambda i: st.dictionaries(st.text(), i) | st.lists(i)).map(repr)
 )
+@examples(max_examples=40)
 def test_whatever_else_comes_over_the_wall_is_refused_in_words(text: str) -> None:
     with suppress(ValueError):
         decode(text)
@@ -86,6 +89,7 @@ def test_numbers_may_be_off_by_a_tolerance_where_one_of_them_is_a_float() -> Non
     [
         ("1\n2\n", "1\n2", True), ("1 2", "1  2", True), ("a b", "a  b", False), ("1", "1.0", True), ("YES", "yes", False),
         ("1\n\n2", "1\n2", False), ("nan", "NaN", True), ("inf", "1e999999", False), ("1", "", False), ("0.1", "0.1000001", False),
+        ("1\n2", "1", False), ("1", "1\n2", False), ("1 2", "1", False),
     ],
 )  # fmt: skip
 def test_printed_texts_are_compared_line_by_line_and_numbers_as_numbers(right: str, printed: str, alike: bool) -> None:
@@ -124,8 +128,8 @@ def test_programs_that_read_and_print_end_as_python_ends_them() -> None:
     )
     found = outcomes([program], [Feed("añ\n", ("word",), {"note": "N"}), Feed("", ("word",), {"note": "N"})], SHORT)[0]
     assert sorted(found[0].value.split("\n")) == ["", "bye", "hi", "ña word N"]
-    assert outcomes(["print(1)\nexit()"], [Feed("")], SHORT)[0][0].value == "1\n"
-    assert outcomes(["print(1)\nexit(3)"], [Feed("")], SHORT)[0][0].how == "raised"
+    ended = outcomes([f"print(1)\n{end}" for end in ("exit()", "quit()", "exit(3)")], [Feed("")], SHORT)
+    assert [(row[0].how, row[0].value) for row in ended] == [("returned", "1\n")] * 2 + [("raised", "")]
 
 
 @isolated
@@ -145,14 +149,16 @@ def test_time_output_and_memory_have_limits_for_each_input() -> None:
     found = outcomes([program], [Call("f", (x,)) for x in (1, 2, 0, 3)], SHORT)[0]
     assert [out.how for out in found] == ["raised", "too_much_output", "returned", "timed_out"]
     asleep = outcomes(["import time\ntime.sleep(9)"], [Call("f")] * 3, SHORT)[0]
-    assert [out.how for out in asleep] == ["timed_out", "not_run", "not_run"]
+    assert [out.how for out in asleep] == ["timed_out", "not_run", "not_run"]  # no time is left for them
+    slow = Limits(seconds=1, all_seconds=20)
+    assert [out.how for out in outcomes(["while True: pass"], [Call("f")] * 4, slow)[0]][2:] == ["not_run"] * 2
 
 
 @pytest.mark.slow
 @isolated
 def test_no_cheat_earns_more_than_its_honest_part() -> None:
     """A few by day, and all of over 600 in the night."""
-    chosen = list(cheats()) if NIGHT else some_cheats(26)
+    chosen = list(cheats()) if NIGHT else some_cheats(20)
     bench = Bench(PROBLEM, Limits(seconds=1, all_seconds=1.5, output_kb=16), 0.0)
     with ThreadPoolExecutor(2) as pool:
         shares = list(pool.map(lambda cheat: bench.judge(cheat.program, []).share, chosen))
@@ -165,7 +171,10 @@ def test_honest_programs_earn_what_they_do() -> None:
     """The check above can fail: what is right is paid for."""
     bench = Bench(PROBLEM, SHORT, 0.0)
     assert bench.judge("def f(x): return 7 * x + 1", []).share == 1.0
-    assert bench.judge(HONEST, []).share == FAIR
+    verdict = bench.judge(HONEST, [Case(Call("f", (9,)), (64,)), Case(Call("f", (1,)), (8,))])
+    assert (verdict.share, len(verdict.hidden)) == (FAIR, 8)  # what is shown is not counted
+    assert [right for _, right in verdict.shown] == [False, True]
+    assert not verdict.looks_right
 
 
 CHECK = """
@@ -210,6 +219,7 @@ def test_what_an_agent_tests_is_worth_what_it_lets_through_and_what_it_catches()
     assert bench.worth(proposing.tests_in("f(3) == 6", "f", ())) == 1.0
     assert bench.worth(proposing.tests_in("f(2) == 4", "f", ())) == 0.5  # one of the wrong ones does that too
     assert bench.worth(proposing.tests_in("f(3) == 6\nf(3) == 7\nf(4) == 9", "f", ())) == 0.5  # of two, one is wrong
+    assert bench.worth(proposing.tests_in("f(2) == 4\nf(4) == 9", "f", ())) == 0.25  # a wrong test catches nothing
     assert bench.worth([]) == 0.0
     assert Bench(Problem("", "f"), SHORT, 0.0).worth([]) is None
 
@@ -238,10 +248,25 @@ def test_whatever_an_agent_writes_can_be_read(text: str, entry: str) -> None:
     assert len(proposing.tests_in(text, entry, ())) <= 8
 
 
+def test_no_answer_is_so_odd_that_an_attempt_fails_for_it() -> None:
+    """A program that could make its attempt fail would be dropped, and never pay for being wrong."""
+    deep: object = 0
+    for _ in range(5000):
+        deep = [deep]
+    case = Case(Call("f", (10**5000,)), (10**5000,), as_json=True)
+    for value in (10**5000, deep, float("nan"), "\ud800"):
+        told = report(((case, Outcome("returned", value), passes(case, Outcome("returned", value), 1e-6)),))
+        assert told.startswith("f(a value too long to show) gives ")
+    for printed in ("sNaN", "1e999999999999999999999", "-1e999999 2", "9" * 5000, "1_000", "\ud800"):
+        assert not printed_alike("1", printed, 0.1)
+        assert not printed_alike(printed, "2", 0.1)
+
+
 def test_mutants_differ_from_the_program_and_from_each_other() -> None:
     program = (
         "def f(x):\n    if x < 3 and x != 1:\n        return x + 2\n    return [i for i in range(x) if i % 2 == 0]"
     )
     found = mutants(program)
     assert len(set(found)) == len(found) > 5
+    assert ast.unparse(ast.parse(program)) not in found
     assert all(compile(text, "mutant", "exec") for text in found)

@@ -69,7 +69,7 @@ def test_drawn_problems_say_what_their_tests_ask_and_their_tests_tell_right_from
     problem = problem_of(drawing.data)
     assert json.loads(json.dumps(drawing.data)) == drawing.data
     assert drawing.prompt == problem.statement
-    words = problem.statement.split(": ", 1)[1].rstrip(".")
+    words = problem.statement.splitlines()[0].split(": ", 1)[1].rstrip(".")
     steps = steps_in(words)
     assert steps is not None
     assert in_words(steps) == words
@@ -240,6 +240,8 @@ def test_what_is_shown_is_not_counted_and_hidden_tests_are_not_in_the_task(tmp_p
     assert "add(1, 2) == 3" in task.prompt
     assert "add(1, 1)" not in task.prompt
     assert "ab" not in json.dumps(dict(task.data))
+    world = rows(tmp_path, MBPP, examples=1)
+    assert world.start(everything(world)[0], 0).bench.problem.tests == 2
     problem = rows(tmp_path, CODEFORCES).start(everything(rows(tmp_path, CODEFORCES))[0], 0).bench.problem
     assert [case.given for case in problem.examples] == [Feed("1 2")]
     assert [case.given for case in problem.cases] == [Feed("5 4"), Feed("7 8")]
@@ -300,7 +302,7 @@ def test_splits_of_tables_share_no_problem(tmp_path: Path) -> None:
     test = tmp_path / "test.jsonl"
     test.write_text("".join(json.dumps(row) + "\n" for row in found[:7]))
     own = Code(path=world.path, test_path=str(test), limit=20)
-    assert [task.prompt for task in own.tasks("test")] == [f"Add {n}." for n in range(7)]
+    assert [task.prompt.splitlines()[0] for task in own.tasks("test")] == [f"Add {n}." for n in range(7)]
     assert not {task.prompt for task in own.tasks("test")} & {task.prompt for task in own.tasks("train")}
     assert len(own.tasks("train")) == 20
 

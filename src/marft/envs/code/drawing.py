@@ -10,6 +10,7 @@ from typing import Any
 from marft.envs.code.judging import Call
 from marft.envs.code.phrases import BY_WORDS, LETTERS, PHRASES, Kind, Step, in_code, in_words, mistakes, value_of
 from marft.envs.code.problems import Case, Problem
+from marft.envs.code.reports import case_in_words
 from marft.envs.drawn import Drawing
 from marft.seeds import derive_seed
 
@@ -37,7 +38,7 @@ def drawn(random: Random, kinds: Sequence[Kind], most_steps: int, tests: int, sh
         if values:
             break
     data = {"kind": kind, "steps": [list(step) for step in steps], "tests": tests, "shown": shown, "fewest_steps": 1}
-    return Drawing(f"{kind}: {values}", _asked(kind, steps), data)
+    return Drawing(f"{kind}: {values}", _asked(kind, steps, shown), data)
 
 
 def problem_of(data: Any) -> Problem:
@@ -49,13 +50,13 @@ def problem_of(data: Any) -> Problem:
     kind: Kind = data["kind"]
     steps = [Step(*step) for step in data["steps"]]
     code, words = in_code(steps), in_words(steps)
-    examples = [_case(code, x) for x in EXAMPLE[kind] if value_of(code, x) is not None][: data["shown"]]
+    examples = _examples(kind, code, data["shown"])
     inputs = [x for x in _inputs(kind, data["tests"] + PROBES, words) if x not in EXAMPLE[kind][: data["shown"]]]
     told = _telling(code, inputs, mistakes(steps), data["tests"])
     cases = [_case(code, x) for x in told]
     wrong = [one for one in mistakes(steps) if any(value_of(one, x) != value_of(code, x) for x in told)]
     return Problem(
-        _asked(kind, steps), ENTRY, tuple(examples), tuple(cases),
+        _asked(kind, steps, data["shown"]), ENTRY, tuple(examples), tuple(cases),
         reference=program_of(code), wrong=tuple(map(program_of, wrong)),
     )  # fmt: skip
 
@@ -77,8 +78,13 @@ def _chain(random: Random, kind: Kind, length: int) -> list[Step]:
     return steps
 
 
-def _asked(kind: Kind, steps: Sequence[Step]) -> str:
-    return f"Write {ENTRY}(x), where x is {NAMES[kind]}: {in_words(steps)}."
+def _asked(kind: Kind, steps: Sequence[Step], shown: int) -> str:
+    examples = map(case_in_words, _examples(kind, in_code(steps), shown))
+    return "\n".join([f"Write {ENTRY}(x), where x is {NAMES[kind]}: {in_words(steps)}.", *examples])
+
+
+def _examples(kind: Kind, code: str, shown: int) -> list[Case]:
+    return [_case(code, x) for x in EXAMPLE[kind] if value_of(code, x) is not None][:shown]
 
 
 @lru_cache(MOST_KEPT)

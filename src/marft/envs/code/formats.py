@@ -14,6 +14,7 @@ from marft.envs.code.judging import Call, Feed
 from marft.envs.code.packed import unpacked
 from marft.envs.code.problems import Asserts, Case, Problem
 from marft.envs.code.proposing import call_in
+from marft.envs.code.reports import case_in_words
 from marft.envs.rows import Row
 
 STDIN = "Write a Python program that reads standard input and prints."
@@ -113,9 +114,9 @@ def codeforces(row: Row, shown: int) -> Read:  # noqa: ARG001  its examples are 
         raise ValueError("is interactive, and programs here only read and print")
     if (mode := _maybe(row, "input_mode")) not in ("", "stdio"):
         raise ValueError(f"reads and writes by {mode!r}, and programs here read standard input")
-    examples = [_pair(test) for test in row.cells.get("examples") or ()]
+    examples = [_pair(test) for test in _tables(row, "examples")]
     shown_inputs = {case.given.text for case in examples if isinstance(case.given, Feed)}
-    official = [_pair(test) for test in row.cells.get("official_tests") or ()]
+    official = [_pair(test) for test in _tables(row, "official_tests")]
     hidden = [case for case in official if isinstance(case.given, Feed) and case.given.text not in shown_inputs]
     parts = [
         _maybe(row, "title"), _maybe(row, "description"),
@@ -148,7 +149,10 @@ def plain(row: Row, shown: int) -> Read:
         for test in tests
     ]
     count = min(shown, len(cases) - 1)
-    statement = row.text("question").strip() + ("" if entry else f"\n\n{STDIN}")
+    question = row.text("question").strip()
+    if not question:
+        raise ValueError("asks nothing")
+    statement = "\n".join([question, *map(case_in_words, cases[:count]), *([] if entry else [STDIN])])
     wrong = tuple(_texts(row, "wrong")) if "wrong" in row.cells else ()
     problem = Problem(
         statement, entry, tuple(cases[:count]), tuple(cases[count:]), reference=_maybe(row, "solution"), wrong=wrong
@@ -248,6 +252,16 @@ def _texts(row: Row, column: str) -> list[str]:
 
 def _maybe(row: Row, column: str) -> str:
     return row.text(column) if column in row.cells else ""
+
+
+def _tables(row: Row, column: str) -> list[Any]:
+    """A list; empty where there is none."""
+    cell = row.cells.get(column)
+    if cell is None:
+        return []
+    if not isinstance(cell, list):
+        raise ValueError(f"column {column!r} holds no list of tests")
+    return cell
 
 
 def _amount(row: Row, column: str) -> float:

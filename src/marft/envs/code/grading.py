@@ -55,14 +55,14 @@ class Bench:
         Raises:
             JudgingError: the problem's own right program does not pass its tests, or there is no jail.
         """
-        cases = [*shown, *self.problem.cases]
+        hidden_cases = self.problem.cases
         whole = self.problem.whole(program)
-        right = self.right(whole, cases)
+        right = self.right(whole, [*hidden_cases, *shown])  # the latter may be an agent's, and take all the time
         if self.problem.asserts:
             hidden = tuple(held(self.problem.asserts, whole, self._asserted_calls(), self.limits))
         else:
-            hidden = tuple(is_right for _, is_right in right[len(shown) :])
-        return Verdict(tuple(right[: len(shown)]), hidden)
+            hidden = tuple(is_right for _, is_right in right[: len(hidden_cases)])
+        return Verdict(tuple(right[len(hidden_cases) :]), hidden)
 
     def right(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
         """What comes of each case, and whether it is right."""
@@ -86,13 +86,17 @@ class Bench:
         if not tests:
             return 0.0
         programs = [self.problem.whole(program) for program in (reference, *wrong)]
-        found = outcomes(programs, [case.given for case in tests], self.limits)
+        found = outcomes(programs, [case.given for case in tests], self._limits_of(len(programs)))
         table = [
             [passes(case, out, self.tolerance) for case, out in zip(tests, row, strict=True)] for row in found
         ]  # [1 + wrong programs][tests]
         valid = [index for index, right in enumerate(table[0]) if right]
         caught = sum(any(not row[index] for index in valid) for row in table[1:])
         return len(valid) / len(tests) * caught / len(wrong)
+
+    def _limits_of(self, programs: int) -> Limits:
+        """Those of several programs, which take together what one may."""
+        return replace(self.limits, all_seconds=max(1.0, self.limits.all_seconds / max(1, programs)))
 
     def _asserted_calls(self) -> Calls:
         if self._calls is None:
@@ -112,8 +116,7 @@ class Bench:
             calls = self._asserted_calls()
             shares = [all(held(self.problem.asserts, one, calls, self.limits)) for one in whole]
         else:
-            limits = replace(self.limits, all_seconds=max(1.0, self.limits.all_seconds / max(1, len(programs))))
-            found = outcomes(whole, [case.given for case in cases], limits)
+            found = outcomes(whole, [case.given for case in cases], self._limits_of(len(programs)))
             shares = [
                 all(passes(case, out, self.tolerance) for case, out in zip(cases, row, strict=True)) for row in found
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from marft.envs.code.formats import FORMATS, Read, format_of
 from marft.envs.code.problems import Problem
@@ -57,7 +57,7 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
             split = "train" if name != "test" and "test" in tables and split == "test" else split
             identity = _free(read.name or f"{Path(path).stem}/{number}", problems)
             problems[identity] = _cut(read.problem, wanted.most_tests)
-            tasks[cast("Split", split)].append(Task(identity, read.problem.statement, {"row": number}))
+            tasks[split].append(Task(identity, read.problem.statement, {"row": number}))
     return Loaded({split: found[: wanted.limit or None] for split, found in tasks.items()}, problems)
 
 

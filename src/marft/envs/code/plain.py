@@ -64,6 +64,18 @@ def unified(value: Any) -> Any:
     return value
 
 
+def shown(value: object) -> str:
+    """The value in Python's words, or what stands for one that has none: too many digits, or too deep.
+
+    >>> shown([1, "a"]), shown(10**5000)
+    ("[1, 'a']", 'a value too long to show')
+    """
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return "a value too long to show"
+
+
 def _same(one: Any, other: Any, tolerance: float) -> bool:
     if not tolerance:
         return bool(one == other)
@@ -99,7 +111,8 @@ def _written(value: Any) -> object:
         return {"c": [_written(complex.__getattribute__(value, part)) for part in ("real", "imag")]}
     if isinstance(value, dict):
         return {"d": [[_written(key), _written(item)] for key, item in dict.items(value)]}
-    for kind, letter in ((list, ""), (tuple, "t"), (set, "s"), (frozenset, "z")):
+    kinds: tuple[tuple[Any, str], ...] = ((list, ""), (tuple, "t"), (set, "s"), (frozenset, "z"))
+    for kind, letter in kinds:
         if isinstance(value, kind):
             items = [_written(item) for item in kind.__iter__(value)]
             return {letter: items} if letter else items

@@ -14,7 +14,7 @@ FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*\1[ 
 INPUT_OUTPUT = re.compile(
     r"Input:[ \t]*\n?(.*?)\n[ \t]*Output:[ \t]*\n?(.*?)(?=\n\s*Input:|\Z)", re.DOTALL | re.IGNORECASE
 )
-LONGEST = 20_000  # characters of tests that are read
+LONGEST = 8000  # characters of tests that are read
 MOST_TESTS = 8  # of an agent
 
 

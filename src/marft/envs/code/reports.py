@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from marft.envs.code.judging import Call, Outcome
+from marft.envs.code.plain import shown
 from marft.envs.code.problems import Case
 from marft.texts import cut
 
@@ -18,25 +19,25 @@ RIGHT = "right"
 def case_in_words(case: Case) -> str:
     """``f(2) == 5``; of what is printed, input and output."""
     if isinstance(case.given, Call):
-        return f"{call_in_words(case.given)} == {cut(repr(case.right[0]), LONGEST)}"
+        return f"{call_in_words(case.given)} == {cut(shown(case.right[0]), LONGEST)}"
     return f"Input:\n{cut(case.given.text, LONGEST).rstrip()}\nOutput:\n{cut(str(case.right[0]), LONGEST).rstrip()}"
 
 
 def call_in_words(call: Call) -> str:
     """``f(2, y=[1])``."""
-    words = [*map(repr, call.arguments), *(f"{key}={value!r}" for key, value in call.keywords.items())]
+    words = [*map(shown, call.arguments), *(f"{key}={shown(value)}" for key, value in call.keywords.items())]
     return cut(f"{call.entry}({', '.join(words)})", LONGEST)
 
 
-def report(shown: tuple[tuple[Case, Outcome, bool], ...]) -> str:
+def report(cases: tuple[tuple[Case, Outcome, bool], ...]) -> str:
     """One line a case, wrong ones first: ``f(2) gives 6, not 5``; ``f(1) gives 4: right``."""
-    ordered = sorted(shown, key=lambda entry: entry[2])
+    ordered = sorted(cases, key=lambda entry: entry[2])
     return "\n".join(_line(*entry) for entry in ordered[:MOST])
 
 
 def _line(case: Case, outcome: Outcome, right: bool) -> str:
     if isinstance(case.given, Call):
-        what, value, wanted = call_in_words(case.given), repr(outcome.value), repr(case.right[0])
+        what, value, wanted = call_in_words(case.given), shown(outcome.value), shown(case.right[0])
     else:
         what, value, wanted = (
             f"Input {case.given.text.strip()!r}",

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from marft.envs.code.grading import Bench, Verdict
+from marft.envs.code.problems import Case
 from marft.envs.code.proposing import program_in, tests_in
-from marft.envs.code.reports import case_in_words, report
+from marft.envs.code.reports import report
 from marft.types import JointAction, Observation, Step
 
 CODER, TESTER, REFLECTOR = "coder", "tester", "reflector"
@@ -33,7 +34,8 @@ class Attempt:
 
     def __init__(self, bench: Bench, rules: Rules) -> None:
         self.bench, self.rules = bench, rules
-        self.program, self.proposed, self.told = "", [], ""  # type: str, list[Case], str
+        self.program, self.told = "", ""
+        self.proposed: list[Case] = []
         self.round, self.reflecting = 0, False
 
     async def reset(self) -> Observation:
@@ -84,9 +86,7 @@ class Attempt:
     def _observation(self) -> Observation:
         problem = self.bench.problem
         parts = [problem.statement]
-        if self.round == 0:
-            parts += [case_in_words(case) for case in problem.examples if problem.entry]
-        else:
+        if self.round:
             parts += ["Your program:", self.program or "(none)", self.told]
         return Observation("\n".join(parts), turn=self._turn())
 

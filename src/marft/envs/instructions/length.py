@@ -35,7 +35,7 @@ def _first_word(random: Random, topic: Topic) -> dict[str, Any]:
 
 def _divided(text: str, given: Given) -> bool:
     paragraphs = divided_paragraphs(text)
-    return paragraphs is not None and len(paragraphs) == given["num_paragraphs"]
+    return paragraphs is not None and counted(len(paragraphs), "exactly", given["num_paragraphs"])
 
 
 def _begins(text: str, given: Given) -> bool:
@@ -47,7 +47,7 @@ def _begins(text: str, given: Given) -> bool:
     first = parts[place - 1].split()[0].lstrip("'\"")
     for mark in ".,?!'\"":
         first = first.split(mark)[0]
-    return first.lower() == given["first_word"].lower()
+    return first.lower() == str(given["first_word"]).lower()
 
 
 KINDS = (

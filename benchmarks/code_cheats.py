@@ -1,0 +1,95 @@
+"""What programs earn that try to be paid for what they do not do, and what it costs to judge one.
+
+    python benchmarks/code_cheats.py
+
+Every program of ``tests/cheats.py`` is an honest function that is right for three of eight hidden inputs, with one
+trick around it. It may earn 3/8, and no more. Then honest programs are judged one after another, with 1, 10 and 50
+tests each. Writes results/code_cheats.json and results/code_cheats.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+
+from marft import atomic
+from marft.envs.code.grading import Bench
+from marft.envs.code.judging import Call, Limits
+from marft.envs.code.problems import Case, Problem
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from tests.cheats import BEFORE, DRESSED, FAIR, PLACES, PROBLEM, cheats
+
+LIMITS = Limits(seconds=1, all_seconds=1.5, output_kb=16)
+TESTS = (1, 10, 50)  # of an honest program
+TIMES = 20  # that it is judged
+HONEST = "def f(x): return 7 * x + 1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    found = {"machine": machine.describe(), **cheated(), "milliseconds": {str(count): cost(count) for count in TESTS}}
+    atomic.write_file(arguments.results / "code_cheats.json", json.dumps(found, indent=2) + "\n")
+    atomic.write_file(arguments.results / "code_cheats.md", page(found))
+    print(page(found))
+
+
+def cheated() -> dict[str, Any]:
+    """How many programs earned how much, and those that earned too much."""
+    bench, programs, began = Bench(PROBLEM, LIMITS, 0.0), list(cheats()), time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        shares = list(pool.map(lambda cheat: bench.judge(cheat.program, []).share, programs))
+    return {
+        "programs": len(programs), "seconds": round(time.monotonic() - began, 1),
+        "earned": {f"{share:.3f}": count for share, count in sorted(Counter(shares).items())},
+        "too_much": [cheat.name for cheat, share in zip(programs, shares, strict=True) if share > FAIR],
+    }  # fmt: skip
+
+
+def cost(tests: int) -> float:
+    """Median milliseconds of judging an honest program."""
+    cases = tuple(Case(Call("f", (x,)), (7 * x + 1,)) for x in range(tests))
+    bench, taken = Bench(Problem("", "f", cases=cases), LIMITS, 0.0), []
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        assert bench.judge(HONEST, []).share == 1.0
+        taken.append(1000 * (time.perf_counter() - began))
+    return round(median(taken), 1)
+
+
+def page(found: dict[str, Any]) -> str:
+    """The results as a page."""
+    earned = "\n".join(f"| {share} | {count} |" for share, count in found["earned"].items())
+    costs = "\n".join(f"| {count} | {taken} |" for count, taken in found["milliseconds"].items())
+    return f"""# Programs that cheat
+
+`python benchmarks/code_cheats.py`: {found["programs"]} programs, of {len(BEFORE)} tricks in {len(PLACES)} places and
+{len(DRESSED)} dresses, each around a function that is right for three of eight hidden inputs: {FAIR} is fair.
+{len(found["too_much"])} earned more. All were judged in {found["seconds"]} s.
+
+| earned | programs |
+| --- | --- |
+{earned}
+
+An honest program, one after another, on this machine ({found["machine"]["cores"]} cores):
+
+| tests | milliseconds, median |
+| --- | --- |
+{costs}
+"""
+
+
+if __name__ == "__main__":
+    main()
