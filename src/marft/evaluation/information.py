@@ -85,7 +85,7 @@ def entropy(codes: Codes) -> float:
 
 def information_metrics(episodes: Sequence[Episode], roles: Sequence[str]) -> dict[str, float]:
     """Metrics under ``agents/<role>/`` of those of whom something hidden is declared."""
-    metrics = {}
+    metrics: dict[str, float] = {}
     for role in roles:
         pairs = [pair for episode in episodes for pair in _told(episode, role)]
         if pairs:

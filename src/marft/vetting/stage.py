@@ -145,18 +145,17 @@ class _Episode:
         """What a step has returned, read."""
         if not isinstance(step, Step):
             raise self._fault("step", "step", f"returned {type(step).__name__}, not marft.types.Step")
-        ends = [
-            self._read("step", "step", reading.flag, getattr(step, name), name) for name in ("terminated", "truncated")
-        ]
+        terminated = self._read("step", "step", reading.flag, step.terminated, "terminated")
+        truncated = self._read("step", "step", reading.flag, step.truncated, "truncated")
         success = None if step.success is None else self._read("step", "step", reading.flag, step.success, "success")
         reward = self._read("reward", "step", reading.number, step.reward, "gave the team a reward of")
         if self.stage.guessed and isinstance(step.agent_rewards, Mapping):
             self.stage.meet([role for role in step.agent_rewards if isinstance(role, str)])
         own = self._read("reward", "step", reading.own_rewards, step.agent_rewards, self.stage.roles)
         self._read("declared", "step", reading.declared, step.info, self.task.data)
-        self.ended = any(ends)
-        observation = self._read("observation", "step", reading.whole, step.observation)
-        self.steps.append(Step(observation, reward, *ends, own, success))
+        self.ended = terminated or truncated
+        observation: Observation = self._read("observation", "step", reading.whole, step.observation)
+        self.steps.append(Step(observation, reward, terminated, truncated, own, success))
         return observation
 
     def _check_roles(self, observation: Observation) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 from marft.vetting.plays import Call
@@ -43,7 +44,7 @@ class _Watched:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         inner: Any = self.stretch(self.awaitable.__await__)
-        step: Callable[[], Any] = lambda: next(inner)  # noqa: E731
+        step: Callable[[], Any] = partial(next, inner)
         while True:
             try:
                 waits_for = self.stretch(step)
@@ -51,6 +52,6 @@ class _Watched:
                 return done.value
             try:
                 sent = yield waits_for
-                step = lambda sent=sent: inner.send(sent)  # noqa: E731
+                step = partial(inner.send, sent)
             except BaseException as error:  # noqa: BLE001  it is the inner one's, cancellation included
-                step = lambda error=error: inner.throw(error)  # noqa: E731
+                step = partial(inner.throw, error)

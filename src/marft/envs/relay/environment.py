@@ -77,7 +77,7 @@ class Relay(Drawn):
     def guessing(self) -> float:
         """How often a guess is right that knows the answer's own part alone."""
         rows = self.values ** len(self.speakers) if self.answer == "lookup" else self.values
-        return 1.0 / rows**self.size
+        return float(rows) ** -self.size
 
     @property
     def turns(self) -> Sequence[tuple[str, ...]]:
