@@ -104,6 +104,25 @@ class Leaking(Sound):
         return Task(f"sum/{place}", task.prompt.upper() if place >= 45 else task.prompt, task.data)
 
 
+class AskedTwice(Sound):
+    def task(self, place: int) -> Task:
+        prompt, task = super().task(place % 45).prompt, super().task(place)
+        return Task(task.id, prompt, task.data)
+
+
+class Questions(AskedTwice):
+    one_step: ClassVar[bool] = True
+
+    async def taken(self, attempt: Attempt, text: str) -> Step:
+        step = await super().taken(attempt, text)
+        return Step(Observation(""), step.reward, terminated=True, success=step.success)
+
+
+class Scattered(Sound):
+    def tasks(self, split: Split) -> list[Task]:
+        return list({task.id: task for task in sorted(super().tasks(split), key=lambda task: hash(task.id))}.values())
+
+
 class Alike(Sound):
     def task(self, place: int) -> Task:
         task = super().task(place % 45)
@@ -114,6 +133,18 @@ class Alike(Sound):
 class Raising(Sound):
     def first(self, attempt: Attempt) -> Observation:
         raise KeyError("board")
+
+
+class Speechless(Sound):
+    def script(self, skill: float = 1.0) -> Callable[..., object]:
+        raise LookupError(f"no script of skill {skill:g}")
+
+
+class Nested(Sound):
+    def task(self, place: int) -> Task:
+        data: dict[str, Any] = dict(super().task(place).data)
+        data["itself"] = data
+        return Task(f"sum/{place}", super().task(place).prompt, data)
 
 
 class Hanging(Sound):

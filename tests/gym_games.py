@@ -103,8 +103,8 @@ class Meeting(ParallelEnv[str, Any, Any]):
 
     metadata = {"name": "meeting"}
 
-    def __init__(self) -> None:
-        self.possible_agents = ["ann", "bob", "cyd"]
+    def __init__(self, rounds: int = 9) -> None:
+        self.possible_agents, self.rounds = ["ann", "bob", "cyd"], rounds
 
     def observation_space(self, agent: str) -> Any:
         return Discrete(3)
@@ -122,6 +122,11 @@ class Meeting(ParallelEnv[str, Any, Any]):
         ended = {agent: met or agent == "cyd" for agent in self.agents}
         rewards = {agent: float(met) for agent in self.agents}
         said = self.agents
+        self.rounds -= 1
+        if self.rounds == 0:
+            self.agents, out = [], dict.fromkeys(said, True)
+            shown = {agent: int(actions[agent]) for agent in said}
+            return shown, rewards, dict.fromkeys(said, False), out, {agent: {} for agent in said}
         self.agents = [agent for agent in said if not ended[agent]]
         return (
             {agent: int(actions[agent]) for agent in said},

@@ -116,7 +116,7 @@ def rae(batches: Sequence[Sequence[Episode]], decay: float, by: Sequence[str] = 
     return results
 
 
-def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
+def tree(batch: Sequence[Episode], scale: bool, compared: str = "state") -> list[list[float | None]]:
     """None for actions that are no candidates."""
 
     def score(e: Episode, a: Action) -> float:
@@ -126,6 +126,8 @@ def tree(batch: Sequence[Episode], scale: bool) -> list[list[float | None]]:
         return [a for a in e.actions if e.fork is None or a.id == e.fork.at]
 
     def state(e: Episode, a: Action) -> tuple[object, ...]:
+        if compared != "state":
+            return e.task.id, a.agent if compared == "agent" else a.step
         before = [(o.id, o.tokens.tolist()) for o in e.actions if o.index < a.index]
         return e.task.id, a.id, a.prompt.tolist(), before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,11 +104,11 @@ def test_rae_equals_the_slow_reference_and_remembers(first: list[Episode], secon
 
 
 @pytest.mark.slow
-@given(batch=batches(forks=True), scale=st.booleans())
+@given(batch=batches(forks=True), scale=st.booleans(), compared=st.sampled_from(["state", "agent", "turn"]))
 @settings(max_examples=200)
-def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool) -> None:
-    credits = Tree(scale=scale).assign(CreditInputs(batch, "action"))
-    expected = flat(slow.tree(batch, scale))
+def test_trees_equal_the_slow_reference(batch: list[Episode], scale: bool, compared: Any) -> None:
+    credits = Tree(scale=scale, compared=compared).assign(CreditInputs(batch, "action"))
+    expected = flat(slow.tree(batch, scale, compared))
     assert list(credits.trained) == [x is not None for x in expected]
     np.testing.assert_allclose(by_action(credits), [x or 0.0 for x in expected], rtol=1e-7, atol=1e-9)
 

@@ -74,7 +74,7 @@ def test_wrong_answers_made_of_the_sample_are_rejected(graders: ModuleType) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["math_train.jsonl", "gsm8k_train.jsonl"])
+@pytest.mark.parametrize("file", some(["math_train.jsonl", "gsm8k_train.jsonl"]))
 def test_answers_to_published_problems_are_graded_right(file: str, graders: ModuleType) -> None:
     """All of them in the night; the whole of it is in benchmarks/results/graders.md."""
     path = SHARED_DATA / file

@@ -118,6 +118,18 @@ class TestGymnasium:
         assert [len(split) for split in shown.values()] == [20, 4, 4]
         assert len(set(texts)) == 28
 
+    def test_numbers_of_a_space_begin_where_it_says(self) -> None:
+        session, shown = begun(Gymnasium(game=WALK, kwargs={"actions": "shifted", "size": 2}))
+        assert shown.options == {"solver": ("-1", "0")}
+        assert acted(session, solver="-1").terminated
+
+    def test_a_game_is_let_go_of(self) -> None:
+        session, _ = begun(Gymnasium(game=WALK))
+        closed = []
+        session.env.close = lambda: closed.append(True)
+        asyncio.run(session.close())
+        assert closed == [True]
+
     def test_the_same_seed_begins_alike(self) -> None:
         environment = Gymnasium(game=WALK)
         assert begun(environment, 3)[1] == begun(environment, 3)[1]
@@ -137,6 +149,13 @@ class TestGymnasium:
     def test_what_cannot_be_played_says_what_to_do(self, table: dict[str, Any], words: str) -> None:
         with pytest.raises(ValueError, match=words):
             begun(Gymnasium(**table))
+
+
+def test_a_package_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marft.envs.gyms.making.find_spec", lambda _: None)
+    for environment in (Gymnasium(game="FrozenLake-v1"), PettingZoo(game=NIM)):
+        with pytest.raises(ValueError, match=r"pip install 'marft\[(gymnasium|pettingzoo)\]'"):
+            environment.tasks("train")
 
 
 class TestPettingZoo:
@@ -192,6 +211,22 @@ class TestPettingZoo:
         assert shown.turn == ("ann", "bob")
         step = acted(session, ann="2", bob="2")
         assert (step.terminated, step.reward, step.success) == (True, 1.0, True)
+
+    def test_a_game_is_cut_off_after_max_steps(self) -> None:
+        session, _ = begun(PettingZoo(game=MEETING, max_steps=1))
+        step = acted(session, ann="0", bob="1", cyd="2")
+        assert (step.terminated, step.truncated) == (False, True)
+
+    def test_a_game_that_cuts_itself_off_is_cut_off(self) -> None:
+        session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 1}))
+        step = acted(session, ann="0", bob="0", cyd="1")
+        assert (step.terminated, step.truncated) == (False, True)
+
+    def test_what_others_do_pays_the_team_as_well(self) -> None:
+        environment = PettingZoo(game=NIM, seats={"north": "player_1"}, others=True, kwargs={"heap": 2})
+        session, _ = begun(environment)
+        step = acted(session, north="0")  # the other one takes the last
+        assert (step.terminated, step.agent_rewards) == (True, {"north": -1.0})
 
     def test_one_without_an_action_holds_up_a_round_of_all(self) -> None:
         session, _ = begun(PettingZoo(game=MEETING))
@@ -273,6 +308,7 @@ class TestWords:
             worded(object())
 
     def test_colours_are_words(self) -> None:
+        assert plain("\x1b[91mx\x1b[0m") == "<red>x</>"
         assert plain("\x1b[34;1mR\x1b[0m|\x1b[42m_\x1b[0m") == "<blue>R</>|<on green>_</>"
 
 

@@ -145,6 +145,9 @@ def test_a_league_that_goes_on_equals_one_that_never_stopped(tmp_path: Path) -> 
     assert sum(file.startswith("league/") for file in files) == 3
     for file in (*files, "league/league.json"):
         assert (mine / file).read_bytes() == (theirs / file).read_bytes(), file
+    for step in ("step_000002", "step_000003"):  # a version is what the learner was then
+        then = whole.checkpoints / step / "policies" / "player" / "adapter_model.safetensors"
+        assert then.read_bytes() == (mine / "league" / step / "adapter_model.safetensors").read_bytes()
     _tasks_are_played_against_versions_of_the_pool(whole)
 
 

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.evaluation.league.matches import League, Pairing, league_of
+from marft.evaluation.league.matches import League, Pairing, attempts_of, league_of, pairing_of
 from marft.evaluation.league.ratings import SPREAD, Tally, ratings
 from marft.evaluation.league.versions import casting, sides_of, versions_of
 from marft.evaluation.league.written import headline, tables, write_league
 from marft.league.elo import SCALE, expected_score
 from marft.runs.folder import RunFolder
 from marft.training import train
+from marft.types import Episode, Observation, Task, Transition
 from tests.test_league import league
 
 
@@ -137,6 +138,34 @@ class TestShown:
         assert written["versions"][0] == "base"
 
 
+class TestMatches:
+    def test_every_start_is_played_from_both_sides_and_no_start_twice_from_one(self, tmp_path: Path) -> None:
+        run, tasks = league(tmp_path), [Task("t0", "…"), Task("t1", "…")]
+        made = attempts_of(run, sides_of(run), tasks, ["base", "step_000001"], 8)
+        first, second = made[:4], made[4:]
+        assert [(a.task.id, a.sample) for a in first] == [("t0", 0), ("t1", 0), ("t0", 1), ("t1", 1)]
+        assert [(a.task.id, a.sample) for a in second] == [(a.task.id, a.sample) for a in first]
+        assert {a.policies["north"] for a in first} == {a.policies["south"] for a in second} == {"player@base"}
+        assert {a.policies["south"] for a in first} == {a.policies["north"] for a in second} == {"player@step_000001"}
+        assert len({(a.stream, a.task.id, a.sample) for a in made}) == 8
+
+    def test_a_version_is_credited_with_what_its_side_earned(self) -> None:
+        """It wins its two matches on the first side, and of those on the second one is lost, one cannot be scored."""
+        earned = [(1.0, "terminated"), (0.5, "terminated"), (1.0, "terminated"), (1.0, "failed")]
+        for own in (False, True):  # paid to the team, or to each side
+            played = [
+                Episode(
+                    Task("t", "…"), "league", 0, (), status,  # type: ignore[arg-type]
+                    (Transition(Observation("…"), 0.0 if own else paid, {"north": paid, "south": -paid} if own else {}),),
+                )
+                for paid, status in earned
+            ]  # fmt: skip
+            found = pairing_of((0, 1), ("north",), played)
+            assert (found.tally.won, found.tally.drawn, found.tally.lost, found.failed) == (2, 0, 1, 1)
+            assert (found.on_first_side.won, found.on_second_side.lost) == (2, 1)
+            assert found.points == pytest.approx((1.0 + 0.5 - 1.0) / 3)
+
+
 class TestSides:
     def test_an_opponent_s_seat_is_taken_by_the_learner_s_own_policy(self, tmp_path: Path) -> None:
         run = league(tmp_path)
@@ -159,6 +188,24 @@ class TestSides:
             algorithm={"name": "rae"},
         )
         assert casting(run, sides_of(run), ["x", "y"]) == {"north": "a@x", "south": "b@y"}
+
+    def test_a_frozen_teammate_is_the_same_on_every_version_s_side(self, tmp_path: Path) -> None:
+        run = league(
+            tmp_path,
+            policies={"player": {"model": "base"}, "adviser": {"model": "base", "train": "frozen"}},
+            agents=[
+                {"role": "adviser", "policy": "adviser"},
+                {"role": "north", "policy": "player", "answers": True},
+                {"role": "south", "policy": "player"},
+            ],
+            environment={"name": "textarena", "seats": [["adviser", "north"], ["south"]]},
+            algorithm={"name": "rae"},
+        )
+        assert casting(run, sides_of(run), ["x", "y"]) == {
+            "adviser": "adviser",
+            "north": "player@x",
+            "south": "player@y",
+        }
 
     def test_a_game_that_is_played_together_has_no_league(self, tmp_path: Path) -> None:
         changes: dict[str, Any] = {

@@ -119,6 +119,11 @@ def test_no_text_is_too_strange_for_quantities(text: str) -> None:
         assert found.in_unit(found.unit) == found.value
 
 
+def test_numbers_beyond_all_measure_are_none() -> None:
+    assert quantities_in("1e99999 kg") == []
+    assert len(quantities_in("1e300 kg")) == 1
+
+
 @pytest.mark.parametrize("text", ["9^", "5 m/", "\\text{", "$", "1e9 ", "m", "5 m² "])
 def test_long_answers_are_graded_at_once(text: str, tmp_path: Path) -> None:
     began = time.perf_counter()

@@ -114,7 +114,7 @@ def test_who_is_shown_what() -> None:
     environment = world(moves="one", view="near", map_for=["tool"], distances_for=["tool"], size=3)
     shown = first_shown(of_map(environment))
     assert shown.seen_by("plan") == "At 1,1. Open: down, right."
-    assert shown.seen_by("tool") == "At 1,1. Open: down, right.\n\nGoal 3,3.\nAway: 2,1 is 3; 1,2 is 5."
+    assert shown.seen_by("tool") == "At 1,1. Open: down, right.\n\nGoal 3,3.\nAway 4: 2,1 is nearer; 1,2 is farther."
     both = first_shown(of_map(world(view="both", size=3)))
     assert both.text == "At 1,1. Open: down, right.\nS.#\n.#.\n..G\nGoal 3,3.\nWalls: 1,3; 2,2."
     assert not both.views

@@ -113,6 +113,11 @@ def test_tasks_are_plain_and_deterministic_and_split_by_content() -> None:
     assert layout_of(task.data).plain() == {key: value for key, value in task.data.items() if key != "deadline"}
 
 
+def test_there_are_as_many_kitchens_as_tasks_are_asked_for() -> None:
+    drawn = [Rooms().draw(Random(seed)).content for seed in range(200)]
+    assert len(set(drawn)) > 190  # of about twenty thousand
+
+
 def test_a_kitchen_is_the_same_whatever_its_rooms_and_ingredients_are_called() -> None:
     names = {"hall": "yard", "kitchen": "attic", "pantry": "porch", "leek": "pea"}
 
@@ -171,6 +176,7 @@ class TestRules:
         step = acted(shift, waiter="serve", cook="wait")
         assert "Nobody ordered pea soup." in step.observation.views["waiter"]
         assert (step.reward, step.success, step.info["progress"]) == (0.0, False, 0.0)
+        assert step.info["measures"]["mistakes"] == 1
 
     def test_a_crate_takes_two(self) -> None:
         shift = opened(changed(crates={"pantry": "kitchen"}, starts=["pantry", "pantry"]))
@@ -194,6 +200,60 @@ class TestRules:
         shift = opened(changed(narrow=[], starts=["pantry", "pantry"]))
         acted(shift, cook="take leek", waiter="wait")
         assert "leek on the shelf" in acted(shift, cook="put shelf", waiter="wait").observation.views["waiter"]
+
+    def test_a_pot_takes_its_time(self) -> None:
+        layout = changed(sources={"kitchen": ["leek", "plate"]}, hatch="kitchen", starts=["kitchen"])
+        shift = opened(layout, rules=Rules(("cook",), boil=2))
+        for text in ("take leek", "put pot"):
+            shown = acted(shift, cook=text).observation
+        assert "pot (cooking)" in shown.views["cook"]
+        acted(shift, cook="take plate")
+        assert "You cannot take soup." in acted(shift, cook="take soup").observation.views["cook"]
+        assert "hold leek soup" in acted(shift, cook="take soup").observation.views["cook"]
+
+    def test_who_lifted_a_moment_ago_does_not_lift_any_more(self) -> None:
+        shift = opened(changed(crates={"pantry": "kitchen"}, starts=["pantry", "pantry"]))
+        acted(shift, cook="lift", waiter="wait")
+        assert "crate" in acted(shift, cook="wait", waiter="lift").observation.views["cook"]
+
+    def test_a_door_is_free_again_a_moment_later(self) -> None:
+        shift = opened(changed(narrow=[], starts=["pantry", "hall"]))
+        acted(shift, cook="go kitchen", waiter="wait")
+        assert acted(shift, cook="go pantry", waiter="wait").info["measures"]["conflicts"] == 0
+
+    def test_who_is_in_the_way_costs_a_moment_and_not_the_walk(self) -> None:
+        shift = opened(changed(starts=["pantry", "kitchen"]), rules=Rules(("cook", "waiter"), walk=3))
+        assert acted(shift, cook="go kitchen", waiter="wait").observation.turn == ("cook", "waiter")
+
+    def test_a_key_is_never_lost(self) -> None:
+        shift = opened(changed(locked=[["kitchen", "pantry"]], keys=["pantry"]))
+        acted(shift, cook="take key", waiter="wait")
+        assert "You cannot drop." in acted(shift, cook="drop", waiter="wait").observation.views["cook"]
+
+    def test_work_counts_by_its_stages(self) -> None:
+        shift = opened(changed(narrow=[]))
+        done = []
+        for cook, waiter in (
+            ("take leek", "take plate"), ("go kitchen", "go kitchen"), ("put pot", "wait"), ("wait", "take soup"),
+            ("wait", "go hall"), ("wait", "serve"),
+        ):  # fmt: skip
+            done.append(acted(shift, cook=cook, waiter=waiter).info["progress"])
+        assert done == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 1])
+
+    def test_who_chooses_calls_out_what_is_cooked_and_taken(self) -> None:
+        shift = opened(changed(narrow=[], starts=["kitchen", "kitchen"]), rules=Rules(("cook", "waiter"), offered=True))
+        shift.kitchen.players[0].holds, shift.kitchen.players[1].holds = "leek", "plate"
+        shift.begin()
+        shown = acted(shift, cook="put pot", waiter="wait").observation
+        assert "cook said: leek soup is ready" in shown.views["waiter"]
+        assert "take soup" in shown.options["waiter"]
+        shown = acted(shift, cook="wait", waiter="take soup; say nothing of it").observation
+        assert "waiter said: leek soup is taken" in shown.views["cook"]
+
+    def test_what_fails_is_not_called_out(self) -> None:
+        shift = opened(rules=Rules(("cook", "waiter"), offered=True))
+        shown = acted(shift, cook="put pot", waiter="wait").observation
+        assert "said" not in shown.views["waiter"]
 
     def test_only_what_was_ordered_is_served_by_the_deadline(self) -> None:
         shift = opened(deadline=2)
@@ -229,6 +289,11 @@ class TestWords:
         shown = acted(shift, cook="wait", waiter="wait").observation
         assert "cook said: Coming!" in shown.views["waiter"]
         assert "You said: Coming!" in shown.views["cook"]
+        assert "cook said" not in shown.views["cook"]
+
+    def test_nobody_says_more_than_is_heard(self) -> None:
+        shown = acted(opened(), cook="wait; say " + "x" * 500, waiter="wait").observation
+        assert "cook said: " + "x" * 100 + "\n" in shown.views["waiter"] + "\n"
 
     @pytest.mark.parametrize(
         "text", ["", "dance", "go", "go moon", "take", "say", "🍲", "put", "open hall", "serve", "x" * 5000]
@@ -275,7 +340,7 @@ class TestDrawing:
         assert time_taken(PLAIN, TWO) > 0
 
     def test_what_can_never_be_run_is_refused_in_words(self) -> None:
-        level = Level(rooms=2, orders=1, size=1, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
+        level = Level(rooms=2, orders=1, size=1, others=0, narrow=1.0, loops=0, locked=0, crates=1, slack=0.0)
         with pytest.raises(ValueError, match="make fewer rooms narrow, or shut fewer doors"):
             draw_kitchen(Random(0), level, TWO)
 

@@ -18,7 +18,7 @@ from marft.envs.sokoban import rules
 from marft.envs.sokoban.drawing import content, room, start
 from marft.envs.sokoban.environment import Sokoban
 from marft.envs.sokoban.rules import Yard, drawn
-from marft.envs.sokoban.solving import best_ways, fewest_moves, pushes
+from marft.envs.sokoban.solving import best_ways, known_of, pushes
 from marft.game.environment import Session
 from marft.types import Task
 from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, with_changes
@@ -70,11 +70,11 @@ def test_moves_are_those_of_gym_sokoban(seed: int, boxes: int, ways: list[str]) 
 def test_fewest_moves_are_those_that_trying_all_finds(boxes: int) -> None:
     for seed in range(40 if NIGHT else 3):
         yard = yard_of(seed, boxes, size=5)
-        known = fewest_moves(yard.room)
-        assert known[yard.player, yard.boxes] == solved_in(list(drawn(yard)))
+        known = known_of(yard.room)
+        assert known.moves(yard.player, yard.boxes) == solved_in(list(drawn(yard)))
         for _ in range(3):
             yard, _ = yard.moved(Random(seed).choice(yard.legal)) if yard.legal else (yard, "")
-            assert known.get((yard.player, yard.boxes)) == solved_in(list(drawn(yard)))
+            assert known.moves(yard.player, yard.boxes) == solved_in(list(drawn(yard)))
 
 
 @FEW
@@ -93,11 +93,12 @@ def test_what_is_called_lost_can_not_be_solved(seed: int, boxes: int, ways: list
 @given(SEEDS, st.integers(1, 2))
 def test_a_push_leaves_what_it_says_and_the_best_ways_lead_to_the_end(seed: int, boxes: int) -> None:
     yard = yard_of(seed, boxes)
-    known = fewest_moves(yard.room)
-    here = known[yard.player, yard.boxes]
+    known = known_of(yard.room)
+    here = known.moves(yard.player, yard.boxes)
+    assert here
     assert min(push.moves for push in pushes(yard)) == here
     for count in range(here, 0, -1):
-        assert known[yard.player, yard.boxes] == count
+        assert known.moves(yard.player, yard.boxes) == count
         yard, problem = yard.moved(best_ways(yard)[0])
         assert not problem
     assert yard.solved
@@ -185,7 +186,7 @@ def test_who_is_shown_what() -> None:
     environment = world(moves="one", view="near", map_for=("tool",), pushes_for=("tool",))
     shown = first_shown(of(environment, ("######", "#  ###", "#@$ .#", "#  ###", "######")))
     assert shown.seen_by("plan") == "At 3,2. Box 3,3. Open: up, down, right."
-    assert shown.views == {"tool": "Goal 3,5.\nPushes: right from 3,2 is 2."}
+    assert shown.views == {"tool": "Goal 3,5.\nPushes: here, then right is 2."}
     grid = first_shown(of(world(boxes=2), LEVEL)).text
     assert grid == "At 4,3. Boxes 3,3. Open: up, down, left, right.\n" + "\n".join(LEVEL) + "\nGoals 3,4; 5,5."
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marft.envs.tool_use.airline import FREE_BAGS, Airline
+from marft.envs.tool_use.airline import FREE_BAGS, Airline, FlightOn
 from marft.envs.tool_use.airline_data import airline_tables
 from marft.envs.tool_use.arithmetic import value_of
 from marft.envs.tool_use.retail import Retail
@@ -148,6 +148,63 @@ class TestRetail:
         assert again["payment_history"][-1]["amount"] == pytest.approx(abs(new["price"] - item["price"]), abs=0.01)
         assert "non-pending" in refusal(change, order["order_id"], [new["item_id"]], [item["item_id"]], card)
 
+    def test_an_exchange_is_written_down_with_what_it_costs(self) -> None:
+        for order in [one for one in self.tables.rows("orders") if one["status"] == "delivered"]:
+            item = order["items"][0]
+            variants = self.tools.get_product_details(item["product_id"])["variants"].values()
+            new = [one for one in variants if one["available"] and one["item_id"] != item["item_id"]][-1]
+            card = next(
+                one for one in self.tools.get_user_details(order["user_id"])["payment_methods"] if "gift" not in one
+            )
+            done = self.tools.exchange_delivered_order_items(
+                order["order_id"], [item["item_id"]], [new["item_id"]], card
+            )
+            assert done["exchange_price_difference"] == pytest.approx(new["price"] - item["price"], abs=0.01)
+            assert (done["exchange_items"], done["exchange_new_items"]) == ([item["item_id"]], [new["item_id"]])
+            assert done["items"] == order["items"]  # which are sent back first
+
+    def test_a_gift_card_pays_what_it_holds_and_no_more(self) -> None:
+        order = next(
+            one for one in self.tables.rows("orders")
+            if one["status"] == "pending" and "gift" not in one["payment_history"][0]["payment_method_id"]
+        )  # fmt: skip
+        user, paid = order["user_id"], order["payment_history"][0]
+        card = next(one for one in self.tools.get_user_details(user)["payment_methods"] if "gift" in one)
+        held = self.tables.edit("users", user)["payment_methods"][card]
+        held["balance"] = paid["amount"] - 0.01
+        pay = self.tools.modify_pending_order_payment
+        assert "insufficient gift card balance" in refusal(pay, order["order_id"], card)
+        assert "should be different" in refusal(pay, order["order_id"], paid["payment_method_id"])
+        held["balance"] = paid["amount"] + 5
+        done = pay(order["order_id"], card)
+        assert held["balance"] == pytest.approx(5)
+        assert [one["transaction_type"] for one in done["payment_history"]] == ["payment", "payment", "refund"]
+        assert "exactly one payment" in refusal(pay, order["order_id"], paid["payment_method_id"])
+
+    def test_a_gift_card_gets_back_what_is_paid_otherwise(self) -> None:
+        order = next(
+            one for one in self.tables.rows("orders")
+            if one["status"] == "pending" and "gift" in one["payment_history"][0]["payment_method_id"]
+        )  # fmt: skip
+        methods = self.tools.get_user_details(order["user_id"])["payment_methods"]
+        card, before = next((name, one["balance"]) for name, one in methods.items() if "gift" in name)
+        self.tools.modify_pending_order_payment(order["order_id"], next(one for one in methods if "gift" not in one))
+        after = self.tools.get_user_details(order["user_id"])["payment_methods"][card]["balance"]
+        assert after == pytest.approx(before + order["payment_history"][0]["amount"])
+
+    def test_new_items_that_a_gift_card_does_not_cover_are_refused(self) -> None:
+        for order in [one for one in self.tables.rows("orders") if one["status"] in ("pending", "delivered")]:
+            item = order["items"][0]
+            variants = self.tools.get_product_details(item["product_id"])["variants"].values()
+            dearer = [one for one in variants if one["available"] and one["price"] > item["price"]]
+            user = self.tables.edit("users", order["user_id"])
+            card = next(one for one in user["payment_methods"] if "gift" in one)
+            user["payment_methods"][card]["balance"] = 0
+            name = "modify_pending" if order["status"] == "pending" else "exchange_delivered"
+            for new in dearer[:1]:
+                given = (order["order_id"], [item["item_id"]], [new["item_id"]], card)
+                assert "insufficient gift card balance" in refusal(getattr(self.tools, f"{name}_order_items"), *given)
+
     def test_a_user_is_found_by_e_mail_or_by_name_and_zip_code(self) -> None:
         user = next(iter(self.tables.rows("users")))
         name = user["name"]
@@ -262,7 +319,10 @@ class TestAirline:
         for made in list(self.tables.rows("reservations")):
             (flight,) = made["flights"]
             day = self.tables.find("flights", flight["flight_number"])["dates"][flight["date"]]  # type: ignore[index]
-            people, number = len(made["passengers"]), {"flight_number": flight["flight_number"], "date": flight["date"]}
+            people, number = (
+                len(made["passengers"]),
+                FlightOn(flight_number=flight["flight_number"], date=flight["date"]),
+            )
             if made["cabin"] != "business" and day["available_seats"]["business"] >= people:
                 done = self.tools.update_reservation_flights(
                     made["reservation_id"], "business", [number], made["payment_history"][0]["payment_id"]
@@ -271,6 +331,36 @@ class TestAirline:
                 assert done["payment_history"][-1]["amount"] == (day["prices"]["business"] - flight["price"]) * people
                 return
         raise AssertionError("no such reservation")
+
+    def test_flights_that_stay_keep_their_price(self) -> None:
+        made = self.made(cabin="economy")
+        (flight,) = made["flights"]
+        number, card = (
+            FlightOn(flight_number=flight["flight_number"], date=flight["date"]),
+            made["payment_history"][0]["payment_id"],
+        )
+        day = self.tables.edit("flights", flight["flight_number"])["dates"][flight["date"]]
+        day["prices"]["economy"] += 100
+        done = self.tools.update_reservation_flights(made["reservation_id"], "economy", [number], card)
+        assert (done["flights"], len(done["payment_history"])) == ([flight], 1)
+
+    def test_no_amount_is_below_nothing(self) -> None:
+        made = self.made(cabin="economy")
+        (flight,), user = made["flights"], made["user_id"]
+        methods = list(self.tools.get_user_details(user)["payment_methods"])
+        number = {"flight_number": flight["flight_number"], "date": flight["date"]}
+        booking = [
+            user,
+            flight["origin"],
+            flight["destination"],
+            "one_way",
+            "economy",
+            [number],
+            made["passengers"][:1],
+        ]
+        payments = [{"payment_id": methods[0], "amount": 10_000}, {"payment_id": methods[1], "amount": -9_000}]
+        assert "below 0" in refusal(self.tools.book_reservation, *booking, payments, 0, 0, "no")
+        assert "has flights" in refusal(self.tools.book_reservation, *booking[:5], [], [], [], 0, 0, "no")
 
     def test_flights_with_one_stop_wait_for_the_first_to_land(self) -> None:
         pairs = [

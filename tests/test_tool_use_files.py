@@ -104,7 +104,7 @@ def bfcl(tmp_path: Path) -> dict[str, Any]:
 
 def tasks_of(data: dict[str, Any], **keys: Any) -> Any:
     made = environment(data=data, **keys)
-    return made, [task for split in ("train", "validation", "test") for task in made.tasks(split)]  # type: ignore[arg-type]
+    return made, [task for split in ("train", "validation", "test") for task in made.tasks(split)]
 
 
 class TestTau:
@@ -231,6 +231,17 @@ class TestTheLeaderboard:
         assert tools["write"].description == "Write a note."
         assert list(tools["write"].parameters["properties"]) == ["name", "words"]
 
+    def test_what_is_equal_has_not_changed(self) -> None:
+        """Whatever the kinds of keys, their order, what lies inside what, and what objects keep for themselves."""
+        box = of_classes({"Drawer": DRAWER, "Counter": COUNTER})
+        one, other = (box({"Drawer": {"notes": {"a": "x"}}}) for _ in range(2))
+        for made, keys in ((one, (1, "1b", None)), (other, (None, "1b", 1))):
+            made.objects["Drawer"].notes.update({key: {2, 1} for key in keys})
+            made.objects["Drawer"].notes["a"]._written_at = made
+        assert one.changes() == other.changes() != {}
+        one.objects["Drawer"].notes["a"].words = "y"
+        assert one.changes() != other.changes()
+
     def test_two_methods_of_one_name_are_refused(self) -> None:
         with pytest.raises(ValueError, match="two of them have a method 'read'"):
             of_classes({"Drawer": DRAWER, "Shelf": "tests.simulated_classes:Shelf"})
@@ -262,8 +273,13 @@ def test_what_a_format_needs_must_be_named(tau: Any, bfcl: Any) -> None:
     for data, missing in ((tau, "database"), (bfcl, "answers"), (bfcl, "classes")):
         with pytest.raises(ValidationError, match=f"needs {missing} too"):
             environment(data={key: value for key, value in data.items() if key != missing})
-    with pytest.raises(ValidationError, match="cannot import 'nowhere:Nothing'"):
-        environment(data={**bfcl, "classes": {"Nothing": "nowhere:Nothing"}})
+    for path, says in (
+        ("nowhere:Nothing", "cannot import 'nowhere:Nothing'"),
+        ("tests.helpers:recipe", "is no class"),
+        ("tests.simulated_classes:Note", "is made without arguments, but: missing a required argument: 'words'"),
+    ):
+        with pytest.raises(ValidationError, match=says):
+            environment(data={**bfcl, "classes": {"Nothing": path}})
 
 
 def test_files_are_looked_for_beside_the_recipe(bfcl: Any, tmp_path: Path) -> None:

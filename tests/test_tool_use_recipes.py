@@ -14,7 +14,7 @@ from marft.models.paths import resolve_path
 from marft.runs.folder import RunFolder
 from marft.training import train
 
-WIDE = 4096  # tokens of context, for fourteen tools in a vocabulary that was not made for them
+WIDE = 4096  # tokens of context, for fifteen tools in a vocabulary that was not made for them
 
 
 def wide_model(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from marft.envs.tool_use.checking import expected
 from marft.envs.tool_use.goals import Draft
 from marft.envs.tool_use.retail import Retail
 from marft.envs.tool_use.retail_data import retail_tables, short_tables
+from marft.envs.tool_use.session import agrees
 from marft.envs.tool_use.shop import Shop
 from marft.envs.tool_use.tables import Tables
 from marft.envs.tool_use.toolbox import Error, offered, run, writing
@@ -54,6 +55,20 @@ class TestUsers:
         assert ended.info["measures"] == {"user_turns": 3.0, "tool_calls": 1.0, "policy_violations": 0.0}
         assert ended.info["right_tools"] == ["cancel", "look"]
 
+    def test_what_was_not_told_yet_is_told_before_anything_is_agreed_to(self) -> None:
+        retail = environment(world="retail")
+        for task in wants(retail, aim="cancel", writes=True, withheld=True):
+            (goal,) = task.data["goals"]
+            if goal["withheld"] == ["reason"]:
+                break
+        played = Played(retail, task)
+        asked = played.say(f"Shall I cancel order {goal['facts']['order']}, and for which reason?")
+        assert asked.observation.text == f"User: The reason: {goal['facts']['reason']}."
+        assert (
+            played.say(f"Shall I cancel order {goal['facts']['order']} for this reason?").observation.text
+            == "User: Yes."
+        )
+
     def test_nothing_is_written_before_the_user_agrees(self) -> None:
         task = next(iter(wants(self.shop, aim="cancel", writes=True, withheld=False)))
         order = task.data["goals"][0]["facts"]["order"]
@@ -83,6 +98,13 @@ class TestUsers:
                     break
             assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
 
+    def test_a_user_that_gives_up_was_not_served(self) -> None:
+        task = next(iter(wants(self.shop, aim="cancel", writes=False, withheld=False)))
+        played = Played(self.shop, task)
+        for _ in range(3):
+            step = played.say("Some orders are delivered.")
+        assert (step.info["progress"], step.terminated, step.success) == (1.0, True, False)
+
     def test_a_refusal_must_be_right(self) -> None:
         task = next(iter(wants(self.shop, aim="cancel", writes=False, withheld=False)))
         order = task.data["goals"][0]["facts"]["order"]
@@ -108,6 +130,26 @@ class TestUsers:
         played = Played(made, task)
         assert played.say(first["report"]).observation.text == f"User: I still want this: {second['says']}"
 
+    def test_whoever_asks_what_else_there_is_is_not_agreed_with(self) -> None:
+        task = next(iter(wants(self.shop, aim="cancel", writes=True, withheld=False)))
+        (goal,) = task.data["goals"]
+        played = Played(self.shop, task)
+        assert played.say(goal["offer"]).observation.text == "User: Yes."
+        played.call("cancel", id=goal["facts"]["order"])
+        ended = played.say(f"{goal['report']} Anything else?")
+        assert (ended.observation.text, ended.success) == ("User: No, thanks. ###STOP###", True)
+
+    def test_a_yes_holds_for_the_turn_that_it_was_given_for(self) -> None:
+        made = environment(goals=2, together=0.0, volunteers=1.0)
+        task = next(one for one in made.demonstrations() if all(goal["writes"] for goal in one.data["goals"]))
+        played = Played(made, task)
+        played.say(task.data["goals"][0]["offer"])
+        for name, arguments in task.data["goals"][0]["writes"]:
+            played.call(name, **arguments)
+        assert played.say(task.data["goals"][0]["report"]).observation.text.startswith("User: Also:")
+        ((name, given),) = task.data["goals"][1]["writes"]
+        assert "has not agreed" in refusal(lambda: played.call(name, **given))
+
     def test_a_conversation_is_cut_off(self) -> None:
         made = environment(turns=2, patience=9)
         played = Played(made, next(iter(made.demonstrations())))
@@ -123,6 +165,28 @@ class TestUsers:
         step = played.say("Hello\nyou.", planner="Look.")
         assert step.observation.views == {"planner": f"look({order})\nAgent: Hello you."}
         assert step.info["allowed_tools"] == {"planner": [], "agent": ["cancel", "look", "refund"]}
+
+    def test_who_never_stops_talking_is_cut_for_others(self) -> None:
+        played = Played(self.shop, next(iter(self.shop.demonstrations())))
+        view = played.say("x" * 100_000, planner="Look.").observation.views["planner"]
+        assert "more characters" in view
+        assert len(view) < 3000
+
+
+@pytest.mark.parametrize(
+    ("words", "agrees_to_it"),
+    [
+        ("Yes.", True),
+        ("OK, go ahead!", True),
+        ("yes please", True),
+        ("No.", False),
+        ("Yes, but not that one", False),
+        ("Yesterday", False),
+        ("", False),
+    ],
+)
+def test_what_agrees_is_a_yes_without_a_no(words: str, agrees_to_it: bool) -> None:
+    assert agrees(words) == agrees_to_it
 
 
 class TestWhatCounts:
@@ -184,7 +248,7 @@ class TestTasks:
     @pytest.mark.parametrize("world", WORLDS)
     def test_they_are_the_same_again_and_splits_share_none(self, world: str) -> None:
         made = [environment(world=world, goals=2, train_tasks=6, held_out_tasks=2) for _ in range(2)]
-        one, other = ([task.data for split in ("train", "validation", "test") for task in m.tasks(split)] for m in made)  # type: ignore[arg-type]
+        one, other = ([task.data for split in ("train", "validation", "test") for task in m.tasks(split)] for m in made)
         assert one == other
         assert len({json.dumps(data, sort_keys=True) for data in one}) == len(one) == 10
         assert json.loads(json.dumps(one)) == one
@@ -224,9 +288,10 @@ class TestTheScript:
     def test_one_with_skill_solves_every_task_in_the_fewest_steps(
         self, recipe: str, goals: tuple[int, ...], world: str
     ) -> None:
-        keys = {"environment.world": world, "environment.turns": 60, "rollout.max_steps": 60}
+        keys: dict[str, Any] = {"environment.world": world, "environment.turns": 60, "rollout.max_steps": 60}
         for number in goals if NIGHT else goals[:1]:
-            for episode in scripted(recipe, 1.0, 200 if NIGHT else 3, **keys, **{"environment.goals": number}):
+            keys["environment.goals"] = number
+            for episode in scripted(recipe, 1.0, 200 if NIGHT else 3, **keys):
                 assert episode.success, episode.error
                 assert len(episode.transitions) == episode.task.data["fewest_steps"]
                 assert episode.transitions[-1].declared.measures["policy_violations"] == 0

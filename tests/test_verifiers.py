@@ -173,6 +173,24 @@ class TestLost:
         with pytest.raises(EnvironmentApartError, match="which is no finite number"):
             said(begun(made())[0], text)
 
+    def test_who_waits_when_it_is_ended_is_told_at_once(self, made: Any) -> None:
+        environment, heard = made(), list[str]()
+        rollout, _ = begun(environment)
+
+        def wait() -> None:
+            try:
+                said(rollout, "hang")
+            except EnvironmentApartError as error:
+                heard.append(str(error))
+
+        waiting, began = threading.Thread(target=wait), time.monotonic()
+        waiting.start()
+        time.sleep(0.2)
+        environment._apart.close()
+        waiting.join(10)
+        assert heard[0].startswith("it was closed")
+        assert time.monotonic() - began < 10
+
     def test_it_ends_with_us(self, made: Any) -> None:
         environment = made()
         begun(environment)

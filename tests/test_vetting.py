@@ -11,7 +11,7 @@ from marft.config.parts import EnvironmentPart
 from marft.vetting.check import CHECKS, check
 from marft.vetting.findings import Report
 from marft.vetting.limits import Limits
-from marft.vetting.subject import Subject
+from marft.vetting.subject import of_object
 from tests import faulty
 from tests.nights import NIGHT, some
 
@@ -26,8 +26,12 @@ FAULTS: dict[type[EnvironmentPart], tuple[str, str]] = {  # the check, and what 
     faulty.Restless: ("tasks stay", "gives other tasks the second time"),
     faulty.Shapes: ("plain data", "data['seen'] is a set"),
     faulty.Leaking: ("splits", "5 tasks stand in two splits: sum/0 (train) and sum/45 (test)"),
+    faulty.AskedTwice: ("splits", "5 prompts stand in two splits, with other data"),
+    faulty.Questions: ("splits", "5 questions stand in two splits"),
     faulty.Alike: ("likeness", "5 held-out tasks are nearly ones that are trained on"),
     faulty.Raising: ("episodes", "reset() raised KeyError: 'board' (faulty.py:"),
+    faulty.Speechless: ("episodes", "script() raised LookupError: no script of skill 1"),
+    faulty.Nested: ("plain data", "more than 32 tables and lists are inside each other"),
     faulty.NoObservation: ("observations", "which is no whole text"),
     faulty.Long: ("observations", "characters are shown to one agent at a time"),
     faulty.Untyped: ("steps", "returned tuple, not marft.types.Step"),
@@ -55,13 +59,14 @@ TIMED: dict[type[EnvironmentPart], tuple[str, Limits, str]] = {
 }
 APART: dict[type[EnvironmentPart], tuple[str, str]] = {
     faulty.Hashing: ("repeatable", "two processes come to something else with the same seed and actions"),
+    faulty.Scattered: ("repeatable", "another process has other train tasks"),
     faulty.Remembering: ("nothing shared", "an episode comes to something else once others were played"),
 }
 
 
 @cache
 def looked_at(kind: type[EnvironmentPart], limits: Limits = QUICK) -> Report:
-    return check(Subject(kind()), limits)
+    return check(of_object(kind()), limits)
 
 
 def found(report: Report) -> dict[str, str]:

@@ -108,7 +108,9 @@ class Draws(Sequence[Task]):
             draw: counted from where its stretch begins.
         """
         hardest = standing.hardest[stretch] if standing.hardest else -1
-        passes = self._passes.setdefault((stretch, begin, hardest), _Passes(self._chances(hardest)))
+        passes = self._passes.get((stretch, begin, hardest))
+        if passes is None:
+            passes = self._passes[stretch, begin, hardest] = _Passes(self._chances(hardest))
         self._refuse(passes.chances, set_aside)
         while not passes.ends or passes.ends[-1] <= draw:
             before = passes.ends[-1] if passes.ends else 0
@@ -140,7 +142,7 @@ class Draws(Sequence[Task]):
         return np.asarray(odds / odds.max())
 
     def _refuse(self, chances: npt.NDArray[np.float64], set_aside: Mapping[str, str]) -> None:
-        if set_aside and all(self._tasks[place].id in set_aside for place in np.flatnonzero(chances)):
+        if set_aside and all(self._tasks[int(place)].id in set_aside for place in np.flatnonzero(chances)):
             many = int(np.count_nonzero(chances))
             raise RunError(f"all {many} training tasks are set aside: {next(iter(set_aside.values()))}")
 

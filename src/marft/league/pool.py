@@ -104,7 +104,7 @@ class Pool:
         weights = np.ones(len(self.members))
         if choose == "prioritised":
             weights = np.array([(1.0 - member.win_rate) ** power for member in self.members])
-        return weights / weights.sum()
+        return np.asarray(weights / weights.sum(), np.float64)
 
 
 def superfluous(steps: Sequence[int]) -> int:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marft.config.given import Given
 from marft.config.parts import EnvironmentPart
 from marft.config.run import RunSettings
 from marft.python.asked import is_path
 from marft.python.commands import load_recipe
 from marft.vetting.limits import Limits
-from marft.vetting.subject import Subject, of_recipe, of_table, subject_of
+from marft.vetting.subject import Subject, name_of, of_object, of_recipe, of_table, subject_of
 
 if TYPE_CHECKING:
     from marft.vetting.findings import Report
@@ -48,12 +47,10 @@ def check_environment(environment: Asked, /, *, limits: Mapping[str, Any] = {}, 
 def _subject(environment: object, keys: dict[str, Any]) -> Subject:
     if isinstance(environment, EnvironmentPart):
         if keys:
-            raise ValueError(
-                f"{environment.name} is an object; set {', '.join(keys)} there, or give its class"
-            )
-        return Subject(environment)
+            raise ValueError(f"{environment.name} is an object; set {', '.join(keys)} there, or give its class")
+        return of_object(environment)
     if isinstance(environment, type) and issubclass(environment, EnvironmentPart):
-        return of_table({"name": Given(environment), **keys}, str(Path.cwd()))
+        return of_table({"name": name_of(environment), **keys}, str(Path.cwd()))
     if isinstance(environment, RunSettings) or (isinstance(environment, Mapping) and "environment" in environment):
         return of_recipe(load_recipe(environment, {"environment": keys} if keys else ()))
     if isinstance(environment, Mapping) and "name" in environment:

@@ -29,7 +29,8 @@ def package_of(folder: Path) -> str:
     name = re.sub(r"\W|^(?=\d)", "_", called).lower()
     if not name.strip("_") or not name.isascii() or keyword.iskeyword(name) or name in TAKEN:
         raise ValueError(f"{called!r} cannot be the name of a package; name another folder, such as my_env")
-    if importlib.util.find_spec(name) is not None:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:  # else it is a folder of that name
         raise ValueError(f"a package {name} is installed already; name another folder, such as my_{name}")
     return name
 

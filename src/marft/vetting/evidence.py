@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from marft.envs.scripts import Script
 from marft.game.environment import Split
 from marft.seeds import derive_seed
 from marft.types import Profile, Task, ToolCall
-from marft.vetting import fresh, left_open, odd
+from marft.vetting import left_open, odd
+from marft.vetting.fresh import Fresh, ask
 from marft.vetting.limits import Limits
 from marft.vetting.loading import Loaded, load
 from marft.vetting.players import (
@@ -36,6 +38,7 @@ from marft.vetting.watching import heard
 
 SKILLS = (1.0, 0.5)
 ODD_TASKS = 1
+MOST_HUNG = 2  # episodes, after which nobody else plays: each takes as long as a call may
 Advance = Callable[[], object]
 
 
@@ -45,7 +48,7 @@ class Evidence:
 
     Args:
         plays: one episode for each task that is played and each player.
-        calm: those of them in which nothing hung, which are played again.
+        calm: those of them that can be played again: nothing hung, and the script said all that it was asked for.
         again: the same, action by action, after all of them.
         reseeded: the same, with other numbers from the generators that a process shares.
         together: the same, all at a time.
@@ -66,7 +69,7 @@ class Evidence:
     reseeded: Sequence[Play] = ()
     together: Sequence[Play] = ()
     odd: Sequence[Play] = ()
-    fresh: Sequence[fresh.Fresh] | str = "nothing was played"
+    fresh: Sequence[Fresh] | str = "nothing was played"
     outside: Sequence[str] = ()
     left: Counter[str] = field(default_factory=Counter)
     scripted: bool = False
@@ -102,12 +105,16 @@ async def gather(subject: Subject, limits: Limits, advance: Advance = lambda: No
 async def _seen(
     stage: Stage, loaded: Loaded, tasks: Sequence[tuple[Split, Task]], outside: Sequence[str], advance: Advance
 ) -> Evidence:
-    cast = [(split, task, name, player) for split, task in tasks for name, player in _players(stage, task)]
-    plays = []
+    scripts = {skill: await scripted(stage.subject.environment, skill) for skill in SKILLS}
+    cast = [(split, task, name, player) for split, task in tasks for name, player in _players(stage, task, scripts)]
+    plays, hung = list[Play](), 0
     for split, task, name, player in cast:
         plays.append(await stage.play(task, split, _seed(task), name, player, reseeded(0)))
+        hung += not _comes_back(plays[-1])
         advance()
-    calm = [play for play in plays if not any(fault.wrong == "hung" for fault in play.faults)]
+        if hung == MOST_HUNG:
+            break
+    calm = [play for play in plays if _comes_back(play) and all(fault.call != "script" for fault in play.faults)]
 
     async def replayed(numbers: int) -> list[Play]:
         return [await _again(stage, play, reseeded(numbers), advance) for play in calm]
@@ -118,10 +125,10 @@ async def _seen(
     left = left_open.more_than(before) if calm == plays else Counter[str]()
     gate = in_turns()
     together = await asyncio.gather(*(_again(stage, play, reseeded(0), advance, gate) for play in calm))
-    strange = [play async for play in _odd(stage, tasks[:ODD_TASKS], advance)]
-    in_processes: list[fresh.Fresh] | str = "left out, as was asked for"
+    strange = [play async for play in _odd(stage, tasks[: 0 if hung else ODD_TASKS], advance)]
+    in_processes: list[Fresh] | str = "left out, as was asked for"
     if stage.limits.processes:
-        in_processes = await asyncio.to_thread(fresh.ask, stage.subject, stage.profiles, calm, stage.limits)
+        in_processes = await asyncio.to_thread(ask, stage.subject, stage.profiles, calm, stage.limits)
     return Evidence(
         stage.subject,
         stage.limits,
@@ -136,7 +143,7 @@ async def _seen(
         in_processes,
         list(outside),
         left,
-        scripted(stage.subject.environment, 1.0) is not None,
+        any(scripts.values()),
         stage.most_steps,
     )
 
@@ -157,16 +164,19 @@ def _chosen(loaded: Loaded, limits: Limits) -> list[tuple[Split, Task]]:
     return found
 
 
+def _comes_back(play: Play) -> bool:
+    return all(fault.wrong != "hung" for fault in play.faults)
+
+
 def _seed(task: Task) -> int:
     return derive_seed(0, "vetting", task.id)
 
 
-def _players(stage: Stage, task: Task) -> Iterator[tuple[str, Player]]:
+def _players(stage: Stage, task: Task, scripts: Mapping[float, Script | None]) -> Iterator[tuple[str, Player]]:
     """Everybody who plays a task, by name."""
     seed = _seed(task)
     tools = tuple(stage.tools.tools) if stage.tools else ()
-    for skill in SKILLS:
-        script = scripted(stage.subject.environment, skill)
+    for skill, script in scripts.items():
         if script is not None:
             yield (
                 f"its script of skill {skill:g}",

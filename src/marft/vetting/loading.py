@@ -6,11 +6,13 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from marft.config.parts import EnvironmentPart
+from marft.config.settings import DEEPEST
 from marft.envs.tasks import tasks_of
-from marft.game.environment import Environment, Split
+from marft.faults import described
+from marft.game.environment import Split
 from marft.types import Task
 
 SPLITS: Sequence[Split] = ("train", "validation", "test")
@@ -45,12 +47,19 @@ def load(environment: EnvironmentPart) -> Loaded:
     for split in SPLITS:
         try:
             tasks[split] = tasks_of(environment, split)
-        except ValueError as error:
-            problems[split] = str(error)
+        except (ValueError, SystemExit) as error:
+            problems[split] = described(error) if isinstance(error, SystemExit) else str(error)
     seconds = time.perf_counter() - began
-    again = cast("Environment", environment)
-    changed = [split for split, given in tasks.items() if written(given) != written(again.tasks(split))]
+    changed = [split for split, given in tasks.items() if written(given) != _again(environment, split)]
     return Loaded(tasks, problems, changed, seconds)
+
+
+def _again(environment: EnvironmentPart, split: Split) -> list[str] | None:
+    """The tasks when they are asked for again; None where there are none any more."""
+    try:
+        return written(tasks_of(environment, split))
+    except (ValueError, SystemExit):
+        return None
 
 
 def written(tasks: Iterable[Task]) -> list[str]:
@@ -58,12 +67,14 @@ def written(tasks: Iterable[Task]) -> list[str]:
     return [json.dumps([task.id, task.prompt, plain(task.data)], default=_kind) for task in tasks]
 
 
-def plain(value: Any) -> Any:
-    """Data with what JSON changes or refuses marked: a tuple is a list, a key a text."""
+def plain(value: Any, depth: int = 0) -> Any:
+    """Data as JSON has it: a tuple is a list, a key a text; nothing below ``DEEPEST`` tables and lists."""
+    if depth > DEEPEST:
+        return "…"
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [plain(inner, depth + 1) for inner in value]
     return value
 
 

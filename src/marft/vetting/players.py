@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
-from typing import Any, cast
+from typing import cast
 
+from marft.config.parts import EnvironmentPart
+from marft.config.settings import DEEPEST
 from marft.envs.scripts import Cue, Line, Script
+from marft.game.loop_threads import RaisedError, in_words
 from marft.game.rendering import Message, compose
 from marft.seeds import derive_seed
 from marft.types import Observation, Profile, Task, Tool, ToolCall
@@ -82,7 +85,10 @@ class Performer:
         options = tuple(moment.observation.options.get(role, ()))
         random = Random(derive_seed(self.seed, "script", role, moment.step))
         for _ in range(ROUNDS):
-            said = self.script(Cue(self.task, role, moment.step, tuple(chat), random, options, self.tools))
+            cue = Cue(self.task, role, moment.step, tuple(chat), random, options, self.tools)
+            said: object = await in_words(self.script, (cue,), RaisedError)
+            if not isinstance(said, str | Line):
+                raise RaisedError(f"TypeError: it says a {type(said).__name__}, not a text or a Line", "")
             line = said if isinstance(said, Line) else Line(said)
             chat.append({"role": "assistant", "content": line.text})
             if not line.calls:
@@ -96,9 +102,17 @@ class Performer:
         return self.profiles.get(role, Profile(role))
 
 
-def scripted(environment: Any, skill: float) -> Script | None:
-    """The environment's own script, where it has one."""
-    return cast("Script | None", environment.script(skill))
+async def scripted(environment: EnvironmentPart, skill: float) -> Script | None:
+    """The environment's own script, where it has one; what cannot be made says so when it is asked."""
+    try:
+        return cast("Script | None", await in_words(environment.script, (skill,), ()))
+    except RaisedError as error:
+        said = error
+
+        def raising(cue: Cue) -> str:  # noqa: ARG001
+            raise said
+
+        return raising
 
 
 def wandering(seed: int) -> Player:
@@ -159,14 +173,16 @@ def repeating(said: Sequence[Mapping[str, Said]]) -> Player:
     return play
 
 
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Texts and numbers of plain data, with the key that they stand under."""
+    if depth > DEEPEST:
+        return
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _leaves(inner, str(name))
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            yield from _leaves(inner, str(name), depth + 1)
+    elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _leaves(inner, key)
+            yield from _leaves(inner, key, depth + 1)
     elif isinstance(value, str | int | float):
         yield key, str(value)
         yield key, rf"\boxed{{{value}}}"

@@ -134,7 +134,10 @@ class _Episode:
                 return
             roles = observation.turn or self.stage.roles
             moment = Moment(observation, len(self.steps), roles, self._use)
-            self.said.append(await player(moment))
+            try:
+                self.said.append(await player(moment))
+            except RaisedError as error:
+                raise self._fault("raised", "script", str(error)) from error
             step = await self._call("step", self.session.step, self._joint(self.said[-1]))
             observation = self._taken(step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from marft.config.bundled import bundled_names
 from marft.config.folders import FOLDER, look_for_modules_in
-from marft.config.given import MARK
+from marft.config.given import MARK, Given
 from marft.config.load import explain, load_recipe
 from marft.config.parts import EnvironmentPart, EnvironmentPlugin
 from marft.config.run import RunSettings
@@ -47,12 +48,10 @@ class Subject:
     @property
     def table(self) -> dict[str, Any] | None:
         """What another process makes the same environment of; None where it lies in no module."""
-        kind = type(self.environment)
         written = self.environment.model_dump(mode="json")
-        if not self.environment._name:
-            written["name"] = f"{kind.__module__}:{kind.__qualname__}"
-        at_home = written["name"].startswith((MARK, "__main__:"))
-        return None if at_home or not _same_when_read(written, self.environment, self.folder) else written
+        if not self.environment._name or written["name"].startswith(MARK):
+            return None
+        return written if _same_when_read(written, self.environment, self.folder) else None
 
 
 def of_recipe(run: RunSettings, folder: str = "") -> Subject:
@@ -79,6 +78,24 @@ def subject_of(target: str, keys: Mapping[str, Any] = {}) -> Subject:
         folder = str(path.parent.resolve()) if path.is_file() else ""
         return of_recipe(load_recipe(path, (), {"environment": keys} if keys else {}), folder)
     return of_table({"name": target, **keys}, str(Path.cwd()))
+
+
+def of_object(environment: EnvironmentPart) -> Subject:
+    """An environment that was made in Python: by the name of its class, where any process finds it by that, and its
+    keys are all that it holds."""
+    private = {*(environment.__pydantic_private__ or {})} - {"_kind", "_name"}
+    if environment._name or private or {*vars(environment)} - {*type(environment).model_fields}:
+        return Subject(environment)
+    written = {**_keys(environment), "name": name_of(type(environment))}
+    if isinstance(written["name"], Given) or not _same_when_read(written, environment, ""):
+        return Subject(environment)
+    return of_table(written, "")
+
+
+def name_of(kind: type[EnvironmentPart]) -> str:
+    """The import path of a class that any process can import; else what it was given as."""
+    found = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None)
+    return f"{kind.__module__}:{kind.__qualname__}" if found is kind and kind.__module__ != "__main__" else Given(kind)
 
 
 def of_table(table: Mapping[str, Any], folder: str) -> Subject:

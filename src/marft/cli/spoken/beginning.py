@@ -25,10 +25,10 @@ def init(
     team: Annotated[str, typer.Option(help="reasoner-actor, writer-critic, or single.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing; take what is not named by default.")] = False,
 ) -> None:
-    """Begin a team of your own, or an environment, in a folder that trains at once.
+    """Begin a team or an environment of your own.
 
-    Of a team: a recipe, a reward function with its test, some data. Of an environment: a package with a test, and a
-    recipe. It asks on a terminal alone, and overwrites nothing.
+    In a folder that trains at once. Of a team: a recipe, a reward function with its test, some data. Of an
+    environment: a package with its tests, and a recipe. It asks on a terminal alone, and overwrites nothing.
     """
     from marft.cli import init as begin
 

@@ -25,6 +25,18 @@ def step(cell: Cell, way: str) -> Cell:
     return cell[0] + row, cell[1] + column
 
 
+def offset(here: Cell, there: Cell) -> str:
+    """Where a cell is from another one, rows first.
+
+    >>> offset((2, 2), (1, 4)), offset((2, 2), (2, 2))
+    ('up 1 right 2', 'here')
+    """
+    rows, columns = there[0] - here[0], there[1] - here[1]
+    parts = [f"{'down' if rows > 0 else 'up'} {abs(rows)}"] if rows else []
+    parts += [f"{'right' if columns > 0 else 'left'} {abs(columns)}"] if columns else []
+    return " ".join(parts) or "here"
+
+
 def way_between(here: Cell, there: Cell) -> str:
     """The way from a cell to its neighbour."""
     return next(way for way in WAYS if step(here, way) == there)

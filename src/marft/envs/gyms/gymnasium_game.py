@@ -52,7 +52,7 @@ class GymnasiumSession:
         self.steps = self.mistakes = 0
         self.earned = 0.0
         self._acts: Acts = Acts({}, {})
-        self._shown, self._options = "", ("",)
+        self._shown, self._options = "", tuple[str, ...]()
 
     async def reset(self) -> Observation:
         return self.begin()

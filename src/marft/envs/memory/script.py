@@ -34,8 +34,8 @@ class Rememberer:
             return self._noted(shown) if good else _hasty(shown, cue.random)
         asked, _, rest = shown.removeprefix("Question: ").partition("\n")
         if cue.role == "retriever":
-            notes = dict(_NOTE.findall(rest))
-            numbers = _picks(asked, list(notes.values())) if good else _any_of(len(notes), cue.random)
+            numbered = [note for _, note in _NOTE.findall(rest)]
+            numbers = _picks(asked, numbered) if good else _any_of(len(numbered), cue.random)
             picked = " ".join(str(number) for number in numbers) or "none"
             return picked if not cue.options or picked in cue.options else cue.options[0]
         notes = [] if rest == NOTHING else rest.splitlines()

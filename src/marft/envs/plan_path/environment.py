@@ -27,7 +27,7 @@ class PlanPath(MovesWorld):
 
     size: Annotated[int, Field(ge=2, le=30)] = 10  # rows and columns of the grid
     walls: Annotated[float, Field(ge=0, le=0.6)] = 0.22  # share of its cells
-    distances_for: Names = ()  # roles that are shown how far the goal is from each cell that can be gone to
+    distances_for: Names = ()  # roles that are told how far the goal is, and which cells around are nearer to it
     reward: Literal["progress", "success", "published"] = "progress"  # see docs/worlds/plan_path.md
 
     @property
@@ -70,9 +70,7 @@ class PlanPath(MovesWorld):
     def start(self, task: Task, seed: int) -> MovesSession[Walk]:  # noqa: ARG002  nothing here is random
         maze = Maze(tuple(task.data["map"]))
         failure = FAILURE if self.reward == "published" else 0.0
-        play = Play(
-            self.moves, self.steps_in(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward
-        )
+        play = Play(self.moves, self.steps_in(maze.fewest), self._shown, PAYS[self.reward], failure, self.local_reward)
         return MovesSession(Walk(maze, maze.start), play)
 
     def script(self, skill: float = 1.0) -> PathScript:
@@ -95,9 +93,11 @@ class PlanPath(MovesWorld):
 
 
 def _measured(walk: Walk) -> str:
-    """How far the goal is from the neighbours, as an instrument has it."""
-    there = [step(walk.at, way) for way in walk.legal]
-    return f"Away: {'; '.join(f'{named(cell)} is {walk.maze.away[cell]}' for cell in there)}."
+    """How far the goal is, and from which neighbours it is nearer, as an instrument has it: by one move, always."""
+    away = walk.maze.away
+    there = (step(walk.at, way) for way in walk.legal)
+    found = (f"{named(cell)} is {'nearer' if away[cell] < away[walk.at] else 'farther'}" for cell in there)
+    return f"Away {away[walk.at]}: {'; '.join(found)}."
 
 
 PAYS: dict[str, Callable[[Walk, Walk, bool], float]] = {

@@ -19,7 +19,7 @@ from marft.envs.scripts import Cue
 
 AT = re.compile(r"At (\d+,\d+)\. Open: ([^.]*)\.")
 MESSAGE = re.compile(r"Message from \w+:\n(.*)", re.DOTALL)
-MEASURE = re.compile(rf"({'|'.join(WAYS)}) (\d+)")
+MEASURE = re.compile(rf"({'|'.join(WAYS)}) (nearer|farther)")
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class PathScript:
         return ", ".join(best) if cue.options or self.moves == "list" else f"{told}, so the answer is {best[0]}."
 
     def _measured(self, cue: Cue, here: Cell, ways: list[str]) -> str:
-        """How far each open way leads from the goal, or the whole way."""
+        """Which open ways lead nearer to the goal, or the whole way."""
         maze = Maze(tuple(cue.task.data["map"]))
         if self.moves == "one":
-            return ", ".join(f"{way} {maze.away[step(here, way)]}" for way in ways)
+            return ", ".join(f"{way} {_measure(maze, here, step(here, way))}" for way in ways)
         whole = list[str]()
         while here != maze.goal:
             there = min((step(here, way) for way in WAYS), key=lambda cell: maze.away.get(cell, maze.away[here]))
@@ -66,10 +66,8 @@ class PathScript:
 
     def _best(self, told: str) -> list[str]:
         """Where that says the goal is nearest."""
-        measures = {way: int(away) for way, away in MEASURE.findall(told)}
-        if measures:
-            return [min(measures, key=measures.__getitem__)]
-        return (moves_in(told) or []) if self.moves == "list" else []
+        nearer = [way for way, measure in MEASURE.findall(told) if measure == "nearer"]
+        return (moves_in(told) or []) if self.moves == "list" else nearer[:1]
 
     def _planned(self, cue: Cue, here: Cell, ways: list[str]) -> str:
         """As the message says; where there is none, by the map if that is known, else anywhere."""
@@ -78,6 +76,10 @@ class PathScript:
             return ", ".join(self._best(self._measured(cue, here, ways)))
         best = self._best(message[1]) if message else []
         return ", ".join(best) if best else _anywhere(cue, ways)
+
+
+def _measure(maze: Maze, here: Cell, there: Cell) -> str:
+    return "nearer" if maze.away[there] < maze.away[here] else "farther"
 
 
 def _anywhere(cue: Cue, ways: list[str]) -> str:

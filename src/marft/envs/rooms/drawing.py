@@ -25,7 +25,7 @@ class Level:
     """How large and how hard a kitchen is.
 
     Args:
-        size: ingredients of a dish.
+        size: ingredients of a dish; ``others``: of those that are there and in no dish.
         narrow: how likely a room is to hold one player alone; ``loops``: how many doors are more than needed.
         locked, crates: how many doors are locked, and how many stand behind a crate.
         slack: what the deadline allows for, in shares of what the time was that it was done in.
@@ -34,6 +34,7 @@ class Level:
     rooms: int
     orders: int
     size: int
+    others: int
     narrow: float
     loops: int
     locked: int
@@ -80,10 +81,11 @@ def content_of(layout: Layout) -> str:
     for order in layout.orders:
         for thing in order:
             names.setdefault(thing, f"i{len(names)}")
+    names["plate"] = "plate"
     starts = Counter(layout.starts)
     colours = {
         room: repr((
-            sorted(names.get(thing, thing) for thing in layout.sources.get(room, ())),
+            sorted(names.get(thing, "other") for thing in layout.sources.get(room, ())),
             room == layout.pot, room == layout.hatch, room in layout.narrow, starts[room], room in layout.keys,
         ))
         for room in layout.rooms
@@ -122,7 +124,9 @@ def _layout(random: Random, level: Level, players: int) -> Layout:
     pot = random.choice(rooms)
     hatch, plates = (random.choice([room for room in rooms if room != pot]) for _ in range(2))
     sources: dict[str, tuple[str, ...]] = dict.fromkeys(rooms, ())
-    for thing in ("plate", *sorted({thing for dish in dishes for thing in dish})):
+    wanted = sorted({thing for dish in dishes for thing in dish})
+    unwanted = [thing for thing in INGREDIENTS if thing not in wanted]
+    for thing in ("plate", *wanted, *random.sample(unwanted, min(level.others, len(unwanted)))):
         room = plates if thing == "plate" else random.choice([room for room in rooms if room != pot])
         sources[room] = (*sources[room], thing)
     shut = random.sample(doors, min(level.locked + level.crates, len(doors)))

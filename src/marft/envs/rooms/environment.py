@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,6 @@ from marft.envs.rooms.script import Script
 from marft.envs.rooms.session import Rules, Shift
 from marft.types import Task
 
-PROMPT = "Cook and serve {} in {} steps."
 RESERVED = ("you", "here", "orders")  # words that views begin lines with
 
 
@@ -28,15 +27,18 @@ class Rooms(Drawn):
     Every kitchen has been run in time by players who see no more than that, so that all can be.
     """
 
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
     players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles, each one body
     steered_by: str = ""  # a role that steers all of them, in lines such as `cook: go hall`; "": each itself
     # those who are free act at once, or one of them at a time, who sees what came of it
     order: Literal["together", "one after another"] = "together"
     # write: any text is an action; choose: one of what is possible, and what is cooked is called out by itself
     actions: Literal["write", "choose"] = "write"
-    rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 3  # of a kitchen
+    rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 4  # of a kitchen
     orders: Annotated[int, Field(ge=1, le=6)] = 1  # dishes, all different
     size: Annotated[int, Field(ge=1, le=3)] = 1  # ingredients of a dish
+    others: Annotated[int, Field(ge=0, le=len(INGREDIENTS))] = 1  # ingredients that are there, and in no dish
     narrow: Fraction = 0.5  # how likely a room is to hold one player alone
     loops: Annotated[int, Field(ge=0, le=10)] = 0  # doors more than are needed to get everywhere
     locked: Annotated[int, Field(ge=0, le=2)] = 0  # doors that a key opens, which lies somewhere
@@ -79,10 +81,20 @@ class Rooms(Drawn):
 
     def draw(self, random: Random) -> Drawing:
         """A kitchen that can be run."""
-        level = Level(self.rooms, self.orders, self.size, self.narrow, self.loops, self.locked, self.crates, self.slack)
+        level = Level(
+            self.rooms,
+            self.orders,
+            self.size,
+            self.others,
+            self.narrow,
+            self.loops,
+            self.locked,
+            self.crates,
+            self.slack,
+        )
         layout, deadline = draw_kitchen(random, level, self._rules)
-        prompt = PROMPT.format(", ".join(layout.dishes), deadline)
-        return Drawing(content_of(layout), prompt, {**layout.plain(), "deadline": deadline})
+        shown = Shift(layout, deadline, self._rules).begin().whole
+        return Drawing(content_of(layout), shown, {**layout.plain(), "deadline": deadline})
 
     def start(self, task: Task, seed: int) -> Shift:  # noqa: ARG002  nothing here is random
         """Open a kitchen."""

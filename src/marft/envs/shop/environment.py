@@ -29,12 +29,12 @@ class Shop(Drawn):
     """Products are made up from a seed; a task names what of one matters, in words. A purchase earns WebShop's reward:
     its share of matching attributes, options and price, times how much of a kind it is; 1 solves the task.
 
-    Splits share the catalogue and no goal: a product with its options is wanted in one part alone.
+    Splits share the catalogue and no goal: a product with its options and bound is wanted in one part alone.
     """
 
     catalogue_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the products
     products: Annotated[int, Field(ge=10, le=MOST_PRODUCTS)] = 5000  # in the catalogue
-    style: Style = "full"  # "plain": short names that say all, few words: for tiny models
+    style: Style = "full"  # "plain": short names that say all, products clicked by their row: for tiny models
     attributes: Annotated[int, Field(ge=1, le=6)] = 2  # that are wanted; "plain" has two
     options: Annotated[int, Field(ge=0, le=2)] = 2  # that are wanted; "plain" has one
     results: Annotated[int, Field(ge=1, le=50)] = 10  # products on a page of results
@@ -67,10 +67,11 @@ class Shop(Drawn):
         return catalogue_of(self.products, self.catalogue_seed, self.style)
 
     def draw(self, random: Random) -> Drawing:
-        """A goal: a product's name and the options that are wanted make it the one that it is."""
+        """A goal: a product's name, the options and the bound make it the one that it is."""
         goal = draw_goal(self.catalogue, self.attributes, self.options, random)
         name = self.catalogue[goal.target].name
-        content = f"{name}; {', '.join(f'{kind} {value}' for kind, value in goal.options.items())}"
+        options = ", ".join(f"{kind} {value}" for kind, value in goal.options.items())
+        content = f"{name}; {options}; {goal.price_upper:g}"
         if self.apart:
             content = next(one for one in _numbered(content) if part_of(one) == part_of(name))
         # a search for the whole title, the product, its options, and the purchase
@@ -82,7 +83,7 @@ class Shop(Drawn):
         goal = Goal.of(task.data["goal"])
         rules = Rules(
             actor=self.actor, readers=self.readers, repeats=self.repeats, choices=self.actions == "choices",
-            results=self.results, most=self.found, max_steps=self.max_steps,
+            results=self.results, most=self.found, max_steps=self.max_steps, by_row=self.style == "plain",
         )  # fmt: skip
         queries = self._queries(goal, Random(derive_seed(seed, "queries"))) if rules.choices else ()
         return ShopSession(self.catalogue, goal, task.prompt, queries, rules)

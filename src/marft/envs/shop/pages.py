@@ -23,19 +23,21 @@ def search_page() -> Page:
     return Page("Search page.", ())
 
 
-def results_page(products: Sequence[Product], number: int, pages: int) -> Page:
+def results_page(products: Sequence[Product], number: int, pages: int, by_row: bool) -> Page:
     """Some of what a search has found.
 
     Args:
         number: of the page, the first is 1.
         pages: how many there are; 0 where nothing was found.
+        by_row: products are clicked by their row, and not by their number.
     """
     if not pages:
         return Page(f"Nothing found.\n[{BACK}]", (BACK,))
     buttons = (*((PREVIOUS,) if number > 1 else ()), *((NEXT,) if number < pages else ()), BACK)
-    rows = [f"[{product.number}] {product.name} ${product.price:g}" for product in products]
+    labels = tuple(str(row if by_row else product.number) for row, product in enumerate(products, 1))
+    rows = [f"[{label}] {one.name} ${one.price:g}" for label, one in zip(labels, products, strict=True)]
     text = "\n".join((f"Page {number} of {pages}.", *rows, _shown(buttons)))
-    return Page(text, (*(str(product.number) for product in products), *buttons))
+    return Page(text, (*labels, *buttons))
 
 
 def product_page(product: Product, chosen: Mapping[str, str]) -> Page:

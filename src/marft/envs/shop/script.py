@@ -61,6 +61,8 @@ class Shopper:
         if "\n[" not in page:
             return "search", " ".join((*goal.attributes, goal.noun))
         seen = {found[2] for text in before for found in _PRODUCT.finditer(text)}
+        if self.style == "plain":
+            seen = set()  # products are clicked by their row there
         for number, name, price in _ROW.findall(page):
             told = self.style == "full" or all(attribute in name for attribute in goal.attributes)
             if (

@@ -43,10 +43,10 @@ class Index:
         self._entries: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = {}
         for word, entries in found.items():
             places = np.array([place for place, _ in entries], np.int64)
-            often = np.array([often for _, often in entries], np.float64)
+            times = np.array([often for _, often in entries], np.float64)
             rarity = math.log(1 + (self._size - len(entries) + 0.5) / (len(entries) + 0.5))
             norm = SATURATION * (1 - LENGTH + LENGTH * lengths[places] / mean)
-            self._entries[word] = places, rarity * often / (often + norm)
+            self._entries[word] = places, rarity * times / (times + norm)
 
     def best(self, query: str, most: int) -> list[int]:
         """Places of the texts that share a word with a query: the highest scores first, equal ones as they stand."""

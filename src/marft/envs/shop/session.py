@@ -37,6 +37,7 @@ class Rules:
         readers: roles that are shown what is wanted; (): all.
         repeats: whether that stands in every observation, or in the first alone.
         results: products on a page; ``most`` of one search.
+        by_row: products are clicked by their row, and not by their number.
     """
 
     actor: str
@@ -45,6 +46,7 @@ class Rules:
     choices: bool
     results: int
     most: int
+    by_row: bool
     max_steps: int
 
 
@@ -136,7 +138,9 @@ class ShopSession:
         if place.kind == "results":
             if words in (NEXT, PREVIOUS):
                 return replace(place, page=place.page + (1 if words == NEXT else -1))
-            return replace(place, kind="product", product=self.catalogue[int(words)], chosen={})
+            first = (place.page - 1) * self.rules.results
+            product = place.found[first + int(words) - 1] if self.rules.by_row else self.catalogue[int(words)]
+            return replace(place, kind="product", product=product, chosen={})
         if words == PREVIOUS:
             return replace(place, kind="results" if place.kind == "product" else "product")
         if words in (DESCRIPTION, FEATURES):
@@ -153,7 +157,8 @@ class ShopSession:
             )  # fmt: skip
         if place.kind == "results":
             first = (place.page - 1) * size
-            return results_page(place.found[first : first + size], place.page, -(-len(place.found) // size))
+            pages = -(-len(place.found) // size)
+            return results_page(place.found[first : first + size], place.page, pages, self.rules.by_row)
         return search_page()
 
     def _shown(self, note: str) -> Observation:

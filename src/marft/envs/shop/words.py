@@ -85,9 +85,7 @@ OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "food": {"flavor": ("original", "vanilla", "mint", "berry"), "pack": ("single", "3 pack", "6 pack", "12 pack")},
     "beauty": {"scent": ("unscented", "rose", "citrus", "lavender"), "volume": ("50 ml", "100 ml", "250 ml")},
 }
-PLAIN_KINDS = tuple(kind for kind in KINDS if kind.department == "clothing")[:12]
-PLAIN_MATERIALS = ("wool", "silk", "cotton", "linen", "leather")
-PLAIN_QUALITIES = (
-    "soft", "warm", "light", "thin", "thick", "long", "short", "old", "new", "plain", "fine", "wide",
-)  # fmt: skip
+PLAIN_KINDS = tuple(kind for kind in KINDS if kind.noun in ("scarf", "hat", "belt", "coat"))
+PLAIN_MATERIALS = ("wool", "silk", "cotton")
+PLAIN_QUALITIES = ("soft", "warm", "thin", "old")
 PLAIN_OPTIONS = {"size": ("small", "medium", "large"), "color": ("red", "blue", "green")}

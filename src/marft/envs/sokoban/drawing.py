@@ -11,7 +11,7 @@ from random import Random
 from marft.envs.grids.maps import canonical
 from marft.envs.grids.moves import WAYS, step
 from marft.envs.sokoban.rules import Room, Yard, drawn
-from marft.envs.sokoban.solving import fewest_moves
+from marft.envs.sokoban.solving import known_of
 
 TURNS = 0.35  # chance of a walk to turn at a step
 
@@ -41,16 +41,13 @@ def start(room: Room, nearest: int, farthest: int, random: Random) -> tuple[Yard
     Args:
         farthest: 0 is any number.
     """
-    found = fewest_moves.__wrapped__(room)
-    wanted = [
-        (state, moves)
-        for state, moves in found.items()
-        if nearest <= moves <= (farthest or moves) and not state[1] & room.goals
-    ]
+    known = known_of(room)
+    goals, count = sum(1 << known.places[goal] for goal in room.goals), len(known.places)
+    wanted = [state for state in known.between(nearest, farthest or len(known.found)) if not state // count & goals]
     if not wanted:
         return None
-    (player, boxes), moves = random.choice(wanted)
-    return Yard(room, player, boxes), moves
+    number = random.choice(wanted)
+    return Yard(room, *known.state(number)), known.found[number]
 
 
 def content(yard: Yard) -> str:

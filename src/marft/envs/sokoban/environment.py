@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from marft.config.settings import Names, NotNegative
 from marft.envs.drawn import Drawing
 from marft.envs.grids.maps import find, listed, named
+from marft.envs.grids.moves import offset
 from marft.envs.grids.session import MovesSession, Play
 from marft.envs.grids.settings import role_problems
 from marft.envs.grids.world import MovesWorld
@@ -32,7 +33,7 @@ class Sokoban(MovesWorld):
     size: Annotated[int, Field(ge=4, le=20)] = 6  # rows and columns, the walls around included
     boxes: Annotated[int, Field(ge=1, le=6)] = 1  # and goals
     nearest: Annotated[int, Field(ge=1, le=900)] = 3  # moves that a room takes, at least
-    pushes_for: Names = ()  # roles that are shown the next pushes, and how many moves are left with each (one box)
+    pushes_for: Names = ()  # roles that are told the next pushes, where from, and the moves that are left (one box)
     reward: Literal["boxes", "success", "published"] = "boxes"  # see docs/worlds/sokoban.md
     move_cost: NotNegative = 0.0  # taken off the reward for each move (gym-sokoban: 0.1)
 
@@ -106,8 +107,8 @@ class Sokoban(MovesWorld):
         """The pushes that can come next, as an instrument has them."""
         if not self.pushes_for:
             return ""
-        found = "; ".join(f"{push.way} from {named(push.stand)} is {push.moves}" for push in pushes(yard))
-        return f"Pushes: {found}."
+        found = (f"{offset(yard.player, push.stand)}, then {push.way} is {push.moves}" for push in pushes(yard))
+        return f"Pushes: {'; '.join(found) or 'none'}."
 
 
 PAYS: dict[str, Callable[[Yard, Yard, bool], float]] = {

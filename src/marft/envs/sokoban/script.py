@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marft.envs.grids.maps import cell_in, named
-from marft.envs.grids.moves import moves_in
+from marft.envs.grids.moves import moves_in, offset, step
 from marft.envs.grids.search import first_ways
 from marft.envs.grids.slips import works
 from marft.envs.scripts import Cue
@@ -20,7 +20,8 @@ from marft.envs.sokoban.solving import Push, best_ways, pushes
 
 STATE = re.compile(r"At (\d+,\d+)\. Box(?:es)? ([\d,; ]+)\. Open: ([^.]*)\.")
 MESSAGE = re.compile(r"Message from \w+:\n(.*)", re.DOTALL)
-PUSH = re.compile(r"push (up|down|left|right) from (\d+,\d+)")
+PUSH = re.compile(r"(here|(?:(?:up|down|left|right) \d+ ?){1,2}), then (up|down|left|right)")
+PART = re.compile(r"(\w+) (\d+)")
 FAR = 2  # from where on a walk is tempting not to make, in moves
 MANY = 2  # pushes, of which more are tempting not to compare
 
@@ -62,8 +63,7 @@ class SokobanScript:
             return ", ".join(_solution(yard)) or _anywhere(cue, yard)
         if not known:
             return f"Box at {named(min(yard.boxes))}."
-        best = min(known, key=lambda push: push.moves)
-        return f"push {best.way} from {named(best.stand)}"
+        return f"{offset(yard.player, known[0].stand)}, then {known[0].way}"
 
     def _planned(self, cue: Cue, yard: Yard) -> str:
         """As the message says; where there is none, by the map if that is known, else anywhere."""
@@ -86,14 +86,17 @@ class SokobanScript:
 
 def walk_to(yard: Yard, push: re.Match[str]) -> list[str]:
     """The moves up to a push and that; none where nobody can walk there."""
-    stand, moves = cell_in(push[2]), list[str]()
+    stand, moves = yard.player, list[str]()
+    for way, count in PART.findall(push[1]):
+        for _ in range(int(count)):
+            stand = step(stand, way)
     while yard.player != stand:
         ways = first_ways(yard.room.floor - yard.boxes, yard.player, stand)
         if not ways:
             return []
         moves.append(ways[0])
         yard, _ = yard.moved(ways[0])
-    return [*moves, push[1]]
+    return [*moves, push[2]]
 
 
 def _solution(yard: Yard) -> list[str]:

@@ -6,7 +6,8 @@ is the fewest moves that solve it. What is found is bounded in states; what was 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from marft.envs.grids.search import distances
 from marft.envs.sokoban.rules import Room, Yard
 
 MOST_STATES = 20_000
-State = tuple[Cell, frozenset[Cell]]  # the player, the boxes
 
 
 class Push(NamedTuple):
@@ -28,47 +28,91 @@ class Push(NamedTuple):
     moves: int
 
 
+@dataclass(frozen=True)
+class Known:
+    """The moves that states of a room are away from being solved. A state is a number: the cells with boxes as bits,
+    times the number of cells, plus the player's cell.
+
+    Args:
+        places: number of each cell.
+        found: by state, nearest first; those that are farther than the bound goes are left out.
+    """
+
+    places: Mapping[Cell, int]
+    found: Mapping[int, int]
+
+    def moves(self, player: Cell, boxes: Collection[Cell]) -> int | None:
+        """Of one state; None where it is not known to have a solution."""
+        return self.found.get(sum(1 << self.places[box] for box in boxes) * len(self.places) + self.places[player])
+
+    def between(self, nearest: int, farthest: int) -> list[int]:
+        """The states that are so many moves away."""
+        return [state for state, moves in self.found.items() if nearest <= moves <= farthest]
+
+    def state(self, number: int) -> tuple[Cell, frozenset[Cell]]:
+        """The player and the boxes of a state."""
+        boxes, player = divmod(number, len(self.places))
+        cells = list(self.places)
+        return cells[player], frozenset(cell for place, cell in enumerate(cells) if boxes >> place & 1)
+
+
 @lru_cache(maxsize=64)
-def fewest_moves(room: Room) -> Mapping[State, int]:
-    """The moves that states are away from being solved; those that are farther than the bound goes are left out."""
-    found: dict[State, int] = {(cell, room.goals): 0 for cell in room.floor - room.goals}
+def known_of(room: Room) -> Known:
+    """All states of a room from which it can be solved, up to a bound."""
+    places = {cell: place for place, cell in enumerate(sorted(room.floor))}
+    beside = [[places.get(step(cell, way), -1) for cell in places] for way in WAYS]  # up, down, left, right
+    pairs = [(beside[1], beside[0]), (beside[0], beside[1]), (beside[3], beside[2]), (beside[2], beside[3])]
+    count, solved = len(places), sum(1 << places[goal] for goal in room.goals)
+    found = {solved * count + place: 0 for cell, place in places.items() if cell not in room.goals}
     waiting = list(found)
-    back = {way: (-row, -column) for way, (row, column) in WAYS.items()}
-    for player, boxes in waiting:
+    for state in waiting:
         if len(found) >= MOST_STATES:
             break
-        moves = found[player, boxes] + 1
-        for way, (row, column) in back.items():
-            there = player[0] + row, player[1] + column
-            if there not in room.floor or there in boxes:
-                continue
-            pulled = step(player, way)
-            before = [(there, boxes)]
-            before += [(there, boxes - {pulled} | {player})] if pulled in boxes else []
-            for state in before:
-                if state not in found:
-                    found[state] = moves
-                    waiting.append(state)
-    return found
+        for before in _before(state, count, pairs):
+            if before not in found:
+                found[before] = found[state] + 1
+                waiting.append(before)
+    return Known(places, found)
+
+
+def _before(state: int, count: int, pairs: Sequence[tuple[list[int], list[int]]]) -> Iterator[int]:
+    """The states that one move leads from: the player comes from the other side, and a box ahead may have been pushed.
+
+    Args:
+        pairs: by way, each cell's neighbour the way that the player comes from, and the way that the move goes.
+    """
+    boxes, player = divmod(state, count)
+    for behind, ahead in pairs:
+        came = behind[player]
+        if came < 0 or boxes >> came & 1:
+            continue
+        yield boxes * count + came
+        pushed = ahead[player]
+        if pushed >= 0 and boxes >> pushed & 1:
+            yield (boxes ^ (1 << pushed) ^ (1 << player)) * count + came
 
 
 def best_ways(yard: Yard) -> list[str]:
     """The ways in which a shortest solution begins; none where it is not known."""
-    known = fewest_moves(yard.room)
-    here = known.get((yard.player, yard.boxes))
+    known = known_of(yard.room)
+    here = known.moves(yard.player, yard.boxes)
+    if not here:
+        return []
     after = ((way, yard.moved(way)[0]) for way in yard.legal)
-    return [] if here is None else [way for way, y in after if known.get((y.player, y.boxes), here) < here]
+    return [way for way, y in after if known.moves(y.player, y.boxes) == here - 1]
 
 
 def pushes(yard: Yard) -> list[Push]:
-    """The pushes that can come next and leave the room solvable, in the order of boxes and ways."""
-    known = fewest_moves(yard.room)
-    walks = distances(yard.room.floor - yard.boxes, yard.player)
+    """The pushes that can come next and leave the room solvable, the one with the fewest moves first."""
+    known = known_of(yard.room)
+    free = yard.room.floor - yard.boxes
+    walks = distances(free, yard.player)
     found = list[Push]()
     for box in sorted(yard.boxes):
         for way, (row, column) in WAYS.items():
-            stand, behind = (box[0] - row, box[1] - column), step(box, way)
-            left = known.get((box, yard.boxes - {box} | {behind}))
-            if stand in walks and behind in yard.room.floor - yard.boxes and left is not None:
-                found.append(Push(stand, way, walks[stand] + 1 + left))
-    return found
+            stand, ahead = (box[0] - row, box[1] - column), step(box, way)
+            if stand not in walks or ahead not in free:
+                continue
+            left = known.moves(box, yard.boxes - {box} | {ahead})
+            found += [] if left is None else [Push(stand, way, walks[stand] + 1 + left)]
+    return sorted(found, key=lambda push: push.moves)

@@ -127,8 +127,7 @@ def _registry() -> Mapping[str, Any]:
 
 
 def _made(game: str, params: Mapping[str, object], data: str) -> Any:
-    import textarena
-
+    textarena: Any = import_module("textarena")
     entry = str(_registry()[game].entry_point)
     try:
         source = inspect.getsource(import_module(entry.partition(":")[0]))

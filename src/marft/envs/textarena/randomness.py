@@ -39,4 +39,4 @@ def take_over(package: str) -> None:
     inside = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     for module in inside:
         if getattr(module, "random", None) is random:
-            module.random = OfThisMatch()  # type: ignore[union-attr]
+            vars(module)["random"] = OfThisMatch()

@@ -215,7 +215,7 @@ def _difference(draft: Draft, made: Mapping[str, Any], flights: list[Record], ca
     people = len(made["passengers"])
     if any(day["available_seats"][cabin] < people for day in days):
         return None
-    return (sum(day["prices"][cabin] for day in days) - sum(one["price"] for one in made["flights"])) * people
+    return int(sum(day["prices"][cabin] for day in days) - sum(one["price"] for one in made["flights"])) * people
 
 
 def _card(draft: Draft) -> str:

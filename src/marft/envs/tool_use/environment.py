@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,7 +19,7 @@ from marft.config.settings import Fraction, Names, Settings
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Script
 from marft.envs.splits import share_of
-from marft.envs.tool_use.checking import expected
+from marft.envs.tool_use.checking import Expected, expected
 from marft.envs.tool_use.goals import Goal, draw_task
 from marft.envs.tool_use.loading import Format, Loaded, load
 from marft.envs.tool_use.script import script
@@ -36,7 +37,13 @@ def _file(path: str, info: ValidationInfo) -> str:
 
 
 def _class(path: str, info: ValidationInfo) -> str:
-    import_path(path, info.context)
+    found = import_path(path, info.context)
+    if not isinstance(found, type):
+        raise ValueError(f"{path!r} is no class")
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an object of {path!r} is made without arguments, but: {error}") from error
     return path
 
 
@@ -75,6 +82,8 @@ class ToolUse(Drawn):
     the next observation. It is over once the user ends it.
     """
 
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
     world: Literal["shop", "retail", "airline"] = "shop"  # shop: retail with three tools and short words
     goals: Annotated[int, Field(ge=1, le=4)] = 1  # that a user has, each of which takes some calls
     volunteers: Fraction = 0.5  # share of the facts that a user tells unasked
@@ -88,6 +97,11 @@ class ToolUse(Drawn):
     reward: Literal["whole", "parts"] = "whole"
     policy: Names = ("planner", "agent", "solver")  # roles that are shown the rules first
     data: Data | None = None  # public tasks in place of those that are drawn
+
+    @property
+    def episode_limit(self) -> int:
+        """As many steps as the user has turns."""
+        return self.turns
 
     @property
     def offers(self) -> type:
@@ -140,7 +154,7 @@ class ToolUse(Drawn):
         outputs = [output for goal in goals for output in goal.outputs] if drawn else data["outputs"]
         toolbox, tables = fresh()
         return self._conversation(
-            toolbox, tables, fresh, calls, outputs,
+            task, toolbox, tables, fresh, calls, outputs,
             scripted(data, self.patience) if drawn else Messages(["Hello."]),
             world.policy if drawn else self._files.policy,
             (instruction(data) if drawn else data["instruction"]) if self.user == "agent" else "",
@@ -157,19 +171,34 @@ class ToolUse(Drawn):
 
         toolbox, states = fresh()
         return self._conversation(
-            toolbox, states, fresh, task.data["calls"], [], Messages(task.data["messages"]), self._files.policy, ""
+            task,
+            toolbox,
+            states,
+            fresh,
+            task.data["calls"],
+            [],
+            Messages(task.data["messages"]),
+            self._files.policy,
+            "",
         )
 
     def _conversation(
-        self, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str], user: User,
-        policy: str, brief: str,
+        self, task: Task, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str],
+        user: User, policy: str, brief: str,
     ) -> Conversation:  # fmt: skip
+        wanted = self._known.get(task.id) or expected(fresh, list(calls), outputs)
+        if self.data:  # whose states are large, and whose tasks are few
+            self._known[task.id] = wanted
         return Conversation(
-            toolbox, states, expected(fresh, list(calls), outputs), user,
+            toolbox, states, wanted, user,
             rules=dict.fromkeys(self.policy, policy) if policy else {},
             most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
             asks=self.confirmation and not self.data, brief=brief,
         )  # fmt: skip
+
+    @cached_property
+    def _known(self) -> dict[str, Expected]:
+        return {}
 
     @cached_property
     def _files(self) -> Loaded:

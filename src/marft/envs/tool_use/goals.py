@@ -79,7 +79,8 @@ class Draft:
             return None
         chosen = self.random.choice(ids)
         self.taken.add(chosen)
-        return self.base[table][chosen]
+        record: Mapping[str, Any] = self.base[table][chosen]
+        return record
 
 
 Maker = Callable[[Draft], Goal | None]

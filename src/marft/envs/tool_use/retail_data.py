@@ -57,7 +57,7 @@ def short_tables(seed: int) -> dict[str, dict[str, Record]]:
     user: Record = {"user_id": "ann", "payment_methods": {"card": card}, "orders": []}
     orders = {}
     for number in random.sample(range(100, 1000), SHORT_ORDERS):
-        items = [
+        items: list[Record] = [
             {"name": name, "item_id": name, "price": random.randint(10, 99)}
             for name in random.sample(SHORT_GOODS, random.randint(1, 2))
         ]

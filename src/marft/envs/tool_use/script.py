@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from marft.envs.scripts import Cue, Line
+from marft.envs.scripts import Cue, Line, Script
 from marft.envs.tool_use.goals import Calls, Goal, Identity
 from marft.envs.tool_use.session import USER
 from marft.envs.tool_use.slots import names_all
@@ -93,7 +93,7 @@ class Talk:
         return Move("Close") if self.plan == "Close." else None
 
 
-def script(skill: float) -> Callable[[Cue], str | Line]:
+def script(skill: float) -> Script:
     """A script that plays a turn well with probability ``skill``."""
 
     def says(cue: Cue) -> str | Line:

@@ -9,7 +9,7 @@ from typing import Any
 from marft.envs.tool_use.checking import Expected
 from marft.envs.tool_use.toolbox import Call, Ledger, States, offered, writing
 from marft.envs.tool_use.users import STOP, User
-from marft.texts import one_line
+from marft.texts import LONGEST, cut, one_line
 from marft.types import Action, JointAction, Observation, Step
 
 USER = "user"  # role of the agent that plays the user
@@ -62,7 +62,7 @@ class Conversation:
         over, cut = STOP in answer, self.turns >= self.most
         done = self.expected.done(self.states.changes(), self.told)
         solved = over and self.user.served and self.expected.solved(self.states.changes(), self.told)
-        observation = Observation(f"User: {one_line(answer)}", self._reports(actions, said))
+        observation = Observation(f"User: {shown(answer)}", self._reports(actions, said))
         return Step(
             observation, self._reward(done, over or cut, solved), terminated=over, truncated=cut and not over,
             success=solved if over or cut else None,
@@ -114,8 +114,13 @@ class Conversation:
         """What those who did not answer the user are shown of what was done and said."""
         calls, self._heard = self.toolbox.calls[self._heard :], len(self.toolbox.calls)
         answering = actions.answer.agent if actions.answer else ""
-        report = "\n".join([*map(_spoken, calls), f"Agent: {one_line(said)}"])
+        report = "\n".join([*map(_spoken, calls), f"Agent: {shown(said)}"])
         return {one.agent: report for one in actions.actions if one.agent not in (answering, USER)}
+
+
+def shown(text: str) -> str:
+    """What was said as others read it: on one line, and cut where it is endless."""
+    return cut(one_line(text), LONGEST)
 
 
 def last_of(actions: JointAction, role: str) -> Action | None:
@@ -135,4 +140,4 @@ def _said(actions: JointAction) -> str:
 
 def _spoken(call: Call) -> str:
     values = ", ".join(map(str, call.arguments.values()))
-    return f"{call.name}({values}){f': {call.error}' if call.error else ''}"
+    return shown(f"{call.name}({values}){f': {call.error}' if call.error else ''}")

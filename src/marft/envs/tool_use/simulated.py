@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, cast
 
 from marft.config.plugins import import_path
 from marft.envs.tool_use.toolbox import writes
@@ -70,7 +70,7 @@ def _made(paths: tuple[tuple[str, str], ...]) -> type[Simulated]:
             if method_name in body:
                 raise ValueError(f"environment.data.classes: two of them have a method {method_name!r}; leave one out")
             body[method_name] = writes(_forwarded(name, method))
-    return type("Simulated", (Simulated,), body)
+    return cast("type[Simulated]", type("Simulated", (Simulated,), body))
 
 
 def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., object]:
@@ -82,13 +82,23 @@ def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., objec
 
 
 def _text(value: object) -> str:
-    """A value as text that is equal where values are: attributes of objects count, and not where they lie."""
-    return storable(json.dumps(value, sort_keys=True, default=_attributes))
+    """A value as text that is equal where values are, whatever order keys came in and wherever objects lie."""
+    return storable(json.dumps(_plain(value, ())))
 
 
-def _attributes(value: Any) -> object:
+def _plain(value: object, around: tuple[int, ...]) -> object:
+    """A value in plain ones. Of objects the attributes count that do not begin with ``_``, and not what they are in."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if id(value) in around:
+        return "around it"
+    within = (*around, id(value))
+    if isinstance(value, Mapping):
+        return [[str(key), _plain(value[key], within)] for key in sorted(value, key=str)]
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
-    if hasattr(value, "__dict__"):
-        return {key: inner for key, inner in vars(value).items() if key not in ("parent", "_parent")}
-    return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one, within) for one in value]
+    if not hasattr(value, "__dict__"):
+        return str(value)
+    return {key: _plain(inner, within) for key, inner in sorted(vars(value).items()) if not key.startswith("_")}

@@ -43,7 +43,8 @@ class Tables:
     def rows(self, table: str) -> Iterator[Mapping[str, Any]]:
         """All records of a table, new ones last."""
         for key, record in self.base.get(table, {}).items():
-            yield self._written.get((table, key), record)
+            written = self._written.get((table, key))
+            yield record if written is None else written
         for (where, key), record in self._written.items():
             if where == table and key not in self.base.get(table, {}):
                 yield record

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class _Running:
         try:
             self._child.socket.sendall(json.dumps({"id": number, **question}).encode() + b"\n")
             answer = future.result(patience)
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             self.close(f"the process of verifiers has not answered in {patience:g} seconds, and was ended")
             raise EnvironmentApartError(self.lost) from error
         except OSError as error:

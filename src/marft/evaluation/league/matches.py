@@ -89,12 +89,12 @@ def league_of(run: RunSettings, folder: RunFolder, matches: int, most: int, adva
         raise ValueError(f"{folder.path} has one version alone; train it further, or allow for more")
     advance(len(pairs) * matches)
     attempts = [
-        attempt for pair in pairs for attempt in _attempts(run, sides, tasks, [names[n] for n in pair], matches)
+        attempt for pair in pairs for attempt in attempts_of(run, sides, tasks, [names[n] for n in pair], matches)
     ]
     with open_rollouts(together(run, versions)) as rollouts:
         episodes = rollouts.play(attempts, on_done=lambda _: advance())
     pairings = [
-        _pairing(pair, sides[0], episodes[number * matches : (number + 1) * matches])
+        pairing_of(pair, sides[0], episodes[number * matches : (number + 1) * matches])
         for number, pair in enumerate(pairs)
     ]
     failed = sum(pairing.failed for pairing in pairings)
@@ -121,7 +121,7 @@ def _exploitability(run: RunSettings, names: Sequence[str], episodes: Sequence[E
     return found if any(one is not None for one in found) else []
 
 
-def _attempts(
+def attempts_of(
     run: RunSettings, sides: Sequence[Sequence[str]], tasks: Sequence[Task], pair: Sequence[str], matches: int
 ) -> list[Attempt]:
     """Matches of a pair: the same starts once with the first version on the first side, and once on the second."""
@@ -135,7 +135,7 @@ def _attempts(
     return made
 
 
-def _pairing(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Episode]) -> Pairing:
+def pairing_of(pair: tuple[int, int], side: Sequence[str], episodes: Sequence[Episode]) -> Pairing:
     """
     Args:
         side: the first one's roles; the first half of the episodes has the first version there.

@@ -3,12 +3,14 @@
 Group key: task, state, agent, step and call; the state is everything said before, whether the agent saw it or not. A
 candidate earns what the step paid: the team's reward and the agent's own; where a step pays only when everybody has
 acted, one completion of the step scores the candidate. Only candidates are trained: an action that was carried over
-from the state, or that only completed a step, is not.
+from the state, or that only completed a step, is not. The paper's ablations keep one half of the
+key: candidates of an agent at all its turns are compared, or those of all agents at a turn.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
@@ -27,6 +29,8 @@ class Tree(CreditPart):
     candidates: Annotated[int, Field(ge=2, le=10_000)] = 4  # sampled from one state
     carry: Literal["best", "first"] = "best"  # the candidate that the episode goes on with
     scale: bool = True  # divide by the deviation
+    # whose candidates are compared: those of one state; of one agent at all its turns; or of all agents at one turn
+    compared: Literal["state", "agent", "turn"] = "state"
 
     @property
     def forking(self) -> Candidates:
@@ -37,7 +41,7 @@ class Tree(CreditPart):
         """A candidate's score, against the other candidates at its branch."""
         rows = [(episode, action) for episode in inputs.episodes for action in episode.actions]
         chosen = [k for k, (episode, action) in enumerate(rows) if is_candidate(episode, action)]
-        keys = [_state(*rows[k]) for k in chosen]
+        keys = [_KEYS[self.compared](*rows[k]) for k in chosen]
         costs = np.array([inputs.cost_of(k) for k in chosen])
         scores = np.array([step_score(*rows[k]) for k in chosen]) - costs
         advantages = np.zeros(len(rows))
@@ -61,3 +65,10 @@ def _state(episode: Episode, action: Action) -> tuple[str, str, bytes, tuple[tup
     begun = action.tokens[: int(np.argmax(action.own))]
     before = tuple((other.id, other.tokens.tobytes()) for other in episode.actions if other.index < action.index)
     return episode.task.id, action.id, np.concatenate([action.prompt, begun]).tobytes(), before
+
+
+_KEYS: Mapping[str, Callable[[Episode, Action], tuple[object, ...]]] = {
+    "state": _state,
+    "agent": lambda episode, action: (episode.task.id, action.agent),
+    "turn": lambda episode, action: (episode.task.id, action.step),
+}

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from marft.config.settings import DEEPEST
 from marft.faults import described
 from marft.types import Task
 from marft.vetting.evidence import Evidence
@@ -63,7 +64,7 @@ def portable(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def not_plain(value: Any, place: str = "data") -> str:
+def not_plain(value: Any, place: str = "data", depth: int = 0) -> str:
     """Why a value is not plain; "" where it is.
 
     >>> not_plain({"words": ["a", 1]}), not_plain({"words": {"a"}})
@@ -71,13 +72,19 @@ def not_plain(value: Any, place: str = "data") -> str:
     """
     if value is None or type(value) in (str, bool, int, float):
         return ""
+    if depth > DEEPEST:
+        return f"more than {DEEPEST} tables and lists are inside each other"
     if isinstance(value, dict):
         strangers = [key for key in value if not isinstance(key, str)]
         if strangers:
             return f"{place} has the key {strangers[0]!r}, which is no text"
-        return next((why for key, inner in value.items() if (why := not_plain(inner, f"{place}[{key!r}]"))), "")
+        return next(
+            (why for key, inner in value.items() if (why := not_plain(inner, f"{place}[{key!r}]", depth + 1))), ""
+        )
     if isinstance(value, Sequence) and isinstance(value, list | tuple):
-        return next((why for at, inner in enumerate(value) if (why := not_plain(inner, f"{place}[{at}]"))), "")
+        return next(
+            (why for at, inner in enumerate(value) if (why := not_plain(inner, f"{place}[{at}]", depth + 1))), ""
+        )
     return f"{place} is a {type(value).__name__}"
 
 
