@@ -44,7 +44,7 @@ def _begins(text: str, given: Given) -> bool:
     count = sum(bool(part.strip()) for part in parts)
     if count != given["num_paragraphs"] or not 1 <= place <= min(count, len(parts)) or not parts[place - 1].strip():
         return False
-    first = parts[place - 1].split()[0].lstrip("'\"")
+    first = str(parts[place - 1]).split()[0].lstrip("'\"")
     for mark in ".,?!'\"":
         first = first.split(mark)[0]
     return first.lower() == str(given["first_word"]).lower()
