@@ -134,7 +134,7 @@ class Draws(Sequence[Task]):
             hardest: the hardest level that is asked; -1 where there are none.
         """
         if hardest < 0:
-            return self._odds / self._odds.max()
+            return np.asarray(self._odds / self._odds.max())
         assert self.run.curriculum is not None
         level = np.array([self._level_of[task.id] for task in self._tasks])
         wanted = np.array(shares(hardest, len(self.levels), self.run.curriculum.review))
