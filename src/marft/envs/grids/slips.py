@@ -10,4 +10,5 @@ def works(cue: Cue, skill: float, tempted: bool) -> bool:
 
     So what is likeliest of a model that has learned from such turns is neither always right nor always wrong.
     """
-    return cue.random.random() < skill ** (2.0 if tempted else 0.5)
+    chance: float = skill ** (2.0 if tempted else 0.5)
+    return cue.random.random() < chance
