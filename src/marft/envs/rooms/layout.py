@@ -87,10 +87,10 @@ class Layout:
 
 def layout_of(data: Mapping[str, Any]) -> Layout:
     """The kitchen in a task's data."""
-    tables = {key: tuple(data[key]) for key in ("rooms", "narrow", "starts", "keys")}
-    doors = {key: tuple((a, b) for a, b in data[key]) for key in ("doors", "locked")}
+    tables: dict[str, Any] = {key: tuple(data[key]) for key in ("rooms", "narrow", "starts", "keys")}
+    tables |= {key: tuple((a, b) for a, b in data[key]) for key in ("doors", "locked")}
     return Layout(
-        **tables, **doors, pot=data["pot"], hatch=data["hatch"], crates=dict(data["crates"]),
+        **tables, pot=data["pot"], hatch=data["hatch"], crates=dict(data["crates"]),
         sources={room: tuple(things) for room, things in data["sources"].items()},
         orders=tuple(tuple(order) for order in data["orders"]),
     )  # fmt: skip
