@@ -39,7 +39,8 @@ logging.disable_progress_bar()
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
-collect_ignore_glob = ["skill_example/*"]  # scripts of a skill, which run in the sandbox
+# scripts of a skill, which run in the sandbox; packages that other Pythons import
+collect_ignore_glob = ["skill_example/*", "verifiers_fake/*", "verifiers_real/*"]
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 

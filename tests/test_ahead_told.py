@@ -16,6 +16,7 @@ from marft import training
 from marft.ahead.gathering import Gathering
 from marft.ahead.keeping import read_groups
 from marft.config import RunSettings
+from marft.drawing import Draws
 from marft.game.game import Attempt
 from marft.observing import Silent
 from marft.playing import Rollouts
@@ -73,7 +74,7 @@ def test_a_step_publishes_its_policies_and_then_more_is_begun_with_those(tmp_pat
     rollouts.set_aside["t9"] = "it ended its workers"
     for _ in range(3):
         playing = cast("Rollouts", rollouts)
-        state, metrics = training._step(playing, LEARNERS, state, gathering, folder, Silent(), GAUGE)
+        state, metrics = training._step(playing, LEARNERS, state, gathering, Draws(run, TASKS), folder, Silent(), GAUGE)
     assert versions(rollouts) == [0, 0, 1, 2, 3]
     assert (state.step, state.tasks_drawn, state.set_aside) == (3, 6, {"t9": "it ended its workers"})
     assert (metrics["policy_lag"], metrics["policy_lag_max"]) == (1.0, 1.0)
@@ -114,7 +115,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[S
         rollouts = Published(run)
         observer.rollouts = rollouts
         playing, gathering = cast("Rollouts", rollouts), ahead(rollouts)
-        state = training._go_on(playing, MODELS, LEARNERS, State(), gathering, folder, observer)
+        state = training._go_on(playing, MODELS, LEARNERS, State(), gathering, Draws(run, TASKS), folder, observer)
         return state, rollouts, folder.read_metrics()
 
     return gone

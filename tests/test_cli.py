@@ -126,7 +126,7 @@ def test_a_dry_run_reads_the_environments_tasks(
     given = ("train", str(recipe_file), "--dry-run", "--environment", f"{{ name = 'math', path = '{data}' }}")
     assert "problems.jsonl, line 2 is not JSON" in run(capsys, *given, status=2)
     data.write_text("")
-    assert "training split has no tasks" in run(capsys, *given, status=2)
+    assert "problems.jsonl holds no rows" in run(capsys, *given, status=2)
     twice = "{ name = 'tests.plugins:Flaky', count = 0 }"
     assert "training split has no tasks" in run(
         capsys, "train", str(recipe_file), "--dry-run", "--environment", twice, status=2

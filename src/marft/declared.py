@@ -14,7 +14,7 @@ class Declared:
     too, where they hold for every step whose ``info`` does not say otherwise.
 
     >>> Declared(progress=0.5, right_tools=("search",), allowed_tools={"planner": (), "coder": ("search", "edit")})
-    Declared(progress=0.5, right_tools=('search',), allowed_tools={...}, fewest_steps=None)
+    Declared(progress=0.5, right_tools=('search',), allowed_tools={...}, ...)
     """
 
     progress: float | None = None  # share of the task's goal that is reached after the step, from 0 to 1

@@ -45,6 +45,7 @@ WRITTEN_OTHERWISE = (
 )  # the last is of paths
 DEEPEST = 32  # tables and lists inside each other, in all of a recipe
 
+Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -76,7 +76,7 @@ def statements_of(check: str) -> list[str]:
     """The tests in a function ``check(candidate)``: each statement that asserts something, after those that prepare it.
 
     >>> statements_of("def check(candidate):\\n    n = 2\\n    assert candidate(n) == 4\\n    assert candidate(3) == 9")
-    ['n = 2\\nassert candidate(n) == 4', 'n = 2\\nassert candidate(3) == 9']
+    ['n = 2\\nassert candidate(n) == 4', 'assert candidate(3) == 9']
 
     Raises:
         ValueError: it defines no such function, or is no Python.

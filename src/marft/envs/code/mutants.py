@@ -20,7 +20,7 @@ def mutants(program: str) -> list[str]:
     right.
 
     >>> mutants("def f(x):\\n    return x + 1")
-    ['def f(x):\\n    return x - 1', 'def f(x):\\n    return x + 2', 'def f(x):\\n    return None']
+    ['def f(x):\\n    return None', 'def f(x):\\n    return x - 1', 'def f(x):\\n    return x + 2']
 
     Raises:
         SyntaxError: the program is no Python.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict
 
 from marft.config.parts import EnvironmentPart
-from marft.config.settings import Few, Filled, Names, Plain
+from marft.config.settings import Bounded, Few, Filled, Names, Plain
 from marft.envs.splits import split_of
 from marft.game.environment import Split
 from marft.types import Task
@@ -38,7 +38,7 @@ class Seeded(EnvironmentPart):
     max_steps: Few = 100  # of an episode; then it is cut off
     scale: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0  # of rewards
     # what an episode must earn, before `scale`, to be solved; else the game's own `is_success`, or `success`
-    solved_from: float | None = None
+    solved_from: Bounded | None = None
 
     @abstractmethod
     def first_shown(self, seed: int, kwargs: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ class Instructions(Drawn):
     kinds: Annotated[tuple[str, ...], Strict(False), Field(min_length=1)] = DRAWN
     most: Annotated[int, Field(ge=1, le=8)] = 3  # instructions of a task that is drawn
     least: Annotated[int, Field(ge=1, le=8)] = 1  # of them
-    longest: Annotated[int, Field(ge=9)] = 60  # text that is asked for, in words
+    longest: Annotated[int, Field(ge=9, le=10_000)] = 60  # text that is asked for, in words
     grading: Literal["strict", "loose"] = "strict"  # loose: without a first or last line, or without stars, will do too
     reward: Literal["all", "fraction"] = "fraction"  # 1 for all instructions, or the share of them that is followed
 

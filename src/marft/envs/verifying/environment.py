@@ -13,7 +13,7 @@ from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
-from marft.config.settings import CountOrNone, Filled, Plain, Positive
+from marft.config.settings import Bounded, CountOrNone, Filled, Plain, Positive
 from marft.envs.splits import split_of
 from marft.envs.verifying.process import Apart, EnvironmentApartError, number_in
 from marft.game.environment import Split
@@ -37,7 +37,7 @@ class Verifiers(EnvironmentPart):
     python: Filled  # of a Python environment that has verifiers, and the package that the environment is in
     shows: Literal["new", "all"] = "new"  # of later turns: what is new, or the whole conversation
     limit: CountOrNone = 0  # tasks of each split; 0: all
-    solved_from: float = 1.0  # the reward from which on a task is solved
+    solved_from: Bounded = 1.0  # the reward from which on a task is solved
     timeout_seconds: Positive = 120.0  # that it may take to answer; then its process is ended
 
     @field_validator("python")
