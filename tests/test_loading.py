@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, DeepseekV32Config, DogeConfig, Mi
 from marft.config.models import ModelSettings
 from marft.models import formats, templates
 from marft.models.checking import refuse_pickled
-from marft.models.formats import context_of, load_tokenizer
+from marft.models.formats import context_of, load_config, load_tokenizer
 from marft.models.loading import load_backbone, load_weights
 from marft.models.paths import resolve_path
 from marft.rollouts import LocalRollouts
@@ -360,3 +360,8 @@ def test_who_traces_this_program_still_does_after_a_template_was_tried() -> None
     finally:
         sys.settrace(before)
     assert after is tracing
+
+
+def test_a_small_model_that_is_not_there_is_named_with_what_makes_it() -> None:
+    with pytest.raises(ValueError, match=r"no small model is called 'tiny-no-world' here; .*worlds.py no_world"):
+        load_config(ModelSettings(path="tiny-no-world"))

@@ -24,6 +24,7 @@ FOLDERS = ("/", "./", "../", "~")  # what begins so is no id on the hub
 CHOSEN = {
     "index_topk": "", "keep_window_size": "", "indexer_budget": "", "index_topk_blocks": "index_block_size",
 }  # settings that say how many keys a token sees, and of how many tokens each is made  # fmt: skip
+SMALL = "tiny-"  # how names of models begin that come with the package
 WHAT_TO_GIVE = (
     "Give 'tiny', a folder with config.json and *.safetensors, or the id of a causal language model on the Hugging "
     "Face hub"
@@ -83,6 +84,11 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
     path, what = resolve_path(settings.path), f"models: {settings.path!r}"
     if (path.startswith(FOLDERS) or path.count("/") > 1) and not Path(path).is_dir():
         raise ValueError(f"models: cannot load {path!r}: {_no_folder(path)}. {WHAT_TO_GIVE}")
+    if path.startswith(SMALL) and not Path(path).is_dir():
+        raise ValueError(
+            f"models: no small model is called {path!r} here; there are {', '.join(BUNDLED)}. That of a world is made in "
+            f"a checkout: python tools/tiny/worlds.py {path.removeprefix(SMALL).replace('-', '_')}"
+        )
     _refuse_folder(Path(path), what)
     try:
         config = AutoConfig.from_pretrained(path, revision=settings.revision, trust_remote_code=False)

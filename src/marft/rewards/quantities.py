@@ -48,7 +48,7 @@ class Quantity(NamedTuple):
 def quantities_in(text: str) -> list[Quantity]:
     r"""The quantities that a text names, in order. One in several units is one: ``1 h 30 min``, ``6 ft 3 in``.
 
-    >>> [(float(found.in_base_units), found.unit.dimensions) for found in quantities_in(r"3.5\text{ km}^2$ or 20 °C")]
+    >>> [(float(found.in_base_units), found.unit.dimensions) for found in quantities_in(r"3.5\text{ km}^2 or 20 °C")]
     [(3500000.0, (('m', 2),)), (293.15, (('K', 1),))]
     """
     text = _plain(text)
