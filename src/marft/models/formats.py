@@ -86,8 +86,8 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
         raise ValueError(f"models: cannot load {path!r}: {_no_folder(path)}. {WHAT_TO_GIVE}")
     if path.startswith(SMALL) and not Path(path).is_dir():
         raise ValueError(
-            f"models: no small model is called {path!r} here; there are {', '.join(BUNDLED)}. That of a world is made in "
-            f"a checkout: python tools/tiny/worlds.py {path.removeprefix(SMALL).replace('-', '_')}"
+            f"models: no small model is called {path!r} here; there are {', '.join(BUNDLED)}. That of a world is made "
+            f"in a checkout: python tools/tiny/worlds.py {path.removeprefix(SMALL).replace('-', '_')}"
         )
     _refuse_folder(Path(path), what)
     try:
