@@ -12,9 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import CountOrNone, Filled, Positive
+from marft.envs.answering import Answering
 from marft.envs.problems import Layout, problems_of
 from marft.envs.revising import Revising
 from marft.envs.rows import FORMATS, TablePath, read_table
+from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.environment import Split
@@ -103,6 +105,10 @@ class Math(EnvironmentPart):
         if self.steps > 1:
             return Revising(task, lambda text: self._grade(task, text), self.steps, self.done)
         return SingleTurn(task, lambda text: self._grade(task, text))
+
+    def script(self, skill: float = 1.0) -> Script:
+        """Whoever is asked knows the answer."""
+        return Answering(lambda task: str(task.data["answer"]), skill)
 
     def _grade(self, task: Task, text: str) -> Grade:
         tolerances = task.data.get("tolerances", [])

@@ -12,7 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import Plain
+from marft.envs.answering import Answering
 from marft.envs.generators import Generator, Levels, Member, check, datasets_known, generators
+from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import split_of
 from marft.game.answers import find_answer
@@ -145,6 +147,10 @@ class ReasoningGym(EnvironmentPart):
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
         return SingleTurn(task, lambda text: self._grade(task, text))
+
+    def script(self, skill: float = 1.0) -> Script:
+        """Whoever is asked knows the package's own answer."""
+        return Answering(lambda task: str(task.data["entry"]["answer"]), skill)
 
     def _grade(self, task: Task, text: str) -> Grade:
         score = self._of(task).score(find_answer(text), task.data["entry"])

@@ -12,10 +12,12 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.parts import EnvironmentPart
 from marft.config.settings import LARGEST, CountOrNone, Filled, Fraction, Settings
-from marft.envs.grading import Grading, is_missing
+from marft.envs.answering import Answering
+from marft.envs.grading import Grading, is_missing, right_answers
 from marft.envs.gradings import Choice, Exact, GradingSetting
 from marft.envs.prompts import check_template, prompt_of
 from marft.envs.rows import Cells, Row, TablePath, read_table
+from marft.envs.scripts import Script
 from marft.envs.single_turn import Grade, SingleTurn
 from marft.envs.splits import share_of
 from marft.game.environment import Split
@@ -215,6 +217,12 @@ class Table(EnvironmentPart):
 
     def start(self, task: Task, seed: int) -> SingleTurn:  # noqa: ARG002  nothing here is random
         return SingleTurn(task, lambda text: self._grade(task, text))
+
+    def script(self, skill: float = 1.0) -> Script | None:
+        """Whoever is asked knows the first of the row's right answers; nobody does where none is said."""
+        if not self.answer:
+            return None
+        return Answering(lambda task: right_answers(task.data[self.answer])[0], skill)
 
     def _grade(self, task: Task, text: str) -> Grade:
         if self._grading is None:
