@@ -1,4 +1,4 @@
-"""Train the small model of a world from scratch, on games that its script plays with mixed skill.
+"""Train the small model of a world, on games that its script plays flawlessly and then with mixed skill.
 
     python tools/tiny/worlds.py relay                 # writes src/marft/models/tiny_relay: path = "tiny-relay"
     python tools/tiny/worlds.py relay --steps 50 --output /tmp/relay
@@ -6,8 +6,9 @@
 
 The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: what is shown is in
 none of training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
-well with probability ``--skill`` a turn, else as a weak model might. So the model has the skills and mixed habits, and
-what reinforcement has to find is to use them together. The result depends on the recipe, the world and the seed alone.
+well with probability ``--skill`` a turn, else as a weak model might; in the first half of the steps always well. So the
+model has the skills and mixed habits, and what reinforcement has to find is to use them together. It begins with the
+layers of ``tiny-tools``, which can copy. The result depends on the recipe, the world and the seed alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from checkpoint import CONTEXT, END, HIDDEN, INTERMEDIATE, LAYERS, Row, build_model, fit, save, train_tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
@@ -34,7 +35,8 @@ from marft.engines.messages import schema
 from marft.evaluation.intervals import wilson
 from marft.game.game import Attempt
 from marft.game.rendering import exchange
-from marft.models.formats import load_format
+from marft.models.formats import load_format, load_tokenizer
+from marft.models.loading import load_backbone
 from marft.rollouts import LocalRollouts
 from marft.scripted import ScriptedTeam, Spoken
 
@@ -140,11 +142,33 @@ def check(run: RunSettings, tasks: int) -> str:
     return f"{run.name}: solves {solved} of {len(episodes)} ({low:.0%} to {high:.0%}), reward {reward:.3f}"
 
 
+def recorded(world: str, skill: float, episodes: int) -> list[Conversation]:
+    """What is said in games of a world's recipes."""
+    return [one for run in recipes_of(world, MODELS / "tiny_tools") for one in conversations(run, skill, episodes)]
+
+
+@torch.no_grad()
+def inherit(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: Path) -> None:
+    """Begin with the layers of another small model, which can copy and look up, and for each token with the mean of
+    what that model has for its text. One of another shape begins anew."""
+    theirs = load_backbone(ModelSettings(path=str(source)), torch.device("cpu"), torch.float32).model
+    weights, words = theirs.state_dict(), load_tokenizer(ModelSettings(path=str(source)))
+    mine = model.state_dict()
+    if any(mine[name].shape != weights[name].shape for name in mine if ".layers." in name):
+        return
+    for name, weight in mine.items():
+        if ".layers." in name or name.endswith("norm.weight"):
+            weight.copy_(weights[name])
+    embeddings = weights["model.embed_tokens.weight"]
+    for token in range(len(tokenizer)):
+        ids = words.encode(str(tokenizer.decode([token])), add_special_tokens=False)
+        model.model.embed_tokens.weight[token] = embeddings[ids].mean(0)
+
+
 def train(arguments: argparse.Namespace, output: Path) -> None:
     torch.manual_seed(arguments.seed)
-    said = list[Conversation]()
-    for run in recipes_of(arguments.world, MODELS / "tiny_tools"):
-        said += conversations(run, arguments.skill, arguments.episodes)
+    clean, mixed = (recorded(arguments.world, skill, arguments.episodes) for skill in (1.0, arguments.skill))
+    said = [*clean, *mixed]
     template = (MODELS / "tiny_tools" / "chat_template.jinja").read_text()
     texts = (text for one in said for message in one.messages for text in words_of(message))
     tokenizer = train_tokenizer(texts, template)
@@ -156,7 +180,12 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     if longest > CONTEXT:
         raise ValueError(f"a conversation has {longest} tokens, and the context is {CONTEXT}: shorten the texts")
     model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
-    stream = batches(rows, arguments.tokens, Random(arguments.seed))
+    inherit(model, tokenizer, MODELS / "tiny_tools")
+    first = round(arguments.clean * arguments.steps)
+    stream = chain(
+        islice(batches(rows[: len(clean)], arguments.tokens, Random(arguments.seed)), first),
+        batches(rows[len(clean) :], arguments.tokens, Random(arguments.seed)),
+    )
     for step in fit(model, stream, arguments.steps, arguments.learning_rate, arguments.noise):
         if step % 500 == 0:
             save(model, tokenizer, output)
@@ -168,6 +197,9 @@ def main() -> None:
     parser.add_argument("world", help="the name of its recipe, or a recipe's file")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--skill", type=float, default=0.65, help="of the demonstrations: share of turns played well")
+    parser.add_argument(
+        "--clean", type=float, default=0.5, help="share of the steps, the first ones, on flawless games"
+    )
     parser.add_argument("--episodes", type=int, default=6000, help="that are demonstrated, of each recipe")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=6000, help="of a step")
