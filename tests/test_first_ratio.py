@@ -272,8 +272,8 @@ class TestAnEngineThatSaysOtherwise:
         """Of a run whose actor has been sampled by something else."""
         collect = gathering.collect
 
-        def drifted(*arguments: Any) -> Collection:
-            collection = collect(*arguments)
+        def drifted(*arguments: Any, **named: Any) -> Collection:
+            collection = collect(*arguments, **named)
             inputs = [
                 replace(e, actions=tuple(
                     replace(a, log_probs=a.log_probs - np.float32(off)) if a.agent == "actor" else a for a in e.actions

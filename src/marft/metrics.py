@@ -80,7 +80,7 @@ CATALOGUE: dict[str, list[Metric]] = {
         Metric("episodes_timed_out", "timed out", "dropped, as something took too long", ".0f", better="lower",
                advice="raise rollout.timeout_seconds, or make the environment faster"),
         Metric("environment/*", "measured", "what the environment itself measures, as declared last in an episode, "
-               "mean over scored episodes that have it", ".3g"),
+               "mean over scored episodes that have it", ".2f"),
         Metric("curriculum/level", "level", "the hardest that tasks are drawn from, 1 for the easiest", ".0f"),
         Metric("curriculum/solved/*", "solved at it", "share of episodes at a level that solved their task", ".0%"),
         Metric("league/rating", "rating", "Elo of the learner as its matches against past versions move it; the "

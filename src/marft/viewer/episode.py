@@ -67,7 +67,7 @@ def whole(run: Run, file: Indexed, number: int, episode: Episode, known: Known) 
                 "reward": one.reward,
                 "agent_rewards": dict(one.agent_rewards),
                 "terms": dict(one.terms),
-                "declared": {name: value for name, value in asdict(one.declared).items() if value is not None},
+                "declared": {name: value for name, value in asdict(one.declared).items() if value not in (None, {})},
             }
             for step, one in enumerate(episode.transitions)
         ],
