@@ -37,22 +37,28 @@ class Row(NamedTuple):
     learned: np.ndarray
 
 
-def train_tokenizer(texts: Iterable[str], chat_template: str, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], chat_template: str, vocabulary: int = VOCABULARY, spaces_apart: bool = False
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE over texts that splits them as Qwen2's does, for that is what loads it: any text round-trips,
-    and every digit is a token of its own."""
+    and every digit is a token of its own.
+
+    Args:
+        spaces_apart: no token joins a space with the word after it, so that a word is the same tokens wherever it
+            stands, and a small model can copy it.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(QWEN2_WORDS), "isolated")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    spaces = [pre_tokenizers.Split(" ", "isolated")] if spaces_apart else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, *spaces, bytes_of])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_of])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,

@@ -171,7 +171,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     said = [*clean, *mixed]
     template = (MODELS / "tiny_tools" / "chat_template.jinja").read_text()
     texts = (text for one in said for message in one.messages for text in words_of(message))
-    tokenizer = train_tokenizer(texts, template)
+    tokenizer = train_tokenizer(texts, template, spaces_apart=True)
     rows = [encode(tokenizer, one) for one in said]
     lengths = np.array([len(row.ids) for row in rows])
     learned = np.array([row.learned.sum() for row in rows])
