@@ -7,8 +7,7 @@
 The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: what is shown is in
 none of training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
 well with probability ``--skill`` a turn, else as a weak model might; in the first half of the steps always well. So the
-model has the skills and mixed habits, and what reinforcement has to find is to use them together. It begins with the
-layers of ``tiny-tools``, which can copy. The result depends on the recipe, the world and the seed alone.
+model has the skills and mixed habits, and what reinforcement has to find is to use them together. The result depends on the recipe, the world and the seed alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from checkpoint import CONTEXT, END, HIDDEN, INTERMEDIATE, LAYERS, Row, build_model, fit, save, train_tokenizer
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
@@ -35,8 +34,7 @@ from marft.engines.messages import schema
 from marft.evaluation.intervals import wilson
 from marft.game.game import Attempt
 from marft.game.rendering import exchange
-from marft.models.formats import load_format, load_tokenizer
-from marft.models.loading import load_backbone
+from marft.models.formats import load_format
 from marft.rollouts import LocalRollouts
 from marft.scripted import ScriptedTeam, Spoken
 
@@ -147,24 +145,6 @@ def recorded(world: str, skill: float, episodes: int) -> list[Conversation]:
     return [one for run in recipes_of(world, MODELS / "tiny_tools") for one in conversations(run, skill, episodes)]
 
 
-@torch.no_grad()
-def inherit(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: Path) -> None:
-    """Begin with the layers of another small model, which can copy and look up, and for each token with the mean of
-    what that model has for its text. One of another shape begins anew."""
-    theirs = load_backbone(ModelSettings(path=str(source)), torch.device("cpu"), torch.float32).model
-    weights, words = theirs.state_dict(), load_tokenizer(ModelSettings(path=str(source)))
-    mine = model.state_dict()
-    if any(mine[name].shape != weights[name].shape for name in mine if ".layers." in name):
-        return
-    for name, weight in mine.items():
-        if ".layers." in name or name.endswith("norm.weight"):
-            weight.copy_(weights[name])
-    embeddings = weights["model.embed_tokens.weight"]
-    for token in range(len(tokenizer)):
-        ids = words.encode(str(tokenizer.decode([token])), add_special_tokens=False)
-        model.model.embed_tokens.weight[token] = embeddings[ids].mean(0)
-
-
 def train(arguments: argparse.Namespace, output: Path) -> None:
     torch.manual_seed(arguments.seed)
     clean, mixed = (recorded(arguments.world, skill, arguments.episodes) for skill in (1.0, arguments.skill))
@@ -180,7 +160,6 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     if longest > CONTEXT:
         raise ValueError(f"a conversation has {longest} tokens, and the context is {CONTEXT}: shorten the texts")
     model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
-    inherit(model, tokenizer, MODELS / "tiny_tools")
     first = round(arguments.clean * arguments.steps)
     stream = chain(
         islice(batches(rows[: len(clean)], arguments.tokens, Random(arguments.seed)), first),
