@@ -7,7 +7,8 @@
 The recipe ``relay`` (and ``relay_single``, where it ships) is played on tasks that are in no split: what is shown is in
 none of training, validation and test. Whoever acts is told what the recipe tells it, and says what the script says:
 well with probability ``--skill`` a turn, else as a weak model might; in the first half of the steps always well. So the
-model has the skills and mixed habits, and what reinforcement has to find is to use them together. The result depends on the recipe, the world and the seed alone.
+model has the skills and mixed habits, and what reinforcement has to find is to use them together. The result depends on
+the recipe, the world and the seed alone.
 """
 
 from __future__ import annotations
