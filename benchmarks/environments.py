@@ -76,36 +76,39 @@ def main() -> None:
         for seed in arguments.seeds:
             for arm in arguments.arms:
                 if arm == "team" or WORLDS[world].alone:
-                    measure(world, arm, seed, arguments)
+                    measure(world, WORLDS[world], arm, seed, arguments)
     (arguments.results / "environments.md").write_text("\n".join(table(arguments.results / "worlds")) + "\n")
     print("\n".join(table(arguments.results / "worlds")))
 
 
-def measure(world: str, arm: ARM, seed: int, arguments: argparse.Namespace) -> None:
+def measure(world: str, settings: World, arm: ARM, seed: int, arguments: argparse.Namespace) -> None:
     """Train one run, evaluate its checkpoints, and add it to the world's results."""
     path = arguments.results / "worlds" / f"{world}.json"
     key = f"{arm}-{seed}"
     if key in _read(path).get("runs", {}):
         return
-    folder = trained(world, arm, seed, arguments)
+    folder = trained(world, settings, arm, seed, arguments)
     points = curve(folder, arguments.tasks)
-    seconds = sum(row["seconds"] for row in folder.read_metrics())
+    rows = folder.read_metrics()
+    told = {
+        name: [row.get(name) for row in rows] for name in rows[-1] if name.endswith(("/information", "/hidden_entropy"))
+    }
     found = _read(path)
-    runs = {**found.get("runs", {}), key: {"seconds": seconds, "curve": points}}
-    whole = {"machine": machine.describe(), "measure": WORLDS[world].measure, "runs": dict(sorted(runs.items()))}
+    one = {"seconds": sum(row["seconds"] for row in rows), "curve": points, **({"told": told} if told else {})}
+    runs = {**found.get("runs", {}), key: one}
+    whole = {"machine": machine.describe(), "measure": settings.measure, "runs": dict(sorted(runs.items()))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     plot(world, whole).savefig(path.with_suffix(".svg"))
 
 
-def trained(world: str, arm: ARM, seed: int, arguments: argparse.Namespace) -> RunFolder:
+def trained(world: str, settings: World, arm: ARM, seed: int, arguments: argparse.Namespace) -> RunFolder:
     """A run of a world, from where it is. One agent alone goes on until it has sampled what the team did."""
-    settings = WORLDS[world]
     recipe = settings.recipe + (ALONE if arm == "alone" else "")
     steps = load_recipe(settings.recipe, settings.changes).training.steps
     budget = 0.0
     if arm == "alone":
-        rows = trained(world, "team", seed, arguments).read_metrics()
+        rows = trained(world, settings, "team", seed, arguments).read_metrics()
         budget = sum(row["sampled_tokens"] for row in rows)
     every = max(1, steps // POINTS)
     while True:
@@ -174,9 +177,13 @@ def table(folder: Path) -> list[str]:
 
 
 def plot(world: str, found: Mapping[str, Any]) -> Figure:
-    """What is solved over the tokens that were sampled: each seed thin, with a mark at each checkpoint."""
-    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-    axes = figure.subplots()
+    """What is solved over the tokens that were sampled, with a mark at each checkpoint; each seed is a line.
+
+    Beside it, where messages tell of what is hidden: how many bits of it, step by step.
+    """
+    told = {key: run["told"] for key, run in found["runs"].items() if "told" in run}
+    figure = Figure(figsize=(9.6 if told else 5.2, 3.4), layout="constrained")
+    axes, *beside = figure.subplots(1, 2 if told else 1, squeeze=False)[0]
     for key, run in found["runs"].items():
         arm = key.partition("-")[0]
         values = [_value(point, found["measure"]) for point in run["curve"]]
@@ -187,6 +194,13 @@ def plot(world: str, found: Mapping[str, Any]) -> Figure:
     axes.set(title=world, xlabel="tokens sampled", ylabel=f"held-out {found['measure']}", ylim=(None, None))
     axes.grid(alpha=0.3)
     axes.legend()
+    for other in beside:
+        for run in told.values():
+            for name, values in run.items():
+                dashed = name.endswith("entropy")
+                other.plot(range(1, len(values) + 1), values, color="C7" if dashed else "C2", ls=":" if dashed else "-")
+        other.set(title="what messages tell (dotted: all there is)", xlabel="step", ylabel="bits", ylim=(0, None))
+        other.grid(alpha=0.3)
     return figure
 
 

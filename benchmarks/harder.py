@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from environments import trained
+from environments import WORLDS, trained
 from matplotlib.figure import Figure
 
 from marft.config import load_recipe
@@ -73,7 +73,7 @@ def measured(world: str, arguments: argparse.Namespace) -> dict[str, dict[str, l
     """By difficulty and checkpoint: how many tasks were solved, and of how many."""
     found: dict[str, dict[str, list[int]]] = {level: {name: [0, 0] for name in COLOURS} for level in LEVELS[world]}
     for seed in arguments.seeds:
-        folder = trained(world, "team", seed, arguments)
+        folder = trained(world, WORLDS[world], "team", seed, arguments)
         for level, changes in LEVELS[world].items():
             run = load_recipe(folder.config, changes)
             names = list(COLOURS)

@@ -22,7 +22,7 @@ from marft.models.packed_rows import PackedRows
 
 VOCABULARY = 448
 CONTEXT = 1024
-LAYERS, HIDDEN, INTERMEDIATE = 2, 128, 384
+LAYERS, HIDDEN, INTERMEDIATE, HEAD = 2, 128, 384, 32
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -77,8 +77,8 @@ def build_model(layers: int, hidden: int, intermediate: int, tokenizer: PreTrain
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 64,
+        num_attention_heads=hidden // HEAD,
+        num_key_value_heads=hidden // (2 * HEAD),
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -87,6 +87,61 @@ def build_model(layers: int, hidden: int, intermediate: int, tokenizer: PreTrain
         attn_implementation=attention.IMPLEMENTATION,  # type: ignore[call-arg]
     )
     return Qwen2ForCausalLM(config)
+
+
+def wire_copying(model: Qwen2ForCausalLM, seed: int) -> None:
+    """Begin with heads that copy, instead of waiting thousands of steps until a small model finds them.
+
+    The first layer's heads look back a fixed number of tokens, and write what they see into a subspace each. In the
+    layers after it a first pair of heads looks for positions two tokens after what the reader saw five tokens ago:
+    a table's value after its key, for a question that ends ``KEY<|im_end|>\\n<|im_start|>assistant\\n``. A second pair
+    looks for positions right after an earlier copy of the current token (an induction head: Olsson et al., 2022). Both
+    write the token that they find. All of it is a beginning, learned on like any weight (of this kind: Trockman and
+    Kolter, "Mimetic initialization of self-attention layers", 2023).
+
+    A head looks ``d`` tokens back by its biases alone: with rotary positions, ``q = S a e^(-i d w)`` and ``k = a`` in
+    the five fastest frequencies ``w`` score ``S a^2 sum cos((j - d) w)`` for the token ``j`` back: most at ``j = d``.
+
+    Raises:
+        ValueError: not four heads, or one layer.
+    """
+    config, layers = model.config, model.model.layers
+    if config.num_attention_heads != 4 or len(layers) < 2:
+        raise ValueError("copying is wired into four heads of at least two layers")
+    random = torch.Generator().manual_seed(seed)
+
+    def directions(count: int) -> torch.Tensor:
+        """Orthogonal directions of the hidden state, [count, H]."""
+        return torch.linalg.qr(torch.randn(config.hidden_size, count, generator=random))[0].T
+
+    back, heads = (2, 5, 1, 3), [slice(head * HEAD, (head + 1) * HEAD) for head in range(4)]
+    frequencies = 10_000.0 ** (-torch.arange(HEAD // 2) / (HEAD // 2))
+    amplitude = (torch.arange(HEAD // 2) < 5).float()
+    sharp = 20 * math.sqrt(HEAD) / amplitude.sum()
+    seen, slots = [directions(HEAD), directions(HEAD)], directions(4 * HEAD)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(5)  # 0.1 a coordinate: tied, it is the scale of logits, too
+        size = 5 * config.initializer_range
+        first = layers[0].self_attn
+        for projection in (first.q_proj, first.k_proj):
+            projection.weight.mul_(0.2)
+        for number, (head, distance) in enumerate(zip(heads, back, strict=True)):
+            angle = -distance * frequencies
+            first.q_proj.bias[head] = sharp * torch.cat([amplitude * angle.cos(), amplitude * angle.sin()])
+            first.v_proj.weight[heads[number // 2]] = seen[number // 2]
+            first.o_proj.weight[:, head] = size * slots[heads[number]].T
+        for group in range(2):
+            first.k_proj.bias[heads[group]] = torch.cat([amplitude, torch.zeros(HEAD // 2)])
+        sought, found = (slots[heads[1]], seen[1]), (slots[heads[0]], slots[heads[2]])
+        for layer in layers[1:]:
+            attention_of = layer.self_attn
+            for number, head in enumerate(heads):
+                group, copied = number // 2, directions(HEAD)
+                attention_of.q_proj.weight[head] = 3 * sought[group]
+                if number % 2 == 0:
+                    attention_of.k_proj.weight[heads[group]] = 3 * found[group]
+                    attention_of.v_proj.weight[heads[group]] = copied
+                attention_of.o_proj.weight[:, head] = 4 * size * attention_of.v_proj.weight[heads[group]].T
 
 
 def loss_of(backbone: Backbone, rows: Sequence[Row]) -> torch.Tensor:

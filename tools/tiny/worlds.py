@@ -14,7 +14,6 @@ the recipe, the world and the seed alone.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -24,8 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from checkpoint import CONTEXT, END, HIDDEN, INTERMEDIATE, LAYERS, Row, build_model, fit, save, train_tokenizer
-from transformers import PreTrainedTokenizerFast
+from checkpoint import CONTEXT, END, HIDDEN, INTERMEDIATE, Row, build_model, fit, save, train_tokenizer, wire_copying
+from practice import practice, words_of
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from marft.config.bundled import bundled_names
 from marft.config.load import load_recipe
@@ -41,6 +41,8 @@ from marft.scripted import ScriptedTeam, Spoken
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "src/marft/models"
+SKILL = {"rooms": 0.7, "shop": 0.75, "memory": 0.75, "instructions": 0.6, "code": 0.6}
+USUAL_SKILL = 0.65  # of any other world
 WIDE = 1_000_000  # tokens of context while games are recorded
 
 
@@ -89,19 +91,21 @@ def conversations(run: RunSettings, skill: float, episodes: int) -> Iterator[Con
                 yield Conversation(messages, [schema(tool) for tool in one.tools])
 
 
+def rendered(tokenizer: PreTrainedTokenizerFast, said: Conversation, count: int | None, begin: bool = False) -> str:
+    """The text of a conversation, or of its first messages; ``begin``: up to where the agent speaks next."""
+    tools: list[Any] | None = list(said.tools) or None
+    messages = said.messages[:count]
+    return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=begin))
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
     """A conversation as ids; what the agent said is learned, each end of a turn included."""
-
-    def rendered(count: int, begin: bool) -> str:
-        messages = said.messages[:count]
-        tools: list[Any] | None = list(said.tools) or None
-        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=begin))
-
-    whole = rendered(len(said.messages), False)
+    whole = rendered(tokenizer, said, None)
     pieces, at = list[tuple[str, bool]](), 0
     for number, message in enumerate(said.messages):
         if message["role"] == "assistant":
-            start, end = len(rendered(number, True)), whole.index(END, len(rendered(number, True))) + len(END)
+            start = len(rendered(tokenizer, said, number, begin=True))
+            end = whole.index(END, start) + len(END)
             pieces += [(whole[at:start], False), (whole[start:end], True)]
             at = end
     ids = tokenizer([text for text, _ in pieces], add_special_tokens=False)["input_ids"]
@@ -109,24 +113,21 @@ def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
     return Row(np.concatenate(ids).astype(np.int32), np.concatenate(learned))
 
 
-def words_of(message: dict[str, Any]) -> Iterator[str]:
-    """What of a message the vocabulary is made for: its text, and the tools that it calls."""
-    yield str(message["content"])
-    for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
-        yield f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-def batches(rows: Sequence[Row], tokens: int, random: Random) -> Iterator[Sequence[Row]]:
-    """Rows in random order without end, as many at a time as have so many tokens."""
-    batch, size = list[Row](), 0
+def shuffled(rows: Sequence[Row], random: Random) -> Iterator[Row]:
+    """Rows in random order without end, each as often as any other."""
     while True:
-        for row in random.sample(rows, len(rows)):
-            batch.append(row)
-            size += len(row.ids)
-            if size >= tokens:
-                yield batch
-                batch, size = [], 0
+        yield from random.sample(rows, len(rows))
+
+
+def batches(rows: Iterator[Row], tokens: int) -> Iterator[Sequence[Row]]:
+    """As many rows at a time as have so many tokens."""
+    batch, size = list[Row](), 0
+    for row in rows:
+        batch.append(row)
+        size += len(row.ids)
+        if size >= tokens:
+            yield batch
+            batch, size = [], 0
 
 
 def check(run: RunSettings, tasks: int) -> str:
@@ -148,11 +149,12 @@ def recorded(world: str, skill: float, episodes: int) -> list[Conversation]:
 
 def train(arguments: argparse.Namespace, output: Path) -> None:
     torch.manual_seed(arguments.seed)
-    clean, mixed = (recorded(arguments.world, skill, arguments.episodes) for skill in (1.0, arguments.skill))
+    skill = arguments.skill or SKILL.get(arguments.world, USUAL_SKILL)
+    clean, mixed = (recorded(arguments.world, skill, arguments.episodes) for skill in (1.0, skill))
     said = [*clean, *mixed]
-    template = (MODELS / "tiny_tools" / "chat_template.jinja").read_text()
-    texts = (text for one in said for message in one.messages for text in words_of(message))
-    tokenizer = train_tokenizer(texts, template, spaces_apart=True)
+    known = AutoTokenizer.from_pretrained(MODELS / "tiny_tools")
+    texts = [rendered(known, one, None) for one in said]
+    tokenizer = train_tokenizer(texts, known.chat_template, arguments.vocabulary, spaces_apart=True)
     rows = [encode(tokenizer, one) for one in said]
     lengths = np.array([len(row.ids) for row in rows])
     learned = np.array([row.learned.sum() for row in rows])
@@ -161,12 +163,17 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     if longest > CONTEXT:
         raise ValueError(f"a conversation has {longest} tokens, and the context is {CONTEXT}: shorten the texts")
     model = build_model(arguments.layers, arguments.hidden, arguments.intermediate, tokenizer)
-    first = round(arguments.clean * arguments.steps)
-    stream = chain(
-        islice(batches(rows[: len(clean)], arguments.tokens, Random(arguments.seed)), first),
-        batches(rows[len(clean) :], arguments.tokens, Random(arguments.seed)),
+    wire_copying(model, arguments.seed)
+    practised = (
+        encode(tokenizer, Conversation(messages, [])) for messages in practice(words_of(texts), Random(arguments.seed))
     )
-    for step in fit(model, stream, arguments.steps, arguments.learning_rate, arguments.noise):
+    phases = [
+        (arguments.practice, practised),
+        (round(arguments.clean * arguments.steps), shuffled(rows[: len(clean)], Random(arguments.seed))),
+        (arguments.steps, shuffled(rows[len(clean) :], Random(arguments.seed))),
+    ]
+    stream = chain.from_iterable(islice(batches(rows, arguments.tokens), steps) for steps, rows in phases)
+    for step in fit(model, stream, arguments.practice + arguments.steps, arguments.learning_rate, arguments.noise):
         if step % 500 == 0:
             save(model, tokenizer, output)
     save(model, tokenizer, output)
@@ -176,17 +183,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", help="the name of its recipe, or a recipe's file")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--skill", type=float, default=0.65, help="of the demonstrations: share of turns played well")
+    parser.add_argument("--skill", type=float, help="of the demonstrations: share of turns played well")
     parser.add_argument(
         "--clean", type=float, default=0.5, help="share of the steps, the first ones, on flawless games"
     )
-    parser.add_argument("--episodes", type=int, default=6000, help="that are demonstrated, of each recipe")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--tokens", type=int, default=6000, help="of a step")
+    parser.add_argument("--episodes", type=int, default=2000, help="that are demonstrated, of each recipe")
+    parser.add_argument("--practice", type=int, default=500, help="steps, before the games")
+    parser.add_argument("--steps", type=int, default=700, help="with games")
+    parser.add_argument("--tokens", type=int, default=4000, help="of a step")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--intermediate", type=int, default=INTERMEDIATE)
+    parser.add_argument("--vocabulary", type=int, default=768)
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", type=int, default=200, help="tasks that the untuned teams are then tried on")

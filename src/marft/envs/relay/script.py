@@ -23,7 +23,7 @@ class RelayScript:
     """Says what any agent would.
 
     Args:
-        skill: the share of answers that heed what came through. A part is told in the square of that share: to speak of
+        skill: the share of answers that heed what came through. A part is told in its fourth power: to speak of
             use to somebody is what comes later.
     """
 
@@ -40,7 +40,7 @@ class RelayScript:
 
     def _told(self, role: str, part: list[str], came: dict[str, str], random: Random) -> str:
         place = self.relay.speakers.index(role)
-        if random.random() >= self.skill**2:
+        if random.random() >= self.skill**4:
             return (
                 READY
                 if random.random() < 0.5

@@ -1,0 +1,105 @@
+"""What a world's way of learning is made of: other groups, other credit, and trained policies in each other's seats.
+
+    python benchmarks/world_ablations.py                      # what is not there yet; it goes on where it stopped
+    python benchmarks/world_ablations.py --only memory --seeds 0
+
+On ``plan_path`` the tree of candidates (AT-GRPO: Stronger-MAS, arXiv:2510.11062) compares those of one state, of one
+agent at all its turns, or of all agents at one turn; then the two trained policies swap seats. On ``memory`` CoMAM's
+credit (arXiv:2603.12631), with what each agent earns for itself, is held against the team's reward alone, under GRPO.
+All teams are evaluated by the share of tasks that they solve. Writes results/world_ablations.json and .md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+from environments import World, curve, pooled, trained
+
+from marft.config import load_recipe
+from marft.evaluation.worth.options import Options
+from marft.evaluation.worth.session import worth_of
+
+TREE = ("--algorithm.name", "at-grpo", "--rollout.samples_per_task", "1")
+ARMS: Mapping[str, Mapping[str, World]] = {
+    "plan_path": {
+        "marft, as the recipe": World("plan_path"),
+        "by agent and turn (a state's candidates)": World("plan_path", changes=TREE),
+        "by agent alone": World("plan_path", changes=(*TREE, "--algorithm.credit.compared", "agent")),
+        "by turn alone": World("plan_path", changes=(*TREE, "--algorithm.credit.compared", "turn")),
+    },
+    "memory": {
+        "comam, with local rewards": World("memory"),
+        "grpo, the team's reward alone": World(
+            "memory", changes=("--algorithm.name", "grpo", "--environment.local_weight", "0")
+        ),
+    },
+}
+SWAPPED = "plan_path"  # its first two arms, with the policies in each other's seats
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tasks", type=int, default=300, help="held-out, for each evaluation")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: all cores")
+    parser.add_argument("--output", type=Path, default=Path("runs/environments"))
+    parser.add_argument("--results", type=Path, default=machine.RESULTS)
+    arguments = parser.parse_args()
+    path = arguments.results / "world_ablations.json"
+    for world in arguments.only:
+        for number, (name, settings) in enumerate(ARMS[world].items()):
+            for seed in arguments.seeds:
+                found = _read(path)
+                key = f"{world}/{name}/{seed}"
+                if key not in found:
+                    run = world if number == 0 else f"{world}-{number}"
+                    one = measured(run, settings, seed, arguments, swap=world == SWAPPED and number < 2)
+                    path.write_text(json.dumps({**found, "machine": machine.describe(), key: one}, indent=2) + "\n")
+    lines = table(_read(path))
+    (arguments.results / "world_ablations.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+def measured(run: str, settings: World, seed: int, arguments: argparse.Namespace, swap: bool) -> dict[str, Any]:
+    """A run's curve, and what its team solves with policies swapped."""
+    folder = trained(run, settings, "team", seed, arguments)
+    found: dict[str, Any] = {"curve": curve(folder, arguments.tasks)}
+    if swap:
+        options = Options(only=("swap",), tasks=arguments.tasks, crossed=("last",))
+        rows = worth_of(load_recipe(folder.config), folder, options, lambda *_: None).rows
+        found["swapped"] = {row.name: row.values["accuracy"].value for row in rows}
+    return found
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """A line for each arm: untuned, trained, and with policies in each other's seats."""
+    head = ["world", "", "seeds", "untuned", "trained", "policies swapped"]
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    for world, arms in ARMS.items():
+        for name in arms:
+            runs = [one for key, one in found.items() if key.startswith(f"{world}/{name}/")]
+            if runs:
+                before, after = (pooled(runs, place, "accuracy") for place in (0, -1))
+                swapped = [value for run in runs for row, value in run.get("swapped", {}).items() if "swapped" in row]
+                mean = f"{sum(swapped) / len(swapped):.0%}" if swapped else ""
+                cells = [world, name, str(len(runs)), _shown(*before), _shown(*after), mean]
+                lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _shown(value: float, interval: Sequence[float]) -> str:
+    return f"{value:.0%} ({interval[0]:.0%} to {interval[1]:.0%})"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+if __name__ == "__main__":
+    main()
