@@ -109,7 +109,7 @@ def trained(world: str, settings: World, arm: ARM, seed: int, arguments: argpars
     budget = 0.0
     if arm == "alone":
         rows = trained(world, settings, "team", seed, arguments).read_metrics()
-        budget = sum(row["sampled_tokens"] for row in rows)
+        budget = sum(map(sampled, rows))
     every = max(1, steps // POINTS)
     while True:
         run = load_recipe(recipe, [
@@ -123,10 +123,15 @@ def trained(world: str, settings: World, arm: ARM, seed: int, arguments: argpars
         folder = RunFolder.open(path) if begun else RunFolder.create(run)
         if len(folder.read_metrics()) < steps:
             train(run, folder, resume=begun)
-        taken = sum(row["sampled_tokens"] for row in folder.read_metrics())
+        taken = sum(map(sampled, folder.read_metrics()))
         if taken >= budget:
             return folder
         steps += max(every, round(steps * (budget - taken) / taken))
+
+
+def sampled(row: Mapping[str, Any]) -> float:
+    """How many tokens were sampled in a step."""
+    return float(row["actions"] * row["action_length"])
 
 
 def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
@@ -138,7 +143,7 @@ def curve(folder: RunFolder, tasks: int) -> list[dict[str, Any]]:
     points = []
     for one in found:
         step = 0 if one.checkpoint == "base" else int(one.checkpoint.rpartition("_")[2])
-        tokens = sum(row["sampled_tokens"] for row in rows[:step])
+        tokens = sum(map(sampled, rows[:step]))
         solved = sum(map(float, one.outcomes.values()))
         values = [value for _, value in sorted(one.rewards.items())]
         points.append({"step": step, "tokens": tokens, "solved": solved, "tasks": len(values), "rewards": values})
