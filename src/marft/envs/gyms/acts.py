@@ -95,6 +95,8 @@ def chosen(text: str, options: Sequence[str]) -> str:
         words = option.casefold()
         if plain.rstrip(".!") == words:
             return option
+        if words not in plain:  # which is known sooner
+            continue
         at = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", plain)]
         found += [(at[-1] + len(words), len(words), option)] if at else []
     return max(found)[2]
