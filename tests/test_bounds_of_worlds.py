@@ -16,6 +16,7 @@ from marft.envs.gyms.worded import worded
 from marft.envs.instructions.environment import Instructions
 from marft.envs.relay.environment import Relay
 from marft.envs.rooms.environment import Rooms
+from marft.envs.tool_use.tables import Tables
 
 SECONDS = 20.0  # that any of these takes at most, on a busy machine; some had no end
 
@@ -54,6 +55,13 @@ def test_instructions_that_contradict_each_other_are_named() -> None:
 def test_a_channel_that_what_is_needed_never_comes_through_is_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Relay(**keys)
+
+
+def test_an_amount_with_more_digits_than_are_written_is_another_value() -> None:
+    tables = Tables({"users": {"ann": {"paid": 0}}})
+    for paid in (10**5000, -(10**5000), 1e300):
+        tables.edit("users", "ann")["paid"] = paid
+        assert tables.changes()["users/ann/paid"].startswith(('"0x', '"-0x', "1000000"))
 
 
 class MultiBinary:
