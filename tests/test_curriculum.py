@@ -21,7 +21,7 @@ from marft.drawing import Draws, advanced
 from marft.envs.reasoning_gym import ReasoningGym
 from marft.errors import RunError
 from marft.playing import Rollouts
-from marft.runs.checkpoints import State
+from marft.runs.checkpoints import State, _WrittenStanding
 from marft.runs.folder import RunFolder
 from marft.training import train
 from marft.types import Episode, Task
@@ -109,7 +109,7 @@ class TestLevels:
             levels_of(CurriculumSettings(levels=levels), [Task("a", "o", data)])
 
     @pytest.mark.parametrize(("changes", "told"), [
-        ({"up": 0.2, "down": 0.2}, "down is at or above up"), ({"levels": [1, 1]}, "names one twice"), ({"review": 1.0}, "leaves nothing"),
+        ({"up": 0.2, "down": 0.2}, "down is at or above up"), ({"levels": [1, 1]}, "names one twice"), ({"levels": [1, "1"]}, "names one twice"), ({"review": 1.0}, "leaves nothing"),
         ({"start": 0}, "greater than or equal to 1"), ({"wy": 1}, "unknown key 'wy'"),
     ])  # fmt: skip
     def test_settings_that_cannot_be_meant_are_refused(self, changes: dict[str, Any], told: str) -> None:
@@ -158,6 +158,25 @@ class TestDrawing:
         attempts = attempts_at(run_of(), TASKS, 3, 0, 60, standing=standing)
         keys = [(attempt.stream, attempt.task.id, attempt.sample) for attempt in attempts]
         assert len(set(keys)) == len(keys) == 120
+
+    def test_a_level_that_no_task_has_any_more_is_said(self) -> None:
+        draws = Draws(run_of(), [task for task in TASKS if task.data["level"] == 1])
+        with pytest.raises(RunError, match="the run has come to level 3, and its tasks are of 1; go on with"):
+            draws.at(0, Standing((0,), (2,)))
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            {"begins": [], "hardest": []},
+            {"begins": [0, 5], "hardest": [0]},
+            {"begins": [5], "hardest": [0]},
+            {"begins": [0, 5, 5], "hardest": [0, 1, 0]},
+            {"begins": [0], "hardest": [0], "solved": 2},
+        ],
+    )
+    def test_a_standing_that_no_run_has_is_refused(self, table: dict[str, Any]) -> None:
+        with pytest.raises(ValidationError, match="curriculum: stretches that are"):
+            _WrittenStanding.model_validate({"solved": 0, "tried": 1, **table})
 
     def test_levels_that_are_all_set_aside_are_said(self) -> None:
         aside = {task.id: "it ended its workers" for task in TASKS if task.data["level"] == 1}

@@ -185,6 +185,13 @@ class TestPettingZoo:
         assert "north gave no action" in step.observation.text
         assert (step.observation.turn, step.reward, step.agent_rewards) == (("north",), 0.0, {})
 
+    def test_a_game_is_over_once_nobody_of_the_team_plays_however_long_others_go_on(self) -> None:
+        seats = {"clerk": "cyd"}
+        session, _ = begun(PettingZoo(game=MEETING, kwargs={"rounds": 10**9}, seats=seats, others=True), seed=1)
+        step = acted(session, clerk="0")
+        assert (step.terminated, step.truncated, step.reward) == (True, False, 0.0)
+        assert session.table.alive == ("ann", "bob")
+
     def test_others_play_at_random_under_the_seed(self) -> None:
         environment = PettingZoo(
             game=NIM, seats={"north": "player_1"}, others=True, team_reward="north", kwargs={"heap": 30}

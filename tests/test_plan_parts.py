@@ -54,6 +54,12 @@ class TestParts:
         assert taken(process, "optimizer") == taken(process, "optimizer of actor") == 8 * ADAPTER
         assert taken(process, "gradient of") == taken(process, "gradient of actor")
 
+    def test_a_pool_has_an_adapter_like_its_policy_s_for_each_version(self) -> None:
+        words = ["--models.base.path", "Qwen/Qwen2.5-3B-Instruct", "--policies.player.lora.rank", "4"]
+        process = planned(load_recipe("textarena_league", words)).best.processes[0]
+        assert taken(process, "adapter of rival, 4 versions") == 4 * taken(process, "adapter of player") > 0
+        assert taken(process, "optimizer") == taken(process, "optimizer of player")
+
     def test_a_step_that_may_be_taken_back_keeps_weights_and_moments(self) -> None:
         process = planned(math("--algorithm.team_kl", "0.01")).best.processes[0]
         assert taken(process, "snapshot of actor") == 12 * ADAPTER

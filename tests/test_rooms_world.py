@@ -352,6 +352,8 @@ class TestDrawing:
             ({"orders": 0}, "greater than or equal to 1"),
             ({"players": ("Cook", "cook")}, "differ in more than case"),
             ({"players": ("you", "cook")}, "be no word of the views"),
+            ({"players": ("crate", "cook")}, "be no word of the views"),
+            ({"players": ("a: b", "cook"), "steered_by": "boss"}, "must be words"),
             ({"rooms": 99}, "less than or equal to"),
         ],
     )

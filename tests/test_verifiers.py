@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import stat
 import sys
 import threading
@@ -191,6 +192,35 @@ class TestLost:
         assert heard[0].startswith("it was closed")
         assert time.monotonic() - began < 10
 
+    def test_what_cannot_be_told_is_said_at_once(self, made: Any) -> None:
+        began = time.monotonic()
+        with pytest.raises(EnvironmentApartError, match="ValueError: Circular reference"):
+            said(begun(made())[0], "round")
+        assert time.monotonic() - began < 10
+
+    def test_a_process_that_stands_still_and_reads_no_more_is_ended(self, made: Any) -> None:
+        environment = made(timeout_seconds=1.0)
+        rollout, _ = begun(environment)
+        os.killpg(environment._apart.current()._child._process.pid, signal.SIGSTOP)
+        with pytest.raises(EnvironmentApartError, match="has not answered in 1 seconds, and was ended"):
+            said(rollout, "x" * 5_000_000)
+        assert said(begun(environment)[0], "?").terminated
+
+    def test_long_texts_at_once_do_not_come_through_each_other(self, made: Any) -> None:
+        environment = made()
+        rollouts = [begun(environment, index)[0] for index in range(8)]
+        heard = list[float]()
+
+        def tell(rollout: Rollout) -> None:
+            heard.append(said(rollout, "x" * 500_000 + f" {rollout.task.data['answer']}").reward)
+
+        threads = [threading.Thread(target=tell, args=(rollout,)) for rollout in rollouts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert heard == [1.0] * 8
+
     def test_it_ends_with_us(self, made: Any) -> None:
         environment = made()
         begun(environment)
@@ -227,7 +257,8 @@ def test_numbers_and_metrics_are_numbers() -> None:
     for value in ("1", None, float("inf"), float("nan")):
         with pytest.raises(EnvironmentApartError):
             number_in({"reward": value}, "reward")
-    assert measures({"a b": 1, "c": None, "d": float("nan")}) == {"a_b": 1.0}
+    metrics = {"a b": 1, "c": None, "d": float("nan"), "e": float("inf"), "f": 10**400}
+    assert measures(metrics) == {"a_b": 1.0}
     assert measures(None) == {}
 
 

@@ -132,10 +132,18 @@ class Draws(Sequence[Task]):
 
         Args:
             hardest: the hardest level that is asked; -1 where there are none.
+
+        Raises:
+            RunError: the run began with tasks of more levels.
         """
         if hardest < 0:
             return np.asarray(self._odds / self._odds.max())
         assert self.run.curriculum is not None
+        if hardest >= len(self.levels):
+            raise RunError(
+                f"curriculum: the run has come to level {hardest + 1}, and its tasks are of {len(self.levels)}; "
+                "go on with the tasks that it began with, or begin another run"
+            )
         level = np.array([self._level_of[task.id] for task in self._tasks])
         wanted = np.array(shares(hardest, len(self.levels), self.run.curriculum.review))
         odds = wanted[level] * self._odds / np.bincount(level, self._odds, len(self.levels))[level]

@@ -26,7 +26,7 @@ class CurriculumSettings(Settings):
     def _goes_one_way(self) -> CurriculumSettings:
         if self.down >= self.up:
             raise PydanticCustomError("curriculum", "down is at or above up: it would go both ways; set down < up")
-        if len(set(self.levels)) < len(self.levels):
+        if len(set(map(str, self.levels))) < len(self.levels):  # tasks tell theirs in words
             raise PydanticCustomError("curriculum", "levels names one twice")
         if self.review == 1:
             raise PydanticCustomError("curriculum", "review = 1 leaves nothing for the hardest level; set it below 1")

@@ -37,7 +37,7 @@ def saved_rows(folder: Path, part: str) -> Rows:
             folder = folder / part
         names = [str(file["filename"]) for file in _read(folder / "state.json")["_data_files"]]
         yield from _numbered((batch for name in names for batch in _stream(folder / Path(name).name)), folder)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"environment: {folder} is damaged, or save_to_disk has not written it ({error!r}); save it again"
         ) from error

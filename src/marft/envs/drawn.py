@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from random import Random
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -17,7 +17,6 @@ from marft.seeds import derive_seed
 from marft.types import Task
 
 MOST_TASKS = 1_000_000
-PATIENCE = 20_000  # draws without a new task of the wanted part before a world counts as exhausted
 
 
 class Drawing(NamedTuple):
@@ -38,6 +37,8 @@ class Drawing(NamedTuple):
 class Drawn(EnvironmentPart):
     """Base of worlds whose tasks are drawn from seeds. Each task's content says which part it belongs to: a tenth is
     for validation, a tenth for the test, a fifth for demonstrations, the rest for training. No content comes twice."""
+
+    most_idle: ClassVar[int] = 20_000  # draws without a new task before the world counts as exhausted
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # of the tasks
     train_tasks: Annotated[int, Field(ge=1, le=MOST_TASKS)] = 2000  # tasks to train on
@@ -74,7 +75,7 @@ class Drawn(EnvironmentPart):
         """New tasks for as long as there are any, each with its part."""
         seen = set[str]()
         index = idle = 0
-        while idle < PATIENCE:
+        while idle < self.most_idle:
             drawing = self.draw(Random(derive_seed(self.seed, type(self).__name__, which, index)))
             idle += 1
             if drawing.content not in seen:

@@ -23,7 +23,7 @@ from marft.envs.single_turn import Grade
 from marft.faults import defined
 from marft.game.answers import answer_in, find_answer, stated_answer
 from marft.game.reading import RefusedError, flag, number
-from marft.rewards.comparing import close, contains, numbers_in, token_f1
+from marft.rewards.comparing import close, contains, numbers_in, token_f1, words_of
 from marft.rewards.grader import Grader
 
 NUMBER = re.compile("[0-9]{1,3}")  # of a choice
@@ -89,6 +89,12 @@ class F1(Grading):
 
     name: Literal["f1"] = "f1"  # which grading it is
     threshold: Fraction = 1.0  # F1 from which the task is solved
+
+    def check(self, answer: object, cells: Cells) -> None:  # noqa: ARG002
+        """Every right answer has words."""
+        for right in right_answers(answer):
+            if right.strip() and not words_of(right):
+                raise ValueError(f"holds {right[:80]!r}, of which no word is left to compare")
 
     def grade(self, answer: object, cells: Cells, text: str) -> Grade:  # noqa: ARG002
         """The best F1 over the right answers."""

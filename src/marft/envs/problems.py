@@ -6,6 +6,7 @@ AIME and AMC as Kaggle and the hub have them, OlympiadBench (He et al. 2024).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -106,13 +107,16 @@ def _tolerances(row: Row) -> tuple[float, ...]:
     """``"1e-1,1e-2"``: one for each answer, or one for all.
 
     Raises:
-        ValueError: they are no numbers.
+        ValueError: they are no finite numbers, or below 0.
     """
     text = written(_cell(row, "error")).strip()
     try:
-        return tuple(float(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise ValueError(f"environment: {row.place}: column 'error' holds {text[:80]!r}, which is no number") from error
+        found = tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= one < math.inf for one in found):
+        raise ValueError(f"environment: {row.place}: column 'error' holds {text[:80]!r}, which is no number from 0 on")
+    return found
 
 
 def _whole(row: Row, gold: str) -> str:

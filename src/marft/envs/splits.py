@@ -53,4 +53,4 @@ def share_of(question: str, validation: float, test: float) -> Split:
 
 def _number_of(question: str) -> int:
     normalised = " ".join(question.split()).casefold()
-    return int.from_bytes(hashlib.blake2b(normalised.encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")

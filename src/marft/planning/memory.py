@@ -201,7 +201,8 @@ def _policy(place: Place, policy: PolicyWork, company: Company, rank: int) -> li
     if not numbers:
         return []
     what = "weights" if policy.train == "full" else "adapter"
-    parts = [Part(f"{what} of {policy.name}", FLOAT * numbers)]
+    several = f", {policy.versions} versions" if policy.versions > 1 else ""
+    parts = [Part(f"{what} of {policy.name}{several}", FLOAT * numbers)]
     if policy.train == "full" and place.precision(policy.model).element < FLOAT:
         parts.append(Part(f"weights of {policy.name}, rounded", place.precision(policy.model).element * numbers))
     if policy.train == "frozen":
@@ -230,7 +231,7 @@ def _numbers(place: Place, policy: PolicyWork) -> int:
     shape = place.shapes[policy.model]
     if policy.train == "full":
         return shape.parameters
-    return shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
+    return policy.versions * shape.adapter_parameters(policy.rank, policy.targets) if policy.rank else 0
 
 
 def trained_numbers(place: Place, policy: PolicyWork) -> int:

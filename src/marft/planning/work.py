@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from marft.config.models import local_model
+from marft.config.pools import members_of
 from marft.config.run import RunSettings
 
 PROMPT = 512  # tokens of a prompt, where neither the recipe's context nor anybody says how many
@@ -44,6 +45,7 @@ class PolicyWork:
     actions: float  # in a step
     lengths: Lengths
     here: bool  # whether it is sampled here, and not behind an endpoint
+    versions: int = 1  # that are loaded at the same time: of a pool several, an adapter each
 
     @property
     def tokens(self) -> float:
@@ -137,12 +139,14 @@ def work_of(run: RunSettings, known: Known = Known()) -> Work:
         agents = [agent for agent in run.agents if agent.policy == name]
         actions = sum((known.actions or {}).get(agent.role, steps) for agent in agents) * episodes
         limit = max(agent.sampling.max_new_tokens for agent in agents)
-        adapted = policy.train == "lora" or bool(policy.adapter)
+        members = members_of(run.policies, name)
+        lora = members[0][1].lora
+        adapted = policy.train == "lora" or bool(policy.adapter) or policy.pool is not None
         policies.append(
             PolicyWork(
-                name, local_model(run.models, policy.model), policy.train, policy.lora.rank if adapted else 0,
-                policy.lora.targets if adapted else (), actions, _lengths(run, policy.model, limit, known),
-                not run.is_remote(policy.model),
+                name, local_model(run.models, policy.model), policy.train, lora.rank if adapted else 0,
+                lora.targets if adapted else (), actions, _lengths(run, policy.model, limit, known),
+                not run.is_remote(policy.model), len(members),
             )
         )  # fmt: skip
     alone = run.team.name in ONE_BY_ONE

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from marft import __version__, atomic
@@ -68,6 +68,14 @@ class _WrittenStanding(BaseModel):
     hardest: list[NonNegativeInt]
     solved: NonNegativeInt
     tried: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> _WrittenStanding:
+        if not self.begins or len(self.begins) != len(self.hardest) or self.begins[0] or self.solved > self.tried:
+            raise ValueError("curriculum: stretches that are none of a run")
+        if sorted(set(self.begins)) != self.begins:
+            raise ValueError("curriculum: stretches that are in no order")
+        return self
 
 
 class _Written(BaseModel):

@@ -21,7 +21,10 @@ class Rubric:
         if last == "swallow":
             logging.getLogger("verifiers.rubrics.Rubric").error("Error calling reward function right: KeyError")
         state["reward"] = {"nan": float("nan"), "none": None}.get(last, float(state["answer"] in last))
-        state["metrics"] = {"turns": len(state["completion"]), "is long?": 0.0, "text": "x"}
+        state["metrics"] = {"turns": len(state["completion"]), "is long?": 0.0, "text": "x", ("a", 1): float("inf")}
+        if last == "round":
+            state["metrics"]["itself"] = itself = list[Any]()
+            itself.append(itself)
 
 
 class Environment:

@@ -19,6 +19,7 @@ NAMES: dict[Kind, str] = {"number": "a number", "text": "a text", "list": "a lis
 WORDS = ("cat", "tree", "apple", "stone", "river", "toast", "sister", "orchestra", "rosettes", "a", "moon", "Tea")
 PROBES = 24  # inputs that tell functions apart
 LARGEST = 10**6  # of any number that comes out
+NUMBERS, FEW_INPUTS = (-30, 60), 64  # that inputs are, where there are no more of them
 FEW = 3  # different values: a function that gives no more does too little
 MOST_KEPT = 20_000  # functions whose values are remembered
 EXAMPLE: dict[Kind, tuple[Any, ...]] = {
@@ -105,7 +106,7 @@ def _inputs(kind: Kind, count: int, name: str) -> tuple[Any, ...]:
     found: dict[str, Any] = {}
     while len(found) < count:
         if kind == "number":
-            value: Any = random.randint(-30, 60)
+            value: Any = random.randint(*(NUMBERS if count <= FEW_INPUTS else (-count, 2 * count)))
         elif kind == "text":
             value = "".join(random.choice(WORDS) for _ in range(random.randint(1, 3)))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from marft.envs.code.proposing import call_in
 from marft.envs.code.reports import case_in_words
 from marft.envs.rows import Row
 
+MOST_SECONDS, MOST_MB = 600, 65536  # that a row may allow
 STDIN = "Write a Python program that reads standard input and prints."
 
 
@@ -33,7 +35,7 @@ def humaneval(row: Row, shown: int) -> Read:  # noqa: ARG001  its prompts show e
     solution = prompt + row.text("canonical_solution")
     tests = statements_of(row.text("test"))
     at = re.search(rf"^def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
-    if at is None:
+    if at is None or not entry.isidentifier():
         raise ValueError(f"column 'prompt' does not define {entry!r}")
     statement = f"Complete this Python function, and give it whole.\n\n```python\n{prompt.rstrip()}\n```"
     cases, asserts = _tests(tests, {"candidate": entry}, solution)
@@ -76,7 +78,11 @@ def apps(row: Row, shown: int) -> Read:  # noqa: ARG001  its questions show exam
     ):
         raise ValueError("column 'input_output' holds no table with inputs and outputs")
     entry = str(tests.get("fn_name") or "")
-    pairs = list(zip(tests["inputs"], tests["outputs"], strict=False))
+    if len(tests["inputs"]) != len(tests["outputs"]):
+        raise ValueError(
+            f"column 'input_output' has {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs; each has one"
+        )
+    pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
     cases = [_called(entry, given, right) if entry else _fed(given, right) for given, right in pairs]
     starter = row.text("starter_code").strip() if "starter_code" in row.cells else ""
     solutions = _json(row, "solutions") if "solutions" in row.cells and row.text("solutions").strip() else []
@@ -126,8 +132,8 @@ def codeforces(row: Row, shown: int) -> Read:  # noqa: ARG001  its examples are 
     ]  # fmt: skip
     problem = Problem(
         "\n\n".join(part for part in parts if part), examples=tuple(examples), cases=tuple(hidden),
-        checker=_maybe(row, "generated_checker"), seconds=_amount(row, "time_limit"),
-        memory_mb=int(_amount(row, "memory_limit")),
+        checker=_maybe(row, "generated_checker"), seconds=_amount(row, "time_limit", MOST_SECONDS),
+        memory_mb=int(_amount(row, "memory_limit", MOST_MB)),
     )  # fmt: skip
     return Read(_maybe(row, "id"), problem)
 
@@ -195,6 +201,10 @@ def _tests(tests: Sequence[str], called: Mapping[str, str], before: str) -> tupl
     """
     cases = [call_in(test.strip(), called) for test in tests]
     if None in cases:
+        try:
+            ast.parse(before)
+        except SyntaxError as error:
+            raise ValueError(f"has a solution that is no Python: {error.msg} (line {error.lineno})") from error
         return (), Asserts(before, tuple(called.values()), tuple(tests))
     found = [case for case in cases if case is not None and isinstance(case.given, Call)]
     return tuple(replace(one, given=replace(one.given, entry=called[one.given.entry])) for one in found), None  # type: ignore[arg-type, union-attr]
@@ -264,9 +274,9 @@ def _tables(row: Row, column: str) -> list[Any]:
     return cell
 
 
-def _amount(row: Row, column: str) -> float:
+def _amount(row: Row, column: str, most: float) -> float:
     """A number that is not negative; 0 where there is none."""
     value = row.cells.get(column) or 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
-        raise ValueError(f"column {column!r} holds {str(value)[:40]}, which is no limit")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"column {column!r} holds {str(value)[:40]}, which is no limit from 0 to {most:,}")
     return float(value)

@@ -107,7 +107,7 @@ class Bench:
     def _wrong_programs(self) -> tuple[str, ...]:
         """Programs that are wrong: the problem's own, else mutants of the right one that fail a hidden test."""
         if self._wrong is None:
-            self._wrong = self.problem.wrong[:MOST_WRONG] or self._caught(mutants(self.problem.reference))
+            self._wrong = self.problem.wrong[:MOST_WRONG] or self._caught(_mutants(self.problem.reference))
         return self._wrong
 
     def _caught(self, programs: Sequence[str]) -> tuple[str, ...]:
@@ -121,6 +121,14 @@ class Bench:
                 all(passes(case, out, self.tolerance) for case, out in zip(cases, row, strict=True)) for row in found
             ]
         return tuple(one for one, right in zip(programs, shares, strict=True) if not right)[:MOST_WRONG]
+
+
+def _mutants(program: str) -> list[str]:
+    """Mutants of a right program; none of one in a language that Python no longer reads."""
+    try:
+        return mutants(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
 
 
 def _to_check(case: Case, outcome: Outcome) -> Feed:

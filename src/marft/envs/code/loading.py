@@ -67,10 +67,11 @@ def _read(path: str, subset: str, part: str, wanted: Wanted) -> Iterator[tuple[i
         layout = layout or (format_of(row) if wanted.layout == "auto" else wanted.layout)
         try:
             read = _one(row, layout, wanted)
-        except ValueError as error:
-            if wanted.leave_out and not str(error).startswith("environment:"):
+        except (ValueError, RecursionError, MemoryError) as error:
+            why = str(error) if isinstance(error, ValueError) else "is nested too deep to be read"
+            if wanted.leave_out and not why.startswith("environment:"):
                 continue
-            raise ValueError(_refusal(row, layout, str(error))) from error
+            raise ValueError(_refusal(row, layout, why)) from error
         yield number, read
 
 

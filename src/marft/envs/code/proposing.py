@@ -10,9 +10,11 @@ from marft.envs.code.judging import Call, Feed
 from marft.envs.code.plain import encode
 from marft.envs.code.problems import Case
 
-FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(
+    r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+(\w*+)[^\n]*+\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE
+)
 INPUT_OUTPUT = re.compile(
-    r"Input:[ \t]*\n?(.*?)\n[ \t]*Output:[ \t]*\n?(.*?)(?=\n\s*Input:|\Z)", re.DOTALL | re.IGNORECASE
+    r"Input:[ \t]*\n?(.*?)\n[ \t]*+Output:[ \t]*\n?(.*?)(?=\n[ \t]*+Input:|\Z)", re.DOTALL | re.IGNORECASE
 )
 LONGEST = 8000  # characters of tests that are read
 MOST_TESTS = 8  # of an agent

@@ -35,8 +35,9 @@ class Acts:
         """
         if mask is None:
             return tuple(self.named)
-        rows = [mask] if len(next(iter(self.parts.values()))) == 1 and _flat(mask) else list(mask)  # type: ignore[call-overload]
         try:
+            one = len(next(iter(self.parts.values()))) == 1 and _flat(mask)
+            rows = [mask] if one else list(mask)  # type: ignore[call-overload]
             found = tuple(
                 text for text, parts in self.parts.items() if all(row[at] for row, at in zip(rows, parts, strict=True))
             )
@@ -72,7 +73,8 @@ def acts_of(space: Any, names: Sequence[str] = ()) -> Acts:
         )
     count = prod(sizes)
     if count > MOST:
-        raise ValueError(f"it has {count:,} actions, and at most {MOST} are enumerated; wrap it so that it has fewer")
+        many = f"{count:,}" if count < MOST**8 else "countless"
+        raise ValueError(f"it has {many} actions, and at most {MOST} are enumerated; wrap it so that it has fewer")
     if names and len(names) != count:
         raise ValueError(f"action_names: {len(names)} names for {count} actions")
     named, parts = dict[str, Any](), dict[str, tuple[int, ...]]()
@@ -95,6 +97,8 @@ def chosen(text: str, options: Sequence[str]) -> str:
         words = option.casefold()
         if plain.rstrip(".!") == words:
             return option
+        if words not in plain:  # which is known sooner
+            continue
         at = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(words)}(?!\w)", plain)]
         found += [(at[-1] + len(words), len(words), option)] if at else []
     return max(found)[2]

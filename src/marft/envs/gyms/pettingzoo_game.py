@@ -142,9 +142,9 @@ class PettingZooSession:
         return earned
 
     def _others_act(self) -> dict[str, float]:
-        """Let those play whom no role plays, until it is a role's turn."""
+        """Let those play whom no role plays, until it is a role's turn, or all that roles play are out."""
         total: dict[str, float] = {}
-        while self.table.acting and not self._ours():
+        while self._playing() and not self._ours():
             moves = {agent: self.random.choice(options) for agent, options in self._options.items()}
             for agent, reward in self._acted(moves).items():
                 total[agent] = total.get(agent, 0.0) + reward
@@ -152,7 +152,7 @@ class PettingZooSession:
 
     def _stepped(self, earned: Mapping[str, float], cut: bool, told: str = "") -> Step:
         settings = self.settings
-        over = not self.table.alive
+        over = not self._playing()
         by_role = {self._role_of(agent): reward for agent, reward in earned.items() if self._is_ours(agent)}
         reward = self._team(by_role)
         self.earned += reward
@@ -210,6 +210,10 @@ class PettingZooSession:
     def _ours(self) -> list[str]:
         """Agents of the game whose turn it is, and that a role plays."""
         return [agent for agent in self.table.acting if self._is_ours(agent)]
+
+    def _playing(self) -> bool:
+        """Whether somebody that a role plays still does."""
+        return any(map(self._is_ours, self.table.alive))
 
     def _is_ours(self, agent: str) -> bool:
         return agent in self._role or not self.settings.others

@@ -76,6 +76,8 @@ def _number(value: Any, digits: int) -> str:
     number = value.item() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(number, bool):
         return "yes" if number else "no"
+    if isinstance(number, float):
+        number += 0.0  # of -0.0, 0.0
     return f"{number:.{digits}g}" if isinstance(number, float) and abs(number) < 1e6 else f"{number}"
 
 

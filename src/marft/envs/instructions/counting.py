@@ -8,7 +8,7 @@ WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
 ABBREVIATIONS = r"(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|No|Inc|Ltd|Co|P|P\.P|[A-Z])"
 NO_END = re.compile(rf"\b({ABBREVIATIONS})\.(?=\s|\S)")
-SENTENCE_END = re.compile(r"[.!?…。！？।]+[\"'”’)\]*_]*(?:\s+|$)|[。！？।]+")
+SENTENCE_END = re.compile(r"(?<![.!?…。！？।])[.!?…。！？।]++[\"'”’)\]*_]*+(?:\s+|$)|[。！？।]+")
 
 
 def words_of(text: str) -> list[str]:

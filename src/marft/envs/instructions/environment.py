@@ -24,6 +24,7 @@ from marft.envs.splits import split_of
 from marft.game.environment import Split
 from marft.types import JointAction, Observation, Step, Task
 
+TRIES = 1000  # at instructions that go together
 DRAWN = tuple(name for name in KINDS if name != NEEDS_A_PACKAGE)
 
 
@@ -89,13 +90,22 @@ class Instructions(Drawn):
         return self._rows[split] if self.path else super().tasks(split)
 
     def draw(self, random: Random) -> Drawing:
-        """A topic, and instructions that the writer can follow together."""
-        while True:
+        """A topic, and instructions that the writer can follow together.
+
+        Raises:
+            ValueError: none of very many can be.
+        """
+        for _ in range(TRIES):
             topic = random.choice(TOPICS)
             instructions = self._together(random, topic)
             short = all(one.given.get("num_words", 0) <= self.longest for one in instructions)
             if short and len(instructions) >= self.least and write(topic, instructions, random) is not None:
                 break
+        else:
+            raise ValueError(
+                f"environment: nobody can follow {self.least} of the kinds {', '.join(self.kinds)} together in "
+                f"{self.longest} words; name others (kinds), ask for fewer (least) or for longer texts (longest)"
+            )
         told = plain(instructions)
         content = json.dumps([topic.name, sorted(json.dumps(one, sort_keys=True) for one in told)])
         prompt = " ".join([topic.request, *(one.says() for one in instructions)])

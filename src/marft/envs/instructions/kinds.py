@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Given = Mapping[str, Any]  # an instruction's parameters, under IFEval's names; plain values
 Relation = Literal["at least", "less than", "exactly"]
+LISTS, TABLES = ("keywords", "forbidden_words"), ("schema",)  # parameters that are no texts
 RELATIONS = ("at least", "less than", "exactly")
 
 
@@ -36,6 +37,7 @@ class Kind:
     keys: tuple[str, ...] = ()  # parameters that it cannot do without
     group: str = ""
     alone: bool = False
+    wrong: Callable[[Given], str] = lambda _: ""  # what else is wrong with parameters, in words
 
     def problem(self, given: Given) -> str:
         """What is wrong with parameters; "" where nothing is."""
@@ -48,7 +50,16 @@ class Kind:
             counted = key.startswith(("num_", "nth_")) or key.endswith("frequency")
             if counted and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**6):
                 return f"{key} is {value!r}, and no count"
-        return ""
+            if not counted and key in self.keys and key not in TABLES and not _is_text(value, key):
+                return f"{key} is {value!r:.80}, and no {'list of texts' if key in LISTS else 'text'}"
+        return self.wrong(given)
+
+
+def _is_text(value: object, key: str) -> bool:
+    """Whether a parameter is a text that says something, or a list of some."""
+    if key in LISTS:
+        return isinstance(value, list) and bool(value) and all(_is_text(one, "") for one in value)
+    return isinstance(value, str) and bool(value.strip())
 
 
 def nothing(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001

@@ -158,5 +158,6 @@ KINDS = (
         "language:response_language",
         lambda given: f"Write in {NAMES.get(given['language'], given['language'])} alone.",
         lambda text, given: may_be(text, given["language"]), _draw, ("language",), alone=True,
+        wrong=lambda given: "" if given["language"] in NAMES else f"is in {given['language']!r}, which nobody tells",
     ),
 )  # fmt: skip

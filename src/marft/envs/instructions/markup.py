@@ -26,8 +26,8 @@ def _marker(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
 
 
 def _bullets(text: str) -> int:
-    stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
-    return len(stars) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE))
+    stars = re.findall(r"^[^\S\n]*+\*[^\*].*$", text, re.MULTILINE)
+    return len(stars) + len(re.findall(r"^[^\S\n]*+-.*$", text, re.MULTILINE))
 
 
 def _numbered(text: str, given: Given) -> bool:
@@ -48,7 +48,8 @@ def _marked(text: str, marker: str) -> int:
 
 
 def _has_title(text: str) -> bool:
-    return any(title.strip("<>").strip() for title in re.findall(r"<<[^\n]+>>", text))
+    lines = [line.partition("<<")[2].rpartition(">>")[0] for line in text.split("\n")]
+    return any(title.strip("<>").strip() for title in lines)
 
 
 def _postscript(text: str, given: Given) -> bool:
@@ -91,7 +92,7 @@ KINDS = (
     Kind(
         "detectable_content:number_placeholders",
         lambda given: f"Use at least {given['num_placeholders']} placeholders in square brackets, such as [name].",
-        lambda text, given: len(re.findall(r"\[.*?\]", text)) >= given["num_placeholders"],
+        lambda text, given: len(re.findall(r"\[[^\[\]\n]*+\]", text)) >= given["num_placeholders"],
         _few("num_placeholders"), ("num_placeholders",), "placeholders",
     ),
     Kind(

@@ -68,6 +68,15 @@ def _validator(schema: str) -> Any:
     return cls(read)
 
 
+def _wrong(given: Given) -> str:
+    """What is wrong with a schema; packages that are missing are told of when it is asked for."""
+    try:
+        _validator(json.dumps(given["schema"], sort_keys=True))
+    except (ValueError, TypeError, RecursionError) as error:
+        return str(error).removeprefix("environment: ")
+    return ""
+
+
 def _schema(random: Random, topic: Topic) -> dict[str, Any]:  # noqa: ARG001
     names = sorted(random.sample(sorted(FIELDS), random.randint(1, 3)))
     properties = {name: FIELDS[name] for name in names}
@@ -83,6 +92,6 @@ KINDS = (
     Kind(
         "detectable_format:json_schema",
         lambda given: f"Write nothing but JSON that fits this schema: {json.dumps(given['schema'])}",
-        _fits, _schema, ("schema",), alone=True,
+        _fits, _schema, ("schema",), alone=True, wrong=_wrong,
     ),
 )  # fmt: skip

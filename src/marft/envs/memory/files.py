@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from marft.envs.memory.conversations import Chunk, Kind, Question
 from marft.envs.memory.grading import NOT_MENTIONED
+from marft.envs.text_tables import twice_in
 from marft.game.environment import Split
+from marft.rewards.comparing import words_of
 from marft.texts import storable
 from marft.types import Task
 
@@ -54,7 +56,7 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
         ValueError: it cannot be read, or is not laid out so.
     """
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"environment: cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -71,9 +73,8 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
             raise ValueError(
                 f"environment: {path}, conversation {number} is not laid out as {layout}: {what}; is layout right?"
             ) from error
-    names = [one.name for one in found]
-    twice = next((name for name in names if names.count(name) > 1), "")
-    if twice:
+    twice = twice_in(one.name for one in found)
+    if twice is not None:
         raise ValueError(f"environment: {path} has two conversations {twice!r}; take one out, or rename it")
     return found
 
@@ -157,8 +158,8 @@ def _question(kind: Kind, text: str, answer: str) -> Question:
     """A question whose needed fact is a note that holds the answer, for the files name turns and no facts."""
     if kind == "abstention":
         return Question(kind, text, NOT_MENTIONED, ())
-    if not answer.strip():
-        raise ValueError(f"the question {text!r} has no answer")
+    if not words_of(answer):
+        raise ValueError(f"the question {text[:80]!r} has no answer that can be compared: {answer[:80]!r}")
     parts = answer.split(",") if kind == "multi" else [answer]
     return Question(kind, text, answer, tuple((part.strip(),) for part in parts if part.strip()))
 

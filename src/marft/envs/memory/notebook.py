@@ -18,11 +18,12 @@ class Notebook:
 
     def __init__(self, budget: int) -> None:
         self.budget, self.notes, self.written = budget, list[str](), 0
+        self._letters = 0  # of all notes, without the breaks between them
 
     @property
     def size(self) -> int:
         """Characters that it holds."""
-        return len("\n".join(self.notes))
+        return self._letters + max(len(self.notes) - 1, 0)
 
     def write(self, text: str) -> str:
         """Write down what is said → what could not be done, in words."""
@@ -46,16 +47,19 @@ class Notebook:
                 continue
             problems += self._put(len(self.notes), words.removeprefix("- "))
         self.notes = [note for place, note in enumerate(self.notes) if place not in dropped]
+        self._letters = sum(map(len, self.notes))
         assert self.size <= self.budget
         return " ".join(dict.fromkeys(problems))
 
     def _put(self, place: int, note: str) -> list[str]:
         """Put a note there, as much of it as there is room for → what was cut."""
-        others = [one for index, one in enumerate(self.notes) if index != place]
-        room = self.budget - len("\n".join(others)) - bool(others)
-        kept = note[: max(room, 0)].rstrip()
+        before = self.notes[place : place + 1]
+        others = len(self.notes) - len(before)  # each of which a break parts from the next
+        letters = self._letters - sum(map(len, before))
+        kept = note[: max(self.budget - letters - others, 0)].rstrip()
         if kept:
             self.notes[place : place + 1] = [kept]
+            self._letters = letters + len(kept)
         return [] if kept == note else ["The notes are full: the rest was cut."]
 
     def shown(self) -> str:

@@ -13,6 +13,7 @@ from marft.config.names import Role
 from marft.config.settings import Count, CountOrNone, Fraction, Names
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.relay.codes import width
+from marft.envs.relay.passing import ERASED
 from marft.envs.relay.puzzles import KEYS, MOST_ROWS, addition, lookup
 from marft.envs.relay.script import RelayScript
 from marft.envs.relay.session import RelaySession
@@ -60,10 +61,18 @@ class Relay(Drawn):
                 )  # fmt: skip
         if len(self.alphabet) == 1:
             raise _wrong("alphabet: one word tells nothing; give two, or none")
+        words = {word.casefold() for word in self.alphabet}
+        if len(words) < len(self.alphabet) or ERASED in words or any(len(word.split()) > 1 for word in words):
+            raise _wrong("alphabet: single words that differ in more than case, and not {erased}", erased=ERASED)
         if self.words and self.words < self.needed:
             raise _wrong(
                 "words: it takes {needed} words to tell what has to be told, and {words} come through; allow more, or "
                 "a larger alphabet", needed=self.needed, words=self.words,
+            )  # fmt: skip
+        if self.characters < self.letters:
+            raise _wrong(
+                "characters: it may take {letters} to tell what has to be told, and {characters} come through; allow "
+                "more, or shorter words (alphabet)", letters=self.letters, characters=self.characters,
             )  # fmt: skip
         return self
 
@@ -72,6 +81,13 @@ class Relay(Drawn):
         """Words that the longest message needs at least."""
         carried = len(self.speakers) if self.path == "line" and self.answer == "lookup" else 1
         return carried * self.size * width(self.values, len(self.alphabet))
+
+    @property
+    def letters(self) -> int:
+        """Characters that the longest message needs."""
+        known = [self.alphabet or self.known(speaker) for speaker in range(len(self.speakers))]
+        own = [self.size * width(self.values, len(self.alphabet)) * max(map(len, words)) for words in known]
+        return sum(own) if self.path == "line" and self.answer == "lookup" else max(own)
 
     @property
     def guessing(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Annotated, ClassVar, Literal, Self
@@ -12,12 +13,13 @@ from pydantic_core import PydanticCustomError
 from marft.config.settings import Fraction, Names, did_you_mean
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.rooms.drawing import INGREDIENTS, ROOMS, Level, content_of, draw_kitchen
-from marft.envs.rooms.layout import layout_of
+from marft.envs.rooms.layout import CRATE, HATCH, KEY, PLATE, POT, layout_of
 from marft.envs.rooms.script import Script
 from marft.envs.rooms.session import Rules, Shift
 from marft.types import Task
 
-RESERVED = ("you", "here", "orders")  # words that views begin lines with
+# words that views begin lines with, and what stands in rooms beside players
+RESERVED = {"you", "here", "orders", "nothing", PLATE, KEY, CRATE, HATCH, POT, *INGREDIENTS}
 
 
 class Rooms(Drawn):
@@ -28,6 +30,7 @@ class Rooms(Drawn):
     """
 
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    most_idle: ClassVar[int] = 1000  # each is a kitchen that has been run
 
     players: Annotated[Names, Field(min_length=2, max_length=4)] = ("cook", "waiter")  # roles, each one body
     steered_by: str = ""  # a role that steers all of them, in lines such as `cook: go hall`; "": each itself
@@ -57,10 +60,12 @@ class Rooms(Drawn):
         if self.size == 1 and self.orders > len(INGREDIENTS):
             raise PydanticCustomError("orders", "more orders than there are dishes of one ingredient")
         names = [name.lower() for name in self.players]
-        if len(set(names)) < len(names) or set(names) & set(RESERVED):
+        one_word_each = all(re.fullmatch(r"\w+", name) for name in names)
+        if len(set(names)) < len(names) or RESERVED & set(names) or not one_word_each:
             raise PydanticCustomError(
                 "players",
-                "names of players must differ in more than case, and be no word of the views: you, here, orders",
+                "names of players must be words, differ in more than case, and be no word of the views: {words}",
+                {"words": ", ".join(sorted(RESERVED))},
             )
         return self
 

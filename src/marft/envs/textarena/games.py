@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import ClassVar, Protocol
@@ -51,14 +52,15 @@ class Rules(Settings):
     players: ClassVar[int] = 2
     cooperative: ClassVar[bool] = False  # all players earn the same
 
+    @abstractmethod
     def draw(self, random: Random) -> tuple[str, dict[str, object]]:
         """What makes a start the one that it is, and the start, in plain values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, start: Mapping[str, object]) -> Match:
         """A match from a start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sound(self, shown: str, options: Sequence[str]) -> tuple[str, ...]:
         """The moves that a perfect player may make.
 
@@ -66,14 +68,13 @@ class Rules(Settings):
             shown: what the mover is shown: nothing else is known.
             options: that it has.
         """
-        raise NotImplementedError
 
     def perfect(self, shown: str, options: Sequence[str], random: Random) -> str:
         """A perfect player's move."""
         return random.choice(self.sound(shown, options))
 
 
-class Board:
+class Board(ABC):
     """What all matches of our own have: whose move it is, what was illegal, how it ended.
 
     An illegal move is told to its player, who may try again; a second one in a row loses the match, or in a game that
@@ -85,16 +86,17 @@ class Board:
         self._paid, self._cooperative = [0.0] * players, cooperative
         self._in_a_row, self._refused = 0, ""
 
+    @abstractmethod
     def options(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """The moves that the mover may make."""
 
+    @abstractmethod
     def make(self, move: str) -> None:
         """A legal move, which hands over to whoever moves next, or ends the match."""
-        raise NotImplementedError
 
+    @abstractmethod
     def told(self, player: int) -> str:
         """What a player is shown while nothing was refused."""
-        raise NotImplementedError
 
     def shown(self, player: int) -> str:
         return f"{self.told(player)} {self._refused}" if self._refused and player == self.mover else self.told(player)

@@ -15,17 +15,18 @@ from pydantic_core import PydanticCustomError
 
 from marft.config.folders import from_recipe
 from marft.config.plugins import import_path
-from marft.config.settings import Fraction, Names, Settings
+from marft.config.settings import Fraction, Names, Settings, did_you_mean
 from marft.envs.drawn import Drawing, Drawn
 from marft.envs.scripts import Script
 from marft.envs.splits import share_of
 from marft.envs.tool_use.checking import Expected, expected
 from marft.envs.tool_use.goals import Goal, draw_task
-from marft.envs.tool_use.loading import Format, Loaded, load
+from marft.envs.tool_use.loading import Format, Loaded, check_records, load
 from marft.envs.tool_use.script import script
 from marft.envs.tool_use.session import USER, Conversation
 from marft.envs.tool_use.simulated import made_of, of_classes
 from marft.envs.tool_use.tables import Tables
+from marft.envs.tool_use.toolbox import offered
 from marft.envs.tool_use.users import PATIENCE, Messages, User, instruction, scripted
 from marft.envs.tool_use.worlds import WORLDS
 from marft.game.environment import Split
@@ -50,6 +51,7 @@ def _class(path: str, info: ValidationInfo) -> str:
 FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
 ClassPath = Annotated[str, AfterValidator(_class)]
 TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
+READING = ("find_", "get_", "list_", "search_")  # what tools of the benchmarks begin with that write nothing
 NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
 
 
@@ -204,13 +206,28 @@ class ToolUse(Drawn):
     def _files(self) -> Loaded:
         assert self.data, "tasks are drawn"
         found = load(self.data.format, self.data.tasks, self.data.database, self.data.answers, self.data.policy)
-        missing = [name for name in TABLES.get(self.world, ()) if name not in found.tables]
-        if missing and self.data.format != "bfcl":
-            raise ValueError(
-                f"environment.data.database: {self.data.database} has no table of {' and '.join(missing)}, which the "
-                f"world {self.world!r} needs; give the database of that domain, or name the other world"
-            )
+        if self.data.format != "bfcl":
+            check_records(found.tables, TABLES.get(self.world, ()), self.world, self.data.database)
+        self._check_calls(found.tasks)
         return found
+
+    def _check_calls(self, tasks: Iterable[Task]) -> None:
+        """See that reference calls are of tools that there are: others would count as nothing to be done.
+
+        Raises:
+            ValueError: one is not.
+        """
+        assert self.data, "tasks are drawn"
+        known, own = offered(self.offers), self.data.format == "bfcl"
+        whose = "the classes" if own else f"the world {self.world!r}"
+        how = "name the class that has it (environment.data.classes)" if own else "name the world that it is of"
+        for task in tasks:
+            for name, _ in task.data["calls"]:
+                if name not in known and (own or not name.startswith(READING)):
+                    raise ValueError(
+                        f"environment.data: task {task.id!r} calls {name!r}, which is no tool of {whose}"
+                        f"{did_you_mean(name, known)}; {how}, or leave the task out"
+                    )
 
     @cached_property
     def _loaded(self) -> dict[Split, list[Task]]:
@@ -220,5 +237,6 @@ class ToolUse(Drawn):
             found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
         if self.data.test_tasks:
             test = load(self.data.format, self.data.test_tasks, "", self.data.answers, "", tables=False)
+            self._check_calls(test.tasks)
             found["test"] = [replace(task, id=f"test/{task.id}") for task in test.tasks]
         return found

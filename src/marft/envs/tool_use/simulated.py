@@ -10,8 +10,8 @@ from functools import lru_cache, wraps
 from typing import Any, cast
 
 from marft.config.plugins import import_path
-from marft.envs.tool_use.toolbox import writes
-from marft.texts import storable
+from marft.envs.tool_use.toolbox import Error, writes
+from marft.texts import raised, storable
 
 
 class Simulated:
@@ -76,7 +76,10 @@ def _made(paths: tuple[tuple[str, str], ...]) -> type[Simulated]:
 def _forwarded(owner: str, method: Callable[..., object]) -> Callable[..., object]:
     @wraps(method)
     def forwarded(self: Simulated, *given: Any, **arguments: Any) -> object:
-        return method(self.objects[owner], *given, **arguments)
+        try:
+            return method(self.objects[owner], *given, **arguments)
+        except Exception as error:  # somebody's class has refused the call in its own way
+            raise Error(raised(error)) from error
 
     return forwarded
 

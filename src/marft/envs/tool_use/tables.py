@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
+LARGE = 1 << 63
 Record = dict[str, Any]
 Base = Mapping[str, Mapping[str, Any]]  # records by table and key
 
@@ -78,7 +79,8 @@ def _leaves_or_none(value: object, path: str) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with numbers as money is counted: to the cent, and 3.0 as 3."""
+    """The value with numbers as money is counted: to the cent, and 3.0 as 3. What has too many digits to be written is
+    in hexadecimal, which has no limit."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -86,4 +88,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         cents = round(value, 2)
         return int(cents) if cents.is_integer() else cents
+    if isinstance(value, int) and abs(value) > LARGE:
+        return hex(value)
     return value

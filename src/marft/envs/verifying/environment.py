@@ -21,6 +21,7 @@ from marft.types import JointAction, Observation, Step, Task
 
 # told once, with the first prompt
 TOOLS = 'Tools, called as <tool_call>{{"name": NAME, "arguments": {{…}}}}</tool_call>:\n{}'
+MOST = 1e300  # what is beyond it, or no number, is not measured
 NUMBERS = count()  # of episodes in this process
 REMEDY = (
     "make one:  python -m venv ~/verifiers && ~/verifiers/bin/pip install verifiers  and what the environment is in, "
@@ -151,8 +152,9 @@ def told(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def measures(metrics: object) -> dict[str, float]:
-    """Metrics of a rubric, by names that a metric of ours can have."""
+    """Metrics of a rubric that are numbers, by names that a metric of ours can have."""
     if not isinstance(metrics, dict):
         return {}
     named = {re.sub(r"\W", "_", str(name))[:64]: value for name, value in metrics.items()}
-    return {name: float(value) for name, value in named.items() if isinstance(value, int | float) and value == value}
+    numbers = {name: value for name, value in named.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in numbers.items() if -MOST < value < MOST}

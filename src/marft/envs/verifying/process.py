@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import socket
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -46,7 +48,7 @@ class Apart:
         with self._lock:
             if self._running is None or self._running.lost:
                 self.close()
-                running = _Running(self.python)
+                running = _Running(self.python, self.patience)
                 try:
                     running.ask({"do": "open", "name": self.name, "args": self.args}, max(self.patience, START_SECONDS))
                 except EnvironmentApartError:
@@ -64,9 +66,12 @@ class Apart:
 class _Running:
     """One process while it lives."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, patience: float) -> None:
         self.lost = ""  # why nothing can be asked any more
         self._child = Child("verifiers", lambda end: self._command(python, end), quiet=True)
+        most = struct.pack("ll", int(patience), int(patience % 1 * 1e6) or 1)  # for a process that reads no more
+        self._child.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, most)
+        self._sending = threading.Lock()  # else long lines of several threads come through each other
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._last = 0
@@ -90,9 +95,9 @@ class _Running:
             number = self._last
             self._waiting[number] = future
         try:
-            self._child.socket.sendall(json.dumps({"id": number, **question}).encode() + b"\n")
+            self._send({"id": number, **question})
             answer = future.result(patience)
-        except TimeoutError as error:
+        except (TimeoutError, BlockingIOError) as error:
             self.close(f"the process of verifiers has not answered in {patience:g} seconds, and was ended")
             raise EnvironmentApartError(self.lost) from error
         except OSError as error:
@@ -106,9 +111,18 @@ class _Running:
         """Ask for something whose answer nobody waits for."""
         if not self.lost:
             try:
-                self._child.socket.sendall(json.dumps({"id": 0, **question}).encode() + b"\n")
-            except OSError:  # it is gone, and what was to be forgotten with it
-                return
+                self._send({"id": 0, **question})
+            except OSError:  # it is gone, and what was to be forgotten with it; or has half a line
+                self.close("the process of verifiers reads nothing any more")
+
+    def _send(self, question: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            OSError: it is gone; of these BlockingIOError: it does not read.
+        """
+        line = json.dumps(question).encode() + b"\n"
+        with self._sending:
+            self._child.socket.sendall(line)
 
     def close(self, why: str) -> None:
         """End it; whoever waits for it is told why."""
@@ -134,7 +148,7 @@ class _Running:
                         future = self._waiting.pop(int(answer["id"]), None)
                     if future:
                         future.set_result(answer)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 self.close(f"the process of verifiers said what is no answer ({type(error).__name__})")
         if not self.lost:
             outcome = self._child.outcome()

@@ -83,7 +83,9 @@ class Rollouts:
         await self.env.rubric.score_rollout(state)
         if faults:
             raise RuntimeError(faults[0])
-        return {"reward": state["reward"], "metrics": state.get("metrics") or {}}
+        reward = state["reward"]  # perhaps one that numpy or a tensor holds
+        reward = float(reward) if hasattr(reward, "__float__") else reward
+        return {"reward": reward, "metrics": named(state.get("metrics"))}
 
     def _client(self, episode: Episode) -> Any:
         """A client of the package's own kind whose model is the team."""
@@ -140,7 +142,7 @@ class Tasks:
         rewards = {name: reward for name, reward in trace.rewards.items() if reward is not None}
         if not rewards:
             raise RuntimeError("nothing of it could be scored without a machine of its own (a runtime)")
-        return {"reward": sum(reward.value for reward in rewards.values()), "metrics": dict(trace.metrics)}
+        return {"reward": sum(float(reward.value) for reward in rewards.values()), "metrics": named(trace.metrics)}
 
     def _add(self, trace: Any, message: Any, sampled: bool = False) -> None:
         parent = len(trace.nodes) - 1 if trace.nodes else None
@@ -149,6 +151,11 @@ class Tasks:
 
 def _never(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("the team is asked in words")
+
+
+def named(metrics: Any) -> dict[str, Any]:
+    """Metrics by texts, whatever their names are."""
+    return {str(name): value for name, value in (metrics or {}).items()}
 
 
 def plain(prompt: Any) -> list[dict[str, Any]]:
@@ -212,10 +219,10 @@ class Bridge:
     async def _answered(self, asked: dict[str, Any]) -> None:
         do: Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]] = getattr(self, f"_{asked['do']}")
         try:
-            answer = await do(asked)
+            line = json.dumps({"id": asked["id"], **await do(asked)}, default=str)
         except Exception as error:  # noqa: BLE001  of somebody's environment: it is told
-            answer = {"error": described(error)}
-        self.writer.write(json.dumps({"id": asked["id"], **answer}, default=str).encode() + b"\n")
+            line = json.dumps({"id": asked["id"], "error": described(error)})
+        self.writer.write(line.encode() + b"\n")
 
     async def _open(self, asked: dict[str, Any]) -> dict[str, Any]:
         verifiers = importlib.import_module("verifiers")

@@ -7,6 +7,8 @@ import ast
 from typing import Any
 
 from marft.envs.tool_use.loading.files import field, lines_of, table
+from marft.faults import described
+from marft.texts import cut
 from marft.types import Task
 
 
@@ -25,6 +27,8 @@ def bfcl_tasks(path: str, answers: str) -> list[Task]:
         if name not in known:
             raise ValueError(f"environment.data: {where}: {answers} has no {name!r}; give the file that belongs to it")
         place, turns = known[name]
+        if not all(isinstance(turn, list) and all(isinstance(text, str) for text in turn) for turn in turns):
+            raise ValueError(f"environment.data.answers: {place}: each turn of 'ground_truth' must be a list of texts")
         calls = [call_of(text, place) for turn in turns for text in turn]
         messages = _messages(field(row, "question", list, where), where)
         initial = field(row, "initial_config", dict, where)
@@ -48,8 +52,10 @@ def call_of(text: str, where: str) -> list[Any]:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         named = {word.arg: ast.literal_eval(word.value) for word in node.keywords if word.arg}
         placed = {f"*{index}": ast.literal_eval(one) for index, one in enumerate(node.args)}
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"environment.data.answers: {where}: {text!r} is no call of a tool: {error}") from error
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"environment.data.answers: {where}: {cut(repr(text), 100)} is no call of a tool: {described(error)}"
+        ) from error
     return [name, {**placed, **named}]
 
 

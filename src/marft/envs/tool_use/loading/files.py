@@ -28,7 +28,7 @@ def text_of(path: str) -> str:
         ValueError: it cannot be read.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"environment.data: {path} cannot be read ({error}); give the path of the file") from error
 
@@ -61,7 +61,7 @@ def lines_of(path: str) -> list[tuple[str, dict[str, Any]]]:
         ValueError: a line is none.
     """
     found = []
-    for number, line in enumerate(text_of(path).splitlines(), 1):
+    for number, line in enumerate(text_of(path).split("\n"), 1):
         if line.strip():
             where = f"{path}, line {number}"
             found.append((where, table(parsed(line, where), where)))
@@ -91,6 +91,45 @@ def field(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], wher
         shown = cut(repr(value), 100) if name in row else "missing"
         raise ValueError(f"environment.data: {where}: {name!r} is {shown}, and must be of type {names}")
     return value
+
+
+def listed(row: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    """The list that a table holds under a name; an empty one where nothing is there.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return [] if row.get(name) is None else list(field(row, name, list, where))
+
+
+def texts(row: Mapping[str, Any], name: str, where: str) -> list[str]:
+    """The same of texts, and of numbers in their words.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = listed(row, name, where)
+    other = next((one for one in found if isinstance(one, bool) or not isinstance(one, str | int | float)), None)
+    if other is not None:
+        raise ValueError(f"environment.data: {where}: {name!r} holds {cut(repr(other), 100)}, and must hold texts")
+    return [str(one) for one in found]
+
+
+def check_records(tables: Mapping[str, Mapping[str, Any]], names: Sequence[str], world: str, where: str) -> None:
+    """See that the tables of a world are there, and hold records.
+
+    Raises:
+        ValueError: one is not, or holds something else.
+    """
+    missing = [name for name in names if name not in tables]
+    if missing:
+        raise ValueError(
+            f"environment.data.database: {where} has no table of {' and '.join(missing)}, which the world "
+            f"{world!r} needs; give the database of that domain, or name the other world"
+        )
+    for name in names:
+        for key, record in tables[name].items():
+            table(record, f"{where}, {name}, {key!r}")
 
 
 def tables_in(value: object, names: Sequence[str], where: str) -> dict[str, dict[str, Any]]:

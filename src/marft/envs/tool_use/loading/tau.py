@@ -7,7 +7,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from marft.envs.tool_use.loading.files import field, json_of, lines_of, table, text_of
+from marft.envs.tool_use.loading.files import field, json_of, lines_of, table, text_of, texts
+from marft.faults import described
 from marft.types import Task
 
 TABLES = ("users", "orders", "products", "flights", "reservations")
@@ -41,28 +42,33 @@ def tau_tasks(path: str) -> list[Task]:
         rows = lines_of(path)
     else:
         found = json_of(path)
+        if not isinstance(found, list):
+            raise ValueError(f"environment.data.tasks: {path} must be a list of tasks")
         rows = [(f"{path}, task {number}", table(row, path)) for number, row in enumerate(found)]
     return [_task(row, where, f"{Path(path).stem}/{number}") for number, (where, row) in enumerate(rows)]
 
 
 def _task(row: dict[str, Any], where: str, name: str) -> Task:
     words = field(row, "instruction", str, where)
+    if not words.strip():
+        raise ValueError(f"environment.data.tasks: {where}: 'instruction' is empty; fill it in, or leave the task out")
     calls = []
     for number, action in enumerate(field(row, "actions", list, where)):
         place = f"{where}, action {number}"
         made = table(action, place)
         if made.get("name") != "respond":
             calls.append([field(made, "name", str, place), field(made, "kwargs", dict, place)])
-    outputs = [str(output) for output in row.get("outputs") or []]
-    return Task(name, words, {"instruction": words, "calls": calls, "outputs": outputs})
+    data = {"instruction": words, "calls": calls, "outputs": texts(row, "outputs", where)}
+    return Task(name, words, data)
 
 
 def _in_python(path: str) -> list[tuple[str, dict[str, Any]]]:
     """The arguments of all ``Task(…)`` calls of a file."""
     try:
         tree = ast.parse(text_of(path))
-    except SyntaxError as error:
-        raise ValueError(f"environment.data.tasks: {path} is no Python: {error}") from error
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else "it is nested too deep"
+        raise ValueError(f"environment.data.tasks: {path} is no Python: {why}") from error
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is(node, "Task")]
     if not found:
         raise ValueError(f"environment.data.tasks: {path} has no Task(…); give tasks_test.py of a domain, or JSON")
@@ -76,8 +82,8 @@ def _is(node: ast.Call, name: str) -> bool:
 def _arguments(node: ast.Call, path: str) -> dict[str, Any]:
     try:
         return {word.arg: _value(word.value) for word in node.keywords if word.arg}
-    except ValueError as error:
-        raise ValueError(f"environment.data.tasks: {path}, line {node.lineno}: {error}") from error
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"environment.data.tasks: {path}, line {node.lineno}: {described(error)}") from error
 
 
 def _value(node: ast.expr) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marft.envs.tool_use.loading.files import field, json_of, table, tables_in
+from marft.envs.tool_use.loading.files import field, json_of, listed, table, tables_in, texts
 from marft.types import Task
 
 PARTS = {  # of a user's scenario, in the order in which they are told
@@ -45,7 +45,7 @@ def _task(row: dict[str, Any], where: str) -> Task:
     scenario = field(row, "user_scenario", dict, where)
     criteria = field(row, "evaluation_criteria", dict, where)
     calls = []
-    for number, action in enumerate(criteria.get("actions") or []):
+    for number, action in enumerate(listed(criteria, "actions", where)):
         place = f"{where}, action {number}"
         made = table(action, place)
         if made.get("requestor", "assistant") != "assistant":
@@ -60,8 +60,9 @@ def _task(row: dict[str, Any], where: str) -> Task:
             "write that state into a database of its own, and leave the key out"
         )
     words = _instruction(scenario, where)
-    outputs = [str(output) for output in criteria.get("communicate_info") or []]
-    judged = [str(one) for one in criteria.get("nl_assertions") or []]
+    if not words.strip():
+        raise ValueError(f"environment.data.tasks: {where} tells the user nothing; fill it in, or leave the task out")
+    outputs, judged = texts(criteria, "communicate_info", where), texts(criteria, "nl_assertions", where)
     return Task(
         f"tau2/{name}", words, {"instruction": words, "calls": calls, "outputs": outputs, "not_checked": judged}
     )

@@ -1,0 +1,85 @@
+"""Keys of worlds at their bounds: tasks are drawn in time, or it is said why there are none."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from marft.envs.code.environment import Code
+from marft.envs.gyms.acts import Acts, acts_of
+from marft.envs.gyms.worded import worded
+from marft.envs.instructions.environment import Instructions
+from marft.envs.relay.environment import Relay
+from marft.envs.rooms.environment import Rooms
+from marft.envs.tool_use.tables import Tables
+
+SECONDS = 20.0  # that any of these takes at most, on a busy machine; some had no end
+
+
+def test_a_world_without_more_tasks_says_so_in_time() -> None:
+    began = time.perf_counter()
+    world = Rooms(rooms=2, narrow=0.0, others=0)
+    assert {split: len(world.tasks(split)) for split in ("train", "validation", "test")} == {  # type: ignore[arg-type]
+        "train": 2, "validation": 0, "test": 0,
+    }  # fmt: skip
+    assert time.perf_counter() - began < SECONDS
+
+
+def test_a_hundred_tests_of_numbers_have_a_hundred_numbers() -> None:
+    world = Code(kinds=("number",), tests=100, train_tasks=1, held_out_tasks=1)
+    cases = world.start(world.tasks("train")[0], 0).bench.problem.cases
+    assert len({case.given.arguments[0] for case in cases}) == len(cases) >= 100  # type: ignore[union-attr]
+
+
+def test_instructions_that_contradict_each_other_are_named() -> None:
+    kinds = ("change_case:english_lowercase", "detectable_format:multiple_sections")
+    with pytest.raises(ValueError, match=r"nobody can follow 2 of the kinds .*lowercase.* or for longer texts"):
+        Instructions(kinds=kinds, least=2).draw(Random(0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"alphabet": ("a", "A"), "words": 0}, "differ in more than case"),
+        ({"alphabet": ("a b", "c"), "words": 0}, "single words"),
+        ({"alphabet": ("?", "c"), "words": 0}, r"and not \?"),
+        ({"characters": 4}, "it may take 5 to tell what has to be told, and 4 come through"),
+        ({"path": "line", "speakers": ("a", "b"), "size": 2, "words": 0, "characters": 17}, "may take 18 to tell"),
+    ],
+)
+def test_a_channel_that_what_is_needed_never_comes_through_is_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Relay(**keys)
+
+
+def test_an_amount_with_more_digits_than_are_written_is_another_value() -> None:
+    tables = Tables({"users": {"ann": {"paid": 0}}})
+    for paid in (10**5000, -(10**5000), 1e300):
+        tables.edit("users", "ann")["paid"] = paid
+        assert tables.changes()["users/ann/paid"].startswith(('"0x', '"-0x', "1000000"))
+
+
+class MultiBinary:
+    """A space with as many actions as no number is written with."""
+
+    shape = (20_000,)
+
+
+def test_actions_beyond_counting_are_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="it has countless actions, and at most 256 are enumerated"):
+        acts_of(MultiBinary())
+
+
+@pytest.mark.parametrize("mask", [5, [[1, 1], [1]], "ab", {}])
+def test_a_mask_that_is_none_is_told(mask: object) -> None:
+    with pytest.raises(ValueError, match="does not fit an action space of 2"):
+        Acts({"a": 0, "b": 1}, {"a": (0,), "b": (1,)}).allowed(mask)
+
+
+def test_nothing_is_told_with_a_sign() -> None:
+    assert worded(np.array([-0.0, 0.0, -1.0])) == "0, 0, -1"
