@@ -119,7 +119,7 @@ class TestTheScript:
     def test_a_team_of_the_recipe_tells_more_the_better_it_plays(self) -> None:
         run = load_recipe("relay", changes={"models.base.path": "tiny-tools"})
         told, solved = [], []
-        for skill in (0.0, 0.65, 1.0):
+        for skill in (0.0, 0.85, 1.0):
             with ScriptedTeam(run, run.environment.script(skill)) as team:
                 episodes = list(team.play(run.environment.tasks("validation")[: 400 if NIGHT else 100]))  # type: ignore[attr-defined]
             metrics = episode_metrics(episodes, ("north", "south"), lambda _: 0)

@@ -112,7 +112,8 @@ def wire_copying(model: Qwen2ForCausalLM, seed: int) -> None:
 
     def directions(count: int) -> torch.Tensor:
         """Orthogonal directions of the hidden state, [count, H]."""
-        return torch.linalg.qr(torch.randn(config.hidden_size, count, generator=random))[0].T
+        basis: torch.Tensor = torch.linalg.qr(torch.randn(config.hidden_size, count, generator=random))[0]
+        return basis.T
 
     back, heads = (2, 5, 1, 3), [slice(head * HEAD, (head + 1) * HEAD) for head in range(4)]
     frequencies = 10_000.0 ** (-torch.arange(HEAD // 2) / (HEAD // 2))

@@ -152,7 +152,7 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     skill = arguments.skill or SKILL.get(arguments.world, USUAL_SKILL)
     clean, mixed = (recorded(arguments.world, skill, arguments.episodes) for skill in (1.0, skill))
     said = [*clean, *mixed]
-    known = AutoTokenizer.from_pretrained(MODELS / "tiny_tools")
+    known: Any = AutoTokenizer.from_pretrained(MODELS / "tiny_tools")
     texts = [rendered(known, one, None) for one in said]
     tokenizer = train_tokenizer(texts, known.chat_template, arguments.vocabulary, spaces_apart=True)
     rows = [encode(tokenizer, one) for one in said]
