@@ -14,7 +14,10 @@ from marft.envs.grids import maps, moves, search
 from marft.envs.grids.maps import canonical, variants
 from marft.envs.grids.moves import WAYS, moves_in, step
 from marft.envs.grids.search import distances, first_ways
+from marft.envs.grids.slips import works
 from marft.envs.plan_path import rules
+from marft.envs.scripts import Cue
+from marft.types import Task
 from tests.grids import FEW, relaxed
 
 WAY = st.sampled_from(sorted(WAYS))
@@ -31,12 +34,13 @@ def test_examples_are_true(module: object) -> None:
 
 
 @FEW
-@given(st.lists(WAY, min_size=1, max_size=9), st.sampled_from(["words", "letters", "json", "run", "boxed", "answer"]))
+@given(st.lists(WAY, min_size=1, max_size=9), st.sampled_from(["words", "letters", "small", "json", "run", "boxed", "answer"]))
 def test_moves_are_read_however_they_are_written(ways: list[str], form: str) -> None:
     letters = [way[0].upper() for way in ways]
     text = {
         "words": ", ".join(ways),
         "letters": " ".join(letters),
+        "small": ", ".join(letters).lower(),
         "json": f"I look left and right first.\n#### {letters}".replace("'", '"'),
         "run": "".join(letters),
         "boxed": f"Not up. \\boxed{{{' '.join(ways)}}}",
@@ -48,6 +52,13 @@ def test_moves_are_read_however_they_are_written(ways: list[str], form: str) -> 
 @pytest.mark.parametrize("text", ["", "left 3, up 5", "I would go left", "At 2,3.", "leftright", "####", "[]", "0"])
 def test_what_is_no_list_of_moves_alone_is_none(text: str) -> None:
     assert moves_in(text) is None
+
+
+@pytest.mark.parametrize(("tempted", "share"), [(True, 0.25), (False, 0.5**0.5)])
+def test_a_script_slips_more_often_where_it_is_tempted_to(tempted: bool, share: float) -> None:
+    random = Random(0)
+    well = [works(Cue(Task("t", "", {}), "plan", 0, (), random), 0.5, tempted) for _ in range(4000)]
+    assert sum(well) / 4000 == pytest.approx(share, abs=0.03)
 
 
 def test_a_text_without_end_is_read_in_part() -> None:

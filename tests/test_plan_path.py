@@ -90,6 +90,31 @@ def test_illegal_moves_and_what_is_no_move_are_told_and_cost_a_step() -> None:
     assert [step.success for step in steps] == [False] * 5
 
 
+def test_a_shortest_way_is_one_without_a_single_move_more_and_whoever_arrives_last_has_not_failed() -> None:
+    rows, shortest = ("S.G", "###", "..."), 1.0 + 1.5
+    [*_, last] = play(of_map(world(moves="one", reward="published", steps=2), rows), ["right", "right"])
+    assert (last.success, last.terminated) == (True, True)
+    assert last.reward == pytest.approx(-0.01 + shortest)
+    [*_, last] = play(of_map(world(moves="one", reward="published"), rows), ["up", "right", "right"])
+    assert last.reward == pytest.approx(-0.01 + shortest - 0.5)
+
+
+@pytest.mark.parametrize(("keys", "most"), [({"moves": "one"}, 8), ({"moves": "list"}, 5), ({"steps": 3}, 3)])
+def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, object], most: int) -> None:
+    environment = world(**keys, farthest=4)
+    steps = play(of_map(environment), ["up"] * 20)
+    assert len(steps) == environment.most_steps == most
+    assert [step.terminated for step in steps] == [False] * (most - 1) + [True]
+
+
+def test_what_went_wrong_is_told_once_and_in_short() -> None:
+    [step] = play(of_map(world()), ["up, up, left, up"])
+    assert step.observation.text.startswith("up is blocked. left is blocked.\nAt 1,1.")
+    assert step.info["measures"] == {"illegal_moves": 4.0}
+    [step] = play(of_map(world()), ["I say\nso " + "x" * 99])
+    assert step.observation.text.startswith(f"No move: say a list of moves, not 'I say so {'x' * 31}…'.\n")
+
+
 def test_one_move_a_step_is_one_and_a_list_goes_on_from_where_it_came_to() -> None:
     assert "say one move" in play(of_map(world(moves="one")), ["down, down"])[0].observation.text
     steps = play(of_map(world(moves="list")), ["left, down, U, R, D", "down, down, right, right, up, up"])
@@ -115,6 +140,8 @@ def test_who_is_shown_what() -> None:
     shown = first_shown(of_map(environment))
     assert shown.seen_by("plan") == "At 1,1. Open: down, right."
     assert shown.seen_by("tool") == "At 1,1. Open: down, right.\n\nGoal 3,3.\nAway 4: 2,1 is nearer; 1,2 is farther."
+    apart = first_shown(of_map(world(moves="one", view="near", map_for=["chart"], distances_for=["tool"], size=3)))
+    assert apart.views == {"chart": "Goal 3,3.", "tool": "Away 4: 2,1 is nearer; 1,2 is farther."}
     both = first_shown(of_map(world(view="both", size=3)))
     assert both.text == "At 1,1. Open: down, right.\nS.#\n.#.\n..G\nGoal 3,3.\nWalls: 1,3; 2,2."
     assert not both.views
@@ -145,7 +172,7 @@ def test_roles_that_nobody_has_and_mazes_that_are_none_are_refused_with_the_reme
         world(size=3, nearest=9).tasks("train")
 
 
-@pytest.mark.parametrize("keys", [{"size": 4}, {"size": 5, "nearest": 3, "farthest": 8}, {"walls": 0.45, "size": 6}])
+@pytest.mark.parametrize("keys", [{"size": 4}, {"size": 5, "nearest": 4, "farthest": 4}, {"walls": 0.45, "size": 6}])
 def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on(keys: dict[str, int]) -> None:
     environment = world(**keys, train_tasks=80, held_out_tasks=20)
     parts = [environment.tasks(split) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
@@ -158,7 +185,14 @@ def test_mazes_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
         start = next((r, row.index("S")) for r, row in enumerate(task.data["map"]) if "S" in row)
         assert task.data["fewest_moves"] == relaxed(task.data["map"], goal)[start]
         assert keys.get("nearest", 1) <= task.data["fewest_moves"] <= keys.get("farthest", 99)
+        assert task.prompt == first_shown(environment.start(task, 0)).text
     assert tasks_of(environment, "train")
+
+
+@pytest.mark.parametrize("walls", [0.0, 0.2, 0.4])
+def test_so_many_cells_are_walls(walls: float) -> None:
+    cells = "".join("".join(task.data["map"]) for task in world(size=12, walls=walls, train_tasks=60).tasks("train"))
+    assert cells.count("#") / len(cells) == pytest.approx(walls, abs=0.04)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -148,6 +149,22 @@ class TestNobodyCanAnswerAlone:
         for counts in answers.values():
             assert max(counts.values()) / counts.total() < relay.guessing + 0.06
 
+    @pytest.mark.parametrize("keys", [{"answer": "lookup", "values": 2}, {"answer": "sum", "values": 3}])
+    def test_a_task_is_its_parts_in_whatever_order_a_table_is_shown(self, keys: dict[str, Any]) -> None:
+        drawn = [made(**keys).draw(Random(n)) for n in range(3000)]
+        truths = [(str(one.data["parts"]), str(sorted(one.data["own"].split(", ")))) for one in drawn]
+        both = {(one.content, truth) for one, truth in zip(drawn, truths, strict=True)}
+        assert len(both) == len(set(truths)) == len({one.content for one in drawn})
+
+    def test_each_value_is_as_likely_and_the_rate_of_guessing_follows(self) -> None:
+        drawn = [made(answer="sum", values=4).draw(Random(n)).data for n in range(4000)]
+        for part in ([data["own"] for data in drawn], [data["parts"]["north"][0] for data in drawn]):
+            assert {value: count / 4000 for value, count in Counter(part).items()} == {
+                str(value): pytest.approx(0.25, abs=0.03) for value in range(4)
+            }
+        assert made(answer="sum", values=4, size=2).guessing == 1 / 16
+        assert made(speakers=["a", "b"], values=3, size=2).guessing == pytest.approx(1 / 81)
+
     def test_one_that_is_alone_hears_nothing_and_answers_at_once(self) -> None:
         relay = made(alone=True, answerer="solver")
         plays = played(relay, 1.0)
@@ -195,6 +212,51 @@ class TestWhatComesThrough:
         assert decode(coded * copies, known, alphabet) == said
 
 
+    def test_words_that_just_fit_come_through_whole(self) -> None:
+        assert passed("ab cd e", Random(0), 0, 4, (), 0.0, "erase", ()) == "ab cd"
+
+    @pytest.mark.parametrize(("alphabet", "others"), [([], KEYS[0][:6]), (["lo", "hi"], ("lo", "hi"))])
+    def test_a_word_that_is_replaced_becomes_any_that_may_be_said(
+        self, alphabet: list[str], others: tuple[str, ...]
+    ) -> None:
+        relay = made(noise=1.0, hit="replace", words=0, characters=10_000, alphabet=alphabet)
+        shown = step_by_step(relay, {"north": "hi " * 100}, {"south": "x"})[0].observation.views["south"]
+        assert set(shown.rpartition(": ")[2].split()) == set(others)
+
+
+class TestWhoHearsWhom:
+    def test_along_a_line_each_hears_the_one_before_alone(self) -> None:
+        relay = made(answer="sum", speakers=["a", "b", "c"], path="line", values=100)
+        steps = step_by_step(relay, {"a": "one"}, {"b": "two"}, {"c": "three"}, {"south": "x"})
+        assert [set(step.observation.views) for step in steps[:3]] == [{"b"}, {"c"}, {"south"}]
+        assert [step.observation.turn for step in steps[:3]] == [("b",), ("c",), ("south",)]
+        heard = [view for step in steps[:3] for view in step.observation.views.values()]
+        assert [view.splitlines()[1:] for view in heard] == [["From a: one"], ["From b: two"], ["From c: three"]]
+
+    def test_what_is_hidden_is_the_part_of_whoever_spoke_and_words_are_counted_over_the_episode(self) -> None:
+        relay = made(answer="sum", speakers=["a", "b"], path="line", values=100)
+        task = relay.tasks("train")[0]
+        session = relay.start(task, 0)
+        steps = [asyncio.run(session.step(answered(relay, "one", role))) for role in ("a", "b", "south")]
+        hidden = [step.info.get("hidden") for step in steps]
+        assert steps[-1].info["measures"] == {"words_said": 2.0, "words_passed": 2.0, "guessing_rate": 0.01}
+        assert hidden == [{"a": task.data["parts"]["a"][0]}, {"b": task.data["parts"]["b"][0]}, None]
+
+    def test_in_a_star_all_speak_at_once_and_the_answerer_hears_them(self) -> None:
+        relay = made(speakers=["north", "east"], values=3)
+        assert relay.tasks("train")[0].data["fewest_steps"] == 2
+        first, _ = step_by_step(relay, {"north": "one", "east": "two"}, {"south": "x"})
+        own = relay.tasks("train")[0].data["own"]
+        assert first.observation.views == {"south": f"Part: {own}\nFrom north: one\nFrom east: two"}
+
+    def test_thoughts_are_neither_heard_nor_paid_for(self) -> None:
+        relay = made(price=0.1)
+        thinking = replace(make_action("north", text="well, red it is: red"), thought=len("well, red it is: "))
+        step = asyncio.run(relay.start(relay.tasks("train")[0], 0).step(JointAction(None, (thinking,))))
+        assert step.observation.views["south"].endswith("\nFrom north: red")
+        assert step.reward == pytest.approx(-0.1)
+
+
 class TestRewards:
     def test_words_cost_the_team(self) -> None:
         relay = made(price=0.1)
@@ -237,6 +299,10 @@ class TestRewards:
         relay = made(speakers=["north", "east"], values=3, price=1.0, paid_by="sender")
         first, *_ = step_by_step(relay, {"north": "one", "east": "two"}, {"south": "x"})
         assert first.agent_rewards == {"north": -0.5, "east": 0.0}
+        line = made(answer="sum", speakers=["a", "b", "c"], path="line", price=0.1)
+        said = [{"a": "one " * 3}, {"b": "two " * 3}, {"c": "three"}]
+        rewards = [step.reward for step in step_by_step(line, *said, {"south": "x"})]
+        assert rewards == pytest.approx([-0.3, -0.2, 0.0, 0.0])
 
     def test_the_answer_may_be_said_in_a_sentence(self) -> None:
         relay = made()
@@ -261,6 +327,12 @@ class TestWhatIsRefused:
     def test_what_nobody_could_play(self, keys: dict[str, Any], said: str) -> None:
         with pytest.raises(ValueError, match=said):
             made(**keys)
+
+    def test_and_nothing_that_can_be_played(self) -> None:
+        assert made(speakers=["a", "b", "c"], values=4).guessing == 1 / 64
+        assert made(speakers=["a", "b"], values=3, path="line", words=2).needed == 2
+        assert made(speakers=["a", "b"], answer="sum", path="line", words=1).needed == 1
+        assert not list(made(alone=True).problems(["south"]))
 
     def test_a_team_that_lacks_a_role_or_has_one_too_many(self) -> None:
         assert "'north' holds a part" in " ".join(made().problems(["south", "west"]))

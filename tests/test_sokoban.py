@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -21,7 +21,7 @@ from marft.envs.sokoban.rules import Yard, drawn
 from marft.envs.sokoban.solving import best_ways, known_of, pushes
 from marft.game.environment import Session
 from marft.types import Task
-from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, with_changes
+from tests.grids import FEW, STEPS, by_script, first_shown, play, pushed, solved_in, spoken, with_changes
 from tests.nights import NIGHT
 
 WAYS = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=14)
@@ -77,7 +77,7 @@ def test_fewest_moves_are_those_that_trying_all_finds(boxes: int) -> None:
             assert known.moves(yard.player, yard.boxes) == solved_in(list(drawn(yard)))
 
 
-@FEW
+@settings(FEW, suppress_health_check=[HealthCheck.filter_too_much])
 @given(SEEDS, st.integers(1, 3), WAYS)
 def test_what_is_called_lost_can_not_be_solved(seed: int, boxes: int, ways: list[str]) -> None:
     yard = yard_of(seed, boxes, size=5)
@@ -188,7 +188,26 @@ def test_who_is_shown_what() -> None:
     assert shown.seen_by("plan") == "At 3,2. Box 3,3. Open: up, down, right."
     assert shown.views == {"tool": "Goal 3,5.\nPushes: here, then right is 2."}
     grid = first_shown(of(world(boxes=2), LEVEL)).text
-    assert grid == "At 4,3. Boxes 3,3. Open: up, down, left, right.\n" + "\n".join(LEVEL) + "\nGoals 3,4; 5,5."
+    near, rows = "At 4,3. Boxes 3,3. Open: up, down, left, right.", "\n".join(LEVEL)
+    assert grid == f"{near}\n{rows}\nGoals 3,4; 5,5."
+    small = ("####", "#@$.", "####")
+    for view, charted in {"both": "\n".join(small) + "\nGoal 2,4.", "list": "Goal 2,4.", "near": "Goal 2,4."}.items():
+        walls = "" if view == "near" else "\nWalls: 1,1; 1,2; 1,3; 1,4; 2,1; 3,1; 3,2; 3,3; 3,4."
+        shown = first_shown(of(world(view=view), small))
+        assert (shown.text, shown.views) == (f"At 2,2. Box 2,3. Open: right.\n{charted}{walls}", {})
+
+
+@pytest.mark.parametrize(("keys", "most"), [({"moves": "one"}, 12), ({"moves": "list"}, 5), ({"steps": 3}, 3)])
+def test_an_episode_has_so_many_steps_and_no_more(keys: dict[str, Any], most: int) -> None:
+    environment = world(**keys, farthest=6)
+    steps = play(of(environment), ["left" if number % 2 else "right" for number in range(20)])
+    assert len(steps) == environment.most_steps == most
+
+
+def test_what_others_say_is_paid_to_them_alone_where_that_is_wished_for() -> None:
+    rows = ("######", "#@$. #", "######")
+    [step] = play(of(world(moves="one", steps=1, local_reward=2.0), rows), [spoken("left", tool="right", critic="hm")])
+    assert (step.reward, step.agent_rewards) == (0.0, {"tool": 2.0, "critic": 0.0})
 
 
 @pytest.mark.parametrize(
@@ -203,6 +222,7 @@ def test_who_is_shown_what() -> None:
 def test_what_cannot_be_is_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Sokoban.model_validate(keys)
+    assert Sokoban(pushes_for=("tool",), size=8).told == ("tool",)
 
 
 def test_roles_that_nobody_has_and_rooms_that_are_none_are_refused_with_the_remedy() -> None:
@@ -235,6 +255,7 @@ def test_rooms_are_as_hard_as_wished_and_no_side_of_a_held_out_one_is_trained_on
         assert len(yard.boxes) == len(yard.room.goals) == keys.get("boxes", 1)
         assert not yard.boxes & yard.room.goals
         assert not yard.lost
+        assert task.prompt == first_shown(environment.start(task, 0)).text
         assert keys.get("nearest", 3) <= task.data["fewest_moves"] <= keys.get("farthest", 99)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from random import Random
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from marft.envs.scripts import Cue
 from marft.envs.sudoku import answers, rules
 from marft.envs.sudoku.answers import answer_in
 from marft.envs.sudoku.environment import Sudoku
-from marft.envs.sudoku.rules import BOXES, Board, peers, to_grid, wrong_with
+from marft.envs.sudoku.rules import Board, peers, to_grid, wrong_with
+from marft.envs.sudoku.script import SudokuScript
 from marft.envs.sudoku.solving import by_singles, canonical, puzzle, solutions, unique
 from marft.game.environment import Session
 from marft.types import Task
@@ -59,9 +62,8 @@ def test_solutions_are_those_that_trying_everything_finds(seed: int, blanks: int
         assert len(every) == 1
 
 
-@pytest.mark.parametrize("size", [4, 6, 9])
-def test_solutions_keep_the_rules_and_what_is_left_out_has_them_back(size: int) -> None:
-    rows, columns = BOXES[size]
+@pytest.mark.parametrize(("size", "rows", "columns"), [(4, 2, 2), (6, 2, 3), (9, 3, 3)])
+def test_solutions_keep_the_rules_and_what_is_left_out_has_them_back(size: int, rows: int, columns: int) -> None:
     for seed in range(3):
         found = puzzle(size, size, singles=True, random=Random(seed))
         assert found
@@ -89,6 +91,16 @@ def test_where_singles_get_stuck_a_value_has_to_be_guessed(seed: int) -> None:
             cell = next(cell for cell in board.blanks if len(board.fits(cell)) == 1)
             board = board.filled(cell, board.fits(cell)[0])
         assert by_singles(found[0]) == (not board.blanks)
+
+
+def test_a_puzzle_takes_a_guess_only_where_it_may() -> None:
+    guessed = {
+        singles: [not by_singles(found[0]) for seed in range(12) if (found := puzzle(6, 26, singles, Random(seed)))]
+        for singles in (True, False)
+    }
+    assert guessed[True]
+    assert not any(guessed[True])
+    assert any(guessed[False])
 
 
 @FEW
@@ -122,6 +134,7 @@ def test_what_is_no_symmetry_makes_another_puzzle() -> None:
         ("1,1 = 3", "1,1 cannot be 3: 1,3 is.", 1),
         ("(1, 2, 2)", "1,2 is 2 already.", 1),
         ("1,1 = 5", "1,1 cannot be 5: values are 1 to 4.", 1),
+        ("1,1 = 0", "1,1 cannot be 0: values are 1 to 4.", 1),
         ("5 1 1", "There is no cell 5,1.", 1),
         ("0,1 = 1", "There is no cell 0,1.", 1),
         ("1,1 can be 1", "Nothing filled: say one fill such as 1,2 = 3.", 1),
@@ -148,6 +161,7 @@ def test_what_is_wrong_with_a_fill_is_told(says: str | None, told: str, refused:
         ("[[1,2,3,4],[3,4,1,2],[2,1,4,1],[4,3,2,1]]", "3,2 and 3,4 are both 1.", 0.75),
         ("[[4,2,3,1],[3,4,1,2],[2,1,4,3],[1,3,2,4]]", "1,4 is given as 4, not 1.", 0.75),
         ("[[1,2,3,4],[3,4,9,2],[2,1,4,3],[4,3,2,1]]", "2,3 cannot be 9: values are 1 to 4.", 0.75),
+        ("[[1,2,3,4],[3,4,0,2],[2,1,4,3],[4,3,2,1]]", "2,3 cannot be 0: values are 1 to 4.", 0.75),
         ("1,1 = 1; 2,3 = 1", "", 0.5),
         ("1,1 = 1; 2,3 = 3; 3,4 = 3", "2,3 cannot be 3: 1,3 is.", 0.25),
     ],
@@ -170,6 +184,20 @@ def test_rewards_of_cells_add_up_to_the_best_share_and_a_wrong_grid_leaves_the_b
     assert steps[-1].success
 
 
+@pytest.mark.parametrize(
+    ("keys", "most", "of_two"), [({"fills": "one"}, 5, 3), ({"fills": "any"}, 5, 5), ({"steps": 2}, 2, 2)]
+)
+def test_an_episode_has_so_many_steps_and_each_refused_answer_counts(
+    keys: dict[str, Any], most: int, of_two: int
+) -> None:
+    environment = world(blanks=3, least_blanks=2, **keys)
+    steps = play(of(environment, (SOLUTION[0], *GIVENS[1:])), ["2,3 = 3"] * 20)
+    assert len(steps) == environment.most_steps == most
+    assert [step.terminated for step in steps] == [False] * (most - 1) + [True]
+    assert [step.info["measures"]["refused"] for step in steps] == list(range(1, most + 1))
+    assert len(play(of(environment, (*SOLUTION[:2], *GIVENS[2:])), ["3,4 = 1"] * 20)) == of_two
+
+
 def test_a_puzzle_that_cannot_be_finished_ends_where_a_blank_shows_it() -> None:
     givens = ((0, 0, 3, 4), (3, 4, 1, 2), (0, 1, 4, 3), (4, 3, 2, 1))
     [step] = play(of(world(fills="one"), givens), ["1,1 = 2"])  # 1,2 may not be 1 any more
@@ -185,7 +213,9 @@ def test_who_is_shown_what() -> None:
     assert shown.seen_by("plan") == "Blank: 1,1; 2,3; 3,4; 4,2."
     around = "1,1 sees 2 3 4; 2,3 sees 2 3 4; 3,4 sees 1 2 4; 4,2 sees 1 2 4."
     assert shown.seen_by("tool") == f"Blank: 1,1; 2,3; 3,4; 4,2.\n\n{around}"
-    assert first_shown(of(world())).text == ". 2 3 4\n3 4 . 2\n2 1 4 .\n4 . 2 1"
+    grid = ". 2 3 4\n3 4 . 2\n2 1 4 .\n4 . 2 1"
+    assert first_shown(of(world())).text == grid
+    assert first_shown(of(world(view="both"))).text == f"{grid}\nBlank: 1,1; 2,3; 3,4; 4,2."
 
 
 @pytest.mark.parametrize(
@@ -212,6 +242,8 @@ def test_puzzles_are_as_wished_and_no_form_of_a_held_out_one_is_trained_on() -> 
     assert sum(map(len, forms)) == len(set.union(*forms)) == 220
     assert {task.data["blanks"] for task in parts[0]} == {5, 6, 7}
     assert all(by_singles(Board(to_grid(task.data["puzzle"]))) for task in parts[0])
+    assert all(task.prompt == first_shown(environment.start(task, 0)).text for task in parts[0])
+    assert {task.data["blanks"] for task in world(blanks=6).tasks("train")} == {6}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +265,28 @@ def test_a_script_of_skill_solves_every_puzzle_in_the_fewest_steps(name: str, ch
 def test_a_weak_script_solves_some() -> None:
     solved = [bool(episode.success) for episode in by_script(with_changes("sudoku"), tasks=10, skill=0.65)]
     assert 1 <= sum(solved) <= 9
+
+
+@pytest.mark.parametrize(
+    ("role", "shown", "share"),
+    [
+        ("tool", "Blank: 1,1.\n\n1,1 sees 1 2 3.", 0.25),  # a large value tempts it
+        ("tool", "Blank: 1,1.\n\n1,1 sees 2 3 4.", 0.5**0.5),
+        ("plan", "Blank: 4,4.\n\nMessage from tool:\n4,4 can be 1", 0.25),  # and a low row
+        ("plan", "Blank: 1,1.\n\nMessage from tool:\n1,1 can be 1", 0.5**0.5),
+    ],
+)
+def test_a_weak_script_slips_most_where_it_is_tempted(role: str, shown: str, share: float) -> None:
+    task = Task("t", "", {"solution": [list(row) for row in SOLUTION]})
+    cues = [Cue(task, role, 0, [{"content": shown}], Random(seed)) for seed in range(2000)]
+    best = SudokuScript(1.0, "one")(replace(cues[0], random=Random(0)))
+    chance = [SudokuScript(0.0, "one")(replace(cue, random=Random(seed))) for seed, cue in enumerate(cues)].count(best)
+    said = [SudokuScript(0.5, "one")(cue) for cue in cues].count(best)
+    assert said / 2000 == pytest.approx(share + (1 - share) * chance / 2000, abs=0.04)
+
+
+def test_a_text_without_end_is_read_in_part() -> None:
+    assert answer_in("1,1 = 1;" * 10**5, 4) == [((0, 0), 1)] * (answers.MOST // 8)
 
 
 @FEW
