@@ -75,9 +75,9 @@ def time_taken(layout: Layout, rules: Rules) -> int:
 
 
 def content_of(layout: Layout) -> str:
-    """What makes a kitchen the one that it is, whatever its rooms and ingredients are called: ingredients are told apart
-    by how often each is in which dish, rooms by what is in them and behind their doors, as far as it goes (Weisfeiler
-    and Leman's colours)."""
+    """What makes a kitchen the one that it is, whatever its rooms and ingredients are called: ingredients are told
+    apart by how often each is in which dish, rooms by what is in them and behind their doors, as far as it goes
+    (Weisfeiler and Leman's colours)."""
     often = {thing: tuple(order.count(thing) for order in layout.orders) for order in layout.orders for thing in order}
     kinds = sorted(set(often.values()), reverse=True)
     names = {"plate": "plate", **{thing: f"i{kinds.index(counts)}" for thing, counts in often.items()}}
