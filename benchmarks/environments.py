@@ -57,6 +57,7 @@ WORLDS: Mapping[str, World] = {
     "shop": World("shop", "reward"),
     "memory": World("memory", "reward"),
     "tool_use": World("tool_use"),
+    "instructions": World("instructions"),
 }
 ARM = Literal["team", "alone"]
 

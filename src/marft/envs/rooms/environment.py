@@ -38,6 +38,8 @@ class Rooms(Drawn):
     order: Literal["together", "one after another"] = "together"
     # write: any text is an action; choose: one of what is possible, and what is cooked is called out by itself
     actions: Literal["write", "choose"] = "write"
+    # what signs say: of each door what is behind it, or of each thing where it is
+    signs: Literal["by door", "by thing"] = "by door"
     rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 4  # of a kitchen
     orders: Annotated[int, Field(ge=1, le=6)] = 1  # dishes, all different
     size: Annotated[int, Field(ge=1, le=3)] = 1  # ingredients of a dish
@@ -81,8 +83,9 @@ class Rooms(Drawn):
     @property
     def _rules(self) -> Rules:
         return Rules(
-            self.players, self.steered_by, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus
-        )
+            self.players, self.steered_by, self.order, self.actions == "choose", self.walk, self.boil, self.time_bonus,
+            self.signs == "by thing",
+        )  # fmt: skip
 
     def draw(self, random: Random) -> Drawing:
         """A kitchen that can be run."""

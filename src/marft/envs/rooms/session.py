@@ -21,6 +21,7 @@ class Rules:
         order: whether those who are free decide at once, or the next one knows what came of the last one's act.
         offered: whether agents choose from what is possible, in place of writing.
         time_bonus: share of the reward that is for the time that is left.
+        by_thing: views say of each thing where it is, and not of each door what is behind it.
     """
 
     players: tuple[str, ...]
@@ -30,6 +31,7 @@ class Rules:
     walk: int = 1
     boil: int = 0
     time_bonus: float = 0.0
+    by_thing: bool = False
 
 
 class Shift:
@@ -127,9 +129,12 @@ class Shift:
         shown = orders(self.kitchen, self.deadline)
         leader = self.rules.steered_by
         if not leader:
-            views = {player.name: view(self.kitchen, player) for player in self._acting}
+            views = {player.name: self._view(player) for player in self._acting}
             options: Mapping[str, tuple[str, ...]] = self._seen if self.rules.offered else {}
             return Observation(shown, views, tuple(sorted(names, key=self.rules.players.index)), options)
-        whole = "\n".join(f"{player.name}: {view(self.kitchen, player)}" for player in self._acting)
+        whole = "\n".join(f"{player.name}: {self._view(player)}" for player in self._acting)
         options = {leader: self._seen[names[0]]} if self.rules.offered else {}
         return Observation(shown, {leader: whole}, (leader,), options)
+
+    def _view(self, player: Player) -> str:
+        return view(self.kitchen, player, self.rules.by_thing)

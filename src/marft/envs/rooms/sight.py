@@ -6,10 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from marft.envs.rooms.words import HERE
+
 STANDING = re.compile(r"You are in the (narrow )?(\w+) and hold ([\w ]+)\.")
 THERE = re.compile(r"^Here: (.*)\.$", re.MULTILINE)
 SIGN = re.compile(r"^To the (?:narrow )?(\w+)( \(locked\)| \(behind a crate\))?: (.*)\.$", re.MULTILINE)
 NARROW = re.compile(r"^To the narrow (\w+)", re.MULTILINE)
+PLACE = re.compile(r"^(\w+): (\w+)( \(.*\)| on the shelf)?$", re.MULTILINE)  # where views go by thing
+DOORS = re.compile(r"^doors to: (.*)$", re.MULTILINE)
+DOOR = re.compile(r"(narrow )?(\w+)(?: \((locked|behind a crate)\))?")
 SAID = re.compile(r"^(\w+) said: (.*)$", re.MULTILINE)
 ORDERS = re.compile(r"Orders: (.*?)\. \d+ steps? left")
 
@@ -72,14 +77,32 @@ def sight(shown: str, name: str = "", names: Sequence[str] = ()) -> Sight:
     if names:
         parts = re.split(rf"^({'|'.join(map(re.escape, names))}): ", shown, flags=re.MULTILINE)
         shown = parts[parts.index(name) + 1]
-    standing, there = STANDING.search(shown), THERE.search(shown)
-    assert standing and there, f"no view of a kitchen: {shown}"  # noqa: PT018
-    narrow = NARROW.findall(shown)
-    ways = [Way(room, room in narrow, shut.strip(" ()"), _things(listed)) for room, shut, listed in SIGN.findall(shown)]
+    standing = STANDING.search(shown)
+    assert standing, f"no view of a kitchen: {shown}"
+    here, ways = _by_door(shown) if THERE.search(shown) else _by_thing(shown)
     return Sight(
-        standing[2], bool(standing[1]), "" if standing[3] == "nothing" else standing[3], _things(there[1]),
-        tuple(ways), _things(dishes[1]) if dishes else (), dict(SAID.findall(shown)),
+        standing[2], bool(standing[1]), "" if standing[3] == "nothing" else standing[3], here, ways,
+        _things(dishes[1]) if dishes else (), dict(SAID.findall(shown)),
     )  # fmt: skip
+
+
+def _by_door(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
+    """What is here, and the doors with what is behind them."""
+    narrow, there = NARROW.findall(shown), THERE.findall(shown)
+    ways = [Way(room, room in narrow, shut.strip(" ()"), _things(listed)) for room, shut, listed in SIGN.findall(shown)]
+    return _things(there[0]), tuple(ways)
+
+
+def _by_thing(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
+    """The same, where a line for each thing says where it is."""
+    places = PLACE.findall(shown)
+    here = tuple(name + more for name, place, more in places if place == HERE)
+    listed = DOORS.findall(shown)[0]
+    ways = [
+        Way(room, bool(narrow), shut, tuple(name for name, place, _ in places if place == room))
+        for narrow, room, shut in DOOR.findall(listed)
+    ]
+    return here, tuple(ways)
 
 
 def _things(listed: str) -> tuple[str, ...]:

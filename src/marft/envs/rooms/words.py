@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from marft.envs.rooms.layout import door, soup
+from marft.envs.rooms.layout import HATCH, PLATE, POT, door, soup
 from marft.envs.rooms.state import Kitchen, Player, signs
 
 LONGEST_WORDS = 100  # characters of what is said at once
+HERE = "here"
+FIRST = (POT, HATCH, PLATE)  # of what is listed by thing
 PIECES = re.compile(r"[\n;]+")
 READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help with the crate"  # what players call out
 
@@ -27,18 +29,15 @@ def orders(kitchen: Kitchen, deadline: int) -> str:
     return f"Orders: {', '.join(kitchen.open) or 'none'}. {left} {'step' if left == 1 else 'steps'} left."
 
 
-def view(kitchen: Kitchen, player: Player) -> str:
-    """What a player sees: its room, its hands, signs at the doors, and what was said last."""
-    room, layout = player.room, kitchen.layout
+def view(kitchen: Kitchen, player: Player, by_thing: bool = False) -> str:
+    """What a player sees: its room, its hands, signs at the doors, and what was said last.
+
+    Args:
+        by_thing: a line for each thing says where it is, in place of one for each door.
+    """
     lines = [player.told] if player.told else []
-    lines.append(f"You are in the {_named(kitchen, room)} and hold {player.holds or 'nothing'}.")
-    there = [*layout.sources.get(room, ()), *_furniture(kitchen, room)]
-    there += [other.name for other in kitchen.within(room) if other is not player]
-    lines.append(f"Here: {', '.join(there) or 'nothing'}.")
-    lines += [
-        f"To the {_named(kitchen, beside)}{_shut(kitchen, room, beside)}: {', '.join(things) or 'nothing'}."
-        for beside, things in signs(kitchen, room).items()
-    ]
+    lines.append(f"You are in the {_named(kitchen, player.room)} and hold {player.holds or 'nothing'}.")
+    lines += _by_thing(kitchen, player) if by_thing else _by_door(kitchen, player)
     lines += [f"{other.name} said: {other.said}" for other in kitchen.players if other is not player and other.said]
     if player.said:
         lines.append(f"You said: {player.said}")
@@ -77,6 +76,31 @@ def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
         if at:
             parts[at].append(piece)
     return {name: answer_of(";".join(parts[name.lower()])) for name in names}
+
+
+def _by_door(kitchen: Kitchen, player: Player) -> Iterator[str]:
+    room = player.room
+    there = [*kitchen.layout.sources.get(room, ()), *_furniture(kitchen, room), *_company(kitchen, player)]
+    yield f"Here: {', '.join(there) or 'nothing'}."
+    for beside, things in signs(kitchen, room).items():
+        yield f"To the {_named(kitchen, beside)}{_shut(kitchen, room, beside)}: {', '.join(things) or 'nothing'}."
+
+
+def _by_thing(kitchen: Kitchen, player: Player) -> Iterator[str]:
+    room, layout = player.room, kitchen.layout
+    behind = signs(kitchen, room)
+    places = {thing: beside for beside, things in behind.items() for thing in things}
+    places |= dict.fromkeys([*layout.sources.get(room, ()), *_furniture(kitchen, room)], HERE)
+    for thing in sorted(places, key=lambda thing: (thing.partition(" ")[0] not in FIRST, thing)):
+        name, _, inside = thing.partition(" ")
+        yield f"{name}: {places[thing]}{f' {inside}' if inside else ''}"
+    yield f"doors to: {', '.join(f'{_named(kitchen, beside)}{_shut(kitchen, room, beside)}' for beside in behind)}"
+    if company := _company(kitchen, player):
+        yield f"with you: {', '.join(company)}"
+
+
+def _company(kitchen: Kitchen, player: Player) -> list[str]:
+    return [other.name for other in kitchen.within(player.room) if other is not player]
 
 
 def _named(kitchen: Kitchen, room: str) -> str:
