@@ -34,7 +34,10 @@ def test_examples_are_true(module: object) -> None:
 
 
 @FEW
-@given(st.lists(WAY, min_size=1, max_size=9), st.sampled_from(["words", "letters", "small", "json", "run", "boxed", "answer"]))
+@given(
+    st.lists(WAY, min_size=1, max_size=9),
+    st.sampled_from(["words", "letters", "small", "json", "run", "boxed", "answer"]),
+)
 def test_moves_are_read_however_they_are_written(ways: list[str], form: str) -> None:
     letters = [way[0].upper() for way in ways]
     text = {

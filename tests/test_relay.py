@@ -211,7 +211,6 @@ class TestWhatComesThrough:
         assert len(coded) == len(told) * width(values, len(alphabet))
         assert decode(coded * copies, known, alphabet) == said
 
-
     def test_words_that_just_fit_come_through_whole(self) -> None:
         assert passed("ab cd e", Random(0), 0, 4, (), 0.0, "erase", ()) == "ab cd"
 

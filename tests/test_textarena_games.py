@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from itertools import product
 from operator import xor
 from random import Random
 
@@ -14,7 +15,7 @@ from marft.envs.textarena.environment import OWN, played
 from marft.envs.textarena.games import legal
 from marft.envs.textarena.hints import Hints
 from marft.envs.textarena.kuhn import EQUILIBRIUM, VALUE, Kuhn, known, won
-from marft.envs.textarena.kuhn_value import DEALS, exploitability, value
+from marft.envs.textarena.kuhn_value import DEALS, exploitability, strategy_of, value
 from marft.envs.textarena.nim import Nim
 from marft.types import Observation
 from tests.playing_games import environment, match
@@ -52,6 +53,27 @@ class TestKuhn:
     def test_whoever_always_bets_and_calls_loses_a_sixth(self) -> None:
         """Worked out by hand: against it a king earns 2 chips, a queen nothing and a jack loses 1, from both seats."""
         assert exploitability(dict.fromkeys(EQUILIBRIUM, 1.0)) == pytest.approx(1 / 6)
+
+    @given(strategy=SMALL, unknown=st.sets(st.sampled_from(sorted(EQUILIBRIUM)), max_size=4))
+    @settings(max_examples=10)
+    def test_what_is_not_known_of_a_strategy_is_taken_at_its_worst(
+        self, strategy: dict[tuple[str, str], float], unknown: set[tuple[str, str]]
+    ) -> None:
+        known = {key: chance for key, chance in strategy.items() if key not in unknown}
+        fillings = [dict(zip(unknown, chances, strict=True)) for chances in product((0.0, 1.0), repeat=len(unknown))]
+        worst = max(exploitability({**known, **filling}) for filling in fillings)
+        assert exploitability(known) == pytest.approx(worst)
+        assert worst >= exploitability(strategy) - 1e-9
+
+    def test_what_its_own_choices_never_lead_to_does_not_matter(self) -> None:
+        """Who always bets a king is never bet at after checking it."""
+        assert EQUILIBRIUM["K", ""] == 1
+        known = {key: chance for key, chance in EQUILIBRIUM.items() if key != ("K", "cb")}
+        assert exploitability(known) == pytest.approx(0.0, abs=1e-12)
+
+    def test_how_somebody_plays_is_the_mean_of_how_it_was_seen_to(self) -> None:
+        seen = strategy_of([("You hold K.", 0.5), ("You hold K.", 1.0), ("You hold J. They bet.", 0.25)])
+        assert seen == {("K", ""): 0.75, ("J", "b"): 0.25}
 
     @given(strategy=SMALL, answer=SMALL)
     @settings(max_examples=25)

@@ -168,8 +168,8 @@ class TextArena(Drawn):
         return move
 
     def exploitability(self, decisions: Iterable[tuple[str, Sequence[float]]]) -> float | None:
-        """How much more than its share the best opponent earns of somebody, where that can be worked out: in Kuhn
-        poker, once all that can come about has.
+        """How much more than its share the best opponent earns of somebody, at most, where that can be worked out: in
+        Kuhn poker.
 
         Args:
             decisions: what was shown, and the chance of each option.
@@ -177,7 +177,7 @@ class TextArena(Drawn):
         if self.game != "kuhn":
             return None
         strategy = strategy_of((shown, chances[1]) for shown, chances in decisions)
-        return None if strategy is None else exploitability(strategy)
+        return exploitability(strategy) if strategy else None
 
     def script(self, skill: float = 1.0) -> Callable[[Cue], str] | None:
         """Plays a game of our own perfectly, or else at random."""

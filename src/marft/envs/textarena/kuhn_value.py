@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations, product
 
 from marft.envs.textarena.kuhn import CARDS, CHIPS, EQUILIBRIUM, known, won
@@ -25,16 +25,20 @@ def exploitability(strategy: Strategy) -> float:
     """How much more than its share the best opponent earns, mean over both seats: 0 for perfect play. (NashConv / 2 of
     the strategy against itself.)
 
+    Where a strategy is known in part, the rest is what is worst for it: the result is no less than the truth, and the
+    truth where its own choices never lead to what is not known.
+
     >>> round(exploitability(EQUILIBRIUM), 9)
     0.0
     """
-    as_second = max(value(answer, strategy) for answer in _pure(lambda key: key in FIRST))
-    as_first = max(-value(strategy, answer) for answer in _pure(lambda key: key not in FIRST))
+    begins, follows = (list(_filled(strategy, first)) for first in (True, False))
+    as_second = max(value(answer, mine) for mine in follows for answer in _filled({}, first=True))
+    as_first = max(-value(mine, answer) for mine in begins for answer in _filled({}, first=False))
     return (as_second + as_first) / 2
 
 
-def strategy_of(decisions: Iterable[tuple[str, float]]) -> Strategy | None:
-    """How somebody plays; None where not all that can come about has.
+def strategy_of(decisions: Iterable[tuple[str, float]]) -> Strategy:
+    """How somebody plays, where it has been seen to play.
 
     Args:
         decisions: what was shown, and the chance with which it then bet or called.
@@ -42,8 +46,6 @@ def strategy_of(decisions: Iterable[tuple[str, float]]) -> Strategy | None:
     seen: dict[tuple[str, str], list[float]] = {}
     for shown, chance in decisions:
         seen.setdefault(known(shown), []).append(chance)
-    if set(seen) != set(EQUILIBRIUM):
-        return None
     return {key: sum(chances) / len(chances) for key, chances in seen.items()}
 
 
@@ -57,7 +59,10 @@ def _expected(cards: str, done: str, players: tuple[Strategy, Strategy]) -> floa
     return (1 - active) * _expected(cards, done + passes, players) + active * _expected(cards, done + acts, players)
 
 
-def _pure(decides: Callable[[tuple[str, str]], bool]) -> list[dict[tuple[str, str], float]]:
-    """All strategies without chance of one seat: a best answer is among them."""
-    keys = [key for key in EQUILIBRIUM if decides(key)]
-    return [dict(zip(keys, chances, strict=True)) for chances in product((0.0, 1.0), repeat=len(keys))]
+def _filled(strategy: Strategy, first: bool) -> Iterator[Strategy]:
+    """What a strategy does in one seat, with every choice without chance in place of what is not known. Where nothing is
+    known, these are all strategies without chance: a best answer is among them."""
+    keys = [key for key in EQUILIBRIUM if (key in FIRST) == first]
+    missing = [key for key in keys if key not in strategy]
+    for chances in product((0.0, 1.0), repeat=len(missing)):
+        yield {**{key: strategy[key] for key in keys if key in strategy}, **dict(zip(missing, chances, strict=True))}
