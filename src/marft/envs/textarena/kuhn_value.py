@@ -60,8 +60,8 @@ def _expected(cards: str, done: str, players: tuple[Strategy, Strategy]) -> floa
 
 
 def _filled(strategy: Strategy, first: bool) -> Iterator[Strategy]:
-    """What a strategy does in one seat, with every choice without chance in place of what is not known. Where nothing is
-    known, these are all strategies without chance: a best answer is among them."""
+    """What a strategy does in one seat, with every choice without chance in place of what is not known. Where nothing
+    is known, these are all strategies without chance: a best answer is among them."""
     keys = [key for key in EQUILIBRIUM if (key in FIRST) == first]
     missing = [key for key in keys if key not in strategy]
     for chances in product((0.0, 1.0), repeat=len(missing)):
