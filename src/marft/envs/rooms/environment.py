@@ -38,7 +38,7 @@ class Rooms(Drawn):
     order: Literal["together", "one after another"] = "together"
     # write: any text is an action; choose: one of what is possible, and what is cooked is called out by itself
     actions: Literal["write", "choose"] = "write"
-    # what signs say: of each door what is behind it, or of each thing where it is
+    # what signs say: of each door what is behind it, or of each thing how to get it
     signs: Literal["by door", "by thing"] = "by door"
     rooms: Annotated[int, Field(ge=2, le=len(ROOMS))] = 4  # of a kitchen
     orders: Annotated[int, Field(ge=1, le=6)] = 1  # dishes, all different

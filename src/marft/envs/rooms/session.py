@@ -21,7 +21,7 @@ class Rules:
         order: whether those who are free decide at once, or the next one knows what came of the last one's act.
         offered: whether agents choose from what is possible, in place of writing.
         time_bonus: share of the reward that is for the time that is left.
-        by_thing: views say of each thing where it is, and not of each door what is behind it.
+        by_thing: views say of each thing how to get it, and not of each door what is behind it.
     """
 
     players: tuple[str, ...]

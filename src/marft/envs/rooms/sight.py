@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marft.envs.rooms.words import HERE
+from marft.envs.rooms.words import GO, HERE, TAKE
 
 STANDING = re.compile(r"You are in the (narrow )?(\w+) and hold ([\w ]+)\.")
 THERE = re.compile(r"^Here: (.*)\.$", re.MULTILINE)
 SIGN = re.compile(r"^To the (?:narrow )?(\w+)( \(locked\)| \(behind a crate\))?: (.*)\.$", re.MULTILINE)
 NARROW = re.compile(r"^To the narrow (\w+)", re.MULTILINE)
-PLACE = re.compile(r"^(\w+): (\w+)( \(.*\)| on the shelf)?$", re.MULTILINE)  # where views go by thing
+PLACE = re.compile(
+    rf"^(\w+): (?:{GO} (\w+)|{TAKE} \w+|{HERE}( \(.*\)| on the shelf)?)$", re.MULTILINE
+)  # where views go by thing
 DOORS = re.compile(r"^doors to: (.*)$", re.MULTILINE)
 DOOR = re.compile(r"(narrow )?(\w+)(?: \((locked|behind a crate)\))?")
 SAID = re.compile(r"^(\w+) said: (.*)$", re.MULTILINE)
@@ -96,10 +98,10 @@ def _by_door(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
 def _by_thing(shown: str) -> tuple[tuple[str, ...], tuple[Way, ...]]:
     """The same, where a line for each thing says where it is."""
     places = PLACE.findall(shown)
-    here = tuple(name + more for name, place, more in places if place == HERE)
+    here = tuple(name + more for name, room, more in places if not room)
     listed = DOORS.findall(shown)[0]
     ways = [
-        Way(room, bool(narrow), shut, tuple(name for name, place, _ in places if place == room))
+        Way(room, bool(narrow), shut, tuple(name for name, behind, _ in places if behind == room))
         for narrow, room, shut in DOOR.findall(listed)
     ]
     return here, tuple(ways)

@@ -10,7 +10,7 @@ from marft.envs.rooms.layout import HATCH, PLATE, POT, door, soup
 from marft.envs.rooms.state import Kitchen, Player, signs
 
 LONGEST_WORDS = 100  # characters of what is said at once
-HERE = "here"
+GO, TAKE, HERE = "go", "take", "here"  # what is listed by thing: the way there, or what to do with it
 FIRST = (POT, HATCH, PLATE)  # of what is listed by thing
 PIECES = re.compile(r"[\n;]+")
 READY, TAKEN, IN_POT, HELP = " is ready", " is taken", "in the pot: ", "help with the crate"  # what players call out
@@ -33,7 +33,7 @@ def view(kitchen: Kitchen, player: Player, by_thing: bool = False) -> str:
     """What a player sees: its room, its hands, signs at the doors, and what was said last.
 
     Args:
-        by_thing: a line for each thing says where it is, in place of one for each door.
+        by_thing: a line for each thing says how to get it, in place of one for each door with all behind it.
     """
     lines = [player.told] if player.told else []
     lines.append(f"You are in the {_named(kitchen, player.room)} and hold {player.holds or 'nothing'}.")
@@ -89,8 +89,9 @@ def _by_door(kitchen: Kitchen, player: Player) -> Iterator[str]:
 def _by_thing(kitchen: Kitchen, player: Player) -> Iterator[str]:
     room, layout = player.room, kitchen.layout
     behind = signs(kitchen, room)
-    places = {thing: beside for beside, things in behind.items() for thing in things}
-    places |= dict.fromkeys([*layout.sources.get(room, ()), *_furniture(kitchen, room)], HERE)
+    places = {thing: f"{GO} {beside}" for beside, things in behind.items() for thing in things}
+    places |= {thing: f"{TAKE} {thing}" for thing in layout.sources.get(room, ())}
+    places |= dict.fromkeys(_furniture(kitchen, room), HERE)
     for thing in sorted(places, key=lambda thing: (thing.partition(" ")[0] not in FIRST, thing)):
         name, _, inside = thing.partition(" ")
         yield f"{name}: {places[thing]}{f' {inside}' if inside else ''}"
