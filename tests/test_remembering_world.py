@@ -17,7 +17,7 @@ from marft.config.load import load_recipe
 from marft.config.models import ModelSettings
 from marft.envs.memory.conversations import KINDS, Chunk, Question
 from marft.envs.memory.environment import Memory
-from marft.envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, PEOPLE, THINGS, day_before
+from marft.envs.memory.facts import ANIMALS, CITIES, COLORS, FOODS, JOBS, PEOPLE, THINGS, Fact, day_before
 from marft.envs.memory.grading import NOT_MENTIONED, graded
 from marft.envs.memory.notebook import Notebook
 from marft.learning.credit.comam import CoMAM
@@ -66,8 +66,8 @@ def read_slowly(chunks: list[Chunk]) -> dict[tuple[str, ...], str]:
 def answered_slowly(question: str, known: dict[tuple[str, ...], str]) -> str:
     """The answer to a question, from what the slow reader knows."""
     who = next(word for word in re.findall(r"\w+", question) if word in PEOPLE)
-    topics = {"live": "city", "job": "job", "food": "food"}
-    topic = next((name for word, name in topics.items() if re.search(rf"\b{word}\b", question)), "cousin")
+    topics = {"lives?": "city", "job|a": "job", "food|likes": "food"}
+    topic = next((name for word, name in topics.items() if re.search(rf"\b({word})\b", question)), "cousin")
     if topic != "cousin" and "cousin" in question:
         who = known.get((who, "cousin"), "")
     thing = next((word for word in re.findall(r"\w+", question) if word in (*ANIMALS, *THINGS)), topic)
@@ -147,6 +147,26 @@ class TestPlaying:
         rewards = [by_script(world, task, TEAM, 0.7).reward for task in world.tasks("train")]
         assert 0.2 < sum(rewards) / len(rewards) < 0.85
 
+    def test_what_is_asked_stands_below_the_notes_so_that_prompts_of_all_questions_begin_alike(self) -> None:
+        task = memory(**PLAIN).tasks("test")[0]
+        done = visit(memory(**PLAIN), task, lambda role, *_: "Ann is here." if role == "writer" else "1", TEAM)
+        asked = [shown for shown in done.observations if shown.turn in (("retriever",), ("answerer",))]
+        texts = [shown.views[shown.turn[0]] for shown in asked]
+        questions = [question["text"] for question in task.data["questions"] for _ in range(2)]
+        notes = [f"{number}: Ann is here." for number in range(1, 4)]
+        for text, question, shown in zip(texts, questions, asked, strict=True):
+            above = "\n".join(notes) if shown.turn == ("retriever",) else "Ann is here."
+            assert text == f"{above}\n\nQuestion: {question}"
+
+    def test_plain_questions_are_notes_without_their_ends(self) -> None:
+        for fact in (
+            Fact("pet", "Ann", "cat", "red"), Fact("city", "Ann", "", "Rome"), Fact("job", "Ann", "", "cook"),
+            Fact("food", "Ann", "", "rice"), Fact("cousin", "Ann", "", "Bea"), Fact("event", "Ann", "hat", "Day 2"),
+        ):  # fmt: skip
+            assert fact.note == f"{fact.question('plain').removesuffix('?')}{fact.value}."
+        assert Fact("city", "Bea", "", "Rome").question("plain", "Ann") == "Ann's cousin lives in ?"
+        assert Fact("city", "Bea", "", "Rome").question("full", "Ann") == "Where does Ann's cousin live?"
+
     def test_each_acts_in_its_own_steps_and_sees_its_own_alone(self) -> None:
         world = memory(**PLAIN)
         for task in world.tasks("test"):
@@ -161,7 +181,7 @@ class TestPlaying:
                     re.findall(r"^(\d+): (.+)$", done.observations[retrieving].views["retriever"], re.MULTILINE)
                 )
                 picked = [notes[number] for number in re.findall(r"\d+", done.said[retrieving]["retriever"])]
-                question, *read = done.observations[answering].views["answerer"].splitlines()
+                *read, _, question = done.observations[answering].views["answerer"].splitlines()
                 assert read == (picked or ["(nothing)"])
                 assert question in done.observations[retrieving].views["retriever"]
 

@@ -41,7 +41,7 @@ from marft.scripted import ScriptedTeam, Spoken
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "src/marft/models"
-SKILL = {"sudoku": 0.85, "rooms": 0.7, "shop": 0.75, "memory": 0.75, "instructions": 0.6, "code": 0.6}
+SKILL = {"sudoku": 0.85, "rooms": 0.7, "shop": 0.75, "memory": 0.8, "instructions": 0.6, "code": 0.6}
 USUAL_SKILL = 0.65  # of any other world
 WIDE = 1_000_000  # tokens of context while games are recorded
 

@@ -20,7 +20,8 @@ REQUEST = re.compile(r"Write about ([a-z ]+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """With ``skill`` it follows every instruction; else it forgets one, and as an editor passes on what it was given.
+    """With ``skill`` it follows every instruction; else it forgets the last one, and as an editor passes on what it
+    was given.
 
     An editor keeps a draft that is right already.
     """
@@ -39,14 +40,8 @@ class Writer:
             draft = cue.shown.partition(FROM_DRAFTER)[2].strip()
             if draft and (not well or all(followed(instructions, draft))):
                 return draft
-        return _text(topic, instructions if well else _less(instructions, cue.random), cue.random)
+        return _text(topic, instructions if well else instructions[:-1], cue.random)
 
 
 def _text(topic: Topic, instructions: Sequence[Instruction], random: Random) -> str:
     return write(topic, instructions, random) or " ".join(topic.words[:4])
-
-
-def _less(instructions: Sequence[Instruction], random: Random) -> list[Instruction]:
-    """All but one."""
-    forgotten = random.randrange(len(instructions))
-    return [one for number, one in enumerate(instructions) if number != forgotten]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -23,10 +24,12 @@ VALUES: dict[str, Any] = {"string": "sea", "integer": 3, "boolean": True, "array
 
 
 def write(topic: Topic, instructions: Sequence[Instruction], random: Random) -> str | None:
-    """A text that follows all of them, strictly; None where this writer finds none."""
+    """A text that follows all of them, strictly; None where this writer finds none. Words come in the topic's order,
+    or in any other where that does not do."""
     asked = {one.id.split(":")[1]: one.given for one in instructions}
-    for _ in range(ATTEMPTS):
-        text = _whole(asked) or _composed(topic, asked, random)
+    for attempt in range(ATTEMPTS):
+        words = random.sample(topic.words, len(topic.words)) if attempt else topic.words
+        text = _whole(asked) or _composed(replace(topic, words=words), asked)
         if all(followed(instructions, text)):
             return text
     return None
@@ -52,9 +55,9 @@ def _value(schema: Any) -> Any:
     return VALUES[schema["type"]]
 
 
-def _composed(topic: Topic, asked: dict[str, Given], random: Random) -> str:
+def _composed(topic: Topic, asked: dict[str, Given]) -> str:
     """Parts with the marks that are asked for, filled up to the length that is asked for."""
-    words = _allowed(topic, asked, random)
+    words = _allowed(topic, asked)
     parts = _parts(asked, _wanted(topic, asked, words), words)
     missing = _length(asked, len(words_of(_joined(asked, parts)))) if words else 0
     for number in range(missing):
@@ -63,18 +66,14 @@ def _composed(topic: Topic, asked: dict[str, Given], random: Random) -> str:
     return _cased(_joined(asked, parts), asked)
 
 
-def _allowed(topic: Topic, asked: dict[str, Given], random: Random) -> list[str]:
+def _allowed(topic: Topic, asked: dict[str, Given]) -> list[str]:
     """Words that no instruction is against, those of the topic first."""
     barred = {word.lower() for word in asked.get("forbidden_words", {}).get("forbidden_words", ())}
     frequency, letter = asked.get("frequency", {}), asked.get("letter_frequency", {})
     if frequency.get("relation") == "less than":
         barred.add(frequency["keyword"])
     few = letter["letter"] if letter.get("let_relation") == "less than" else ""
-    return [
-        word
-        for word in (*random.sample(topic.words, len(topic.words)), *FILLERS)
-        if word not in barred and (not few or few not in word)
-    ]
+    return [word for word in (*topic.words, *FILLERS) if word not in barred and (not few or few not in word)]
 
 
 def _wanted(topic: Topic, asked: dict[str, Given], words: Sequence[str]) -> list[str]:

@@ -53,6 +53,7 @@ class _Asked(NamedTuple):
 class _Draft:
     """A conversation in the making: facts in the order in which they come, without their dates."""
 
+    style: Style
     people: Sequence[str]
     random: Random
     facts: list[Fact] = field(default_factory=list)
@@ -85,7 +86,7 @@ class _Draft:
             then = self.new(self.random.choice(CHANGING), cousin.value) if cousin else None
             if cousin and then:
                 self.facts += [cousin, then]
-                text = RELATIONS[then.relation].whose.format(p=cousin.person)
+                text = then.question(self.style, cousin.person)
                 self.asked.append(_Asked(kind, text, then, (cousin, then)))
             return
         relation = {"temporal": "event", "update": self.random.choice(CHANGING)}.get(kind)
@@ -98,7 +99,7 @@ class _Draft:
             fact = replace(fact, value=self.random.choice(others), changed=True)
         if kind != "abstention":
             self.facts.append(fact)
-        self.asked.append(_Asked(kind, fact.question, fact, () if kind == "abstention" else (fact,)))
+        self.asked.append(_Asked(kind, fact.question(self.style), fact, () if kind == "abstention" else (fact,)))
 
 
 class Conversation(NamedTuple):
@@ -147,7 +148,7 @@ def draw(shape: Shape, random: Random) -> Conversation:
 
 def _asked(shape: Shape, random: Random) -> _Draft:
     """What is asked, with the facts that it takes."""
-    draft = _Draft(random.sample(PEOPLE, shape.people), random)
+    draft = _Draft(shape.style, random.sample(PEOPLE, shape.people), random)
     kinds = list(shape.kinds)
     random.shuffle(kinds)
     for number in range(shape.questions):

@@ -25,7 +25,7 @@ class Relation(NamedTuple):
     """How a kind of fact is said, of ``{p}`` with ``{d}`` and ``{v}``.
 
     Args:
-        note: in short; ``asked`` is the question whose answer is ``{v}``.
+        note: in short, with ``{v}`` at its end; ``asked`` is the question whose answer that is.
         told: by the person; ``changed``, where it takes the place of an earlier one.
         whose: the question after somebody's cousin; "": there is none.
         details, values: what may stand in the places; no two relations share a value.
@@ -42,7 +42,7 @@ class Relation(NamedTuple):
 
 RELATIONS = {
     "pet": Relation(
-        note="{p} has a {v} {d}.", asked="What color is {p}'s {d}?", details=ANIMALS, values=COLORS,
+        note="{p}'s {d} is {v}.", asked="What color is {p}'s {d}?", details=ANIMALS, values=COLORS,
         told=("I have a {v} {d} at home.", "My {d} is {v}, did I say so?", "We got a {d}, a {v} one."),
     ),
     "city": Relation(
@@ -95,9 +95,17 @@ class Fact:
     def note(self) -> str:
         return self._filled(RELATIONS[self.relation].note)
 
-    @property
-    def question(self) -> str:
-        return self._filled(RELATIONS[self.relation].asked)
+    def question(self, style: Style, cousin: str = "") -> str:
+        """What asks for the value.
+
+        Args:
+            cousin: whose cousin the person is, where it is asked for by that; "": by name.
+        """
+        relation = RELATIONS[self.relation]
+        if style == "plain":
+            person = f"{cousin}'s cousin" if cousin else self.person
+            return f"{relation.note.partition('{v}')[0]}?".format(p=person, d=self.detail)
+        return relation.whose.format(p=cousin) if cousin else self._filled(relation.asked)
 
     @property
     def words(self) -> tuple[str, ...]:

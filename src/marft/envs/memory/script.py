@@ -9,7 +9,7 @@ from random import Random
 
 from marft.envs.memory.facts import RELATIONS, YESTERDAY, Fact, Style, day_before
 from marft.envs.memory.grading import NOT_MENTIONED
-from marft.envs.memory.session import NOTHING
+from marft.envs.memory.session import NOTHING, QUESTION
 from marft.envs.scripts import Cue
 
 _NOTE = re.compile(r"^(\d+): (.+)$", re.MULTILINE)
@@ -30,16 +30,17 @@ class Rememberer:
         """What the agent of a cue says."""
         good = cue.random.random() < self.skill
         shown = cue.shown
-        if not shown.startswith("Question: "):
+        rest, _, asked = shown.rpartition("\n\n")
+        if not asked.startswith(QUESTION):
             return self._noted(shown) if good else _hasty(shown, cue.random)
-        asked, _, rest = shown.removeprefix("Question: ").partition("\n")
+        asked = asked.removeprefix(QUESTION)
         if cue.role == "retriever":
             numbered = [note for _, note in _NOTE.findall(rest)]
-            numbers = _picks(asked, numbered) if good else _any_of(len(numbered), cue.random)
+            numbers = self._picks(asked, numbered) if good else _any_of(len(numbered), cue.random)
             picked = " ".join(str(number) for number in numbers) or "none"
             return picked if not cue.options or picked in cue.options else cue.options[0]
         notes = [] if rest == NOTHING else rest.splitlines()
-        return _answer(asked, notes) if good else _guess(notes, cue.random)
+        return self._answer(asked, notes) if good else _guess(notes, cue.random)
 
     def _noted(self, shown: str) -> str:
         """A note of each fact of a piece, in the place of one that it contradicts."""
@@ -68,6 +69,27 @@ class Rememberer:
                     return Fact(name, person, found.get("d", ""), found.get("v", when))
         return None
 
+    def _wanted(self, asked: str, notes: Sequence[str]) -> list[tuple[int, Fact]]:
+        """The notes that answer a question, by number; the last of several that say the same of somebody. Of two that
+        are both needed the answer is in the second."""
+        facts = [(number, fact) for number, note in enumerate(notes, 1) if (fact := _fact_in(note))]
+        direct = [pair for pair in facts if pair[1].question(self.style) == asked]
+        if direct:
+            return direct[-1:]
+        for cousin in facts:
+            if cousin[1].relation == "cousin":
+                for then in reversed(facts):
+                    if then[1].person == cousin[1].value and then[1].question(self.style, cousin[1].person) == asked:
+                        return [cousin, then]
+        return []
+
+    def _picks(self, asked: str, notes: Sequence[str]) -> list[int]:
+        return sorted(number for number, _ in self._wanted(asked, notes))
+
+    def _answer(self, asked: str, notes: Sequence[str]) -> str:
+        wanted = self._wanted(asked, notes)
+        return wanted[-1][1].value if wanted else NOT_MENTIONED
+
 
 def _matched(template: str, words: str) -> dict[str, str] | None:
     """What stands in the places of a template; None where the words are not of it."""
@@ -92,31 +114,6 @@ def _fact_in(note: str) -> Fact | None:
 def _about(note: str) -> tuple[str, str, str] | None:
     fact = _fact_in(note)
     return (fact.person, fact.relation, fact.detail) if fact else None
-
-
-def _wanted(asked: str, notes: Sequence[str]) -> list[tuple[int, Fact]]:
-    """The notes that answer a question, by number; the last of several that say the same of somebody. Of two that are
-    both needed the answer is in the second."""
-    facts = [(number, fact) for number, note in enumerate(notes, 1) if (fact := _fact_in(note))]
-    direct = [pair for pair in facts if pair[1].question == asked]
-    if direct:
-        return direct[-1:]
-    for cousin in facts:
-        if cousin[1].relation == "cousin":
-            for then in reversed(facts):
-                whose = RELATIONS[then[1].relation].whose
-                if then[1].person == cousin[1].value and whose and whose.format(p=cousin[1].person) == asked:
-                    return [cousin, then]
-    return []
-
-
-def _picks(asked: str, notes: Sequence[str]) -> list[int]:
-    return sorted(number for number, _ in _wanted(asked, notes))
-
-
-def _answer(asked: str, notes: Sequence[str]) -> str:
-    wanted = _wanted(asked, notes)
-    return wanted[-1][1].value if wanted else NOT_MENTIONED
 
 
 def _hasty(shown: str, random: Random) -> str:

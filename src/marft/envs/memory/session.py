@@ -13,6 +13,7 @@ from marft.envs.memory.notebook import Notebook
 from marft.types import JointAction, Observation, Step
 
 NOTHING = "(nothing)"
+QUESTION = "Question: "  # what the last line of who retrieves or answers begins with
 MOST_OPTIONS = 100  # that a retriever chooses from
 
 
@@ -111,17 +112,18 @@ class MemorySession:
         retriever = self.rules.retriever
         if not retriever:
             return self._to_answer(tuple(self.notebook.notes))
-        view = f"{self._asking()}\n{self.notebook.shown() or NOTHING}"
+        view = f"{self.notebook.shown() or NOTHING}\n\n{self._asking()}"
         options = {retriever: self._options()} if self.rules.choices else {}
         return Observation("", views={retriever: view}, turn=(retriever,), options=options)
 
     def _to_answer(self, notes: Sequence[str]) -> Observation:
         answerer = self.rules.answerer
-        view = "\n".join((self._asking(), *(notes or (NOTHING,))))
+        view = "\n".join((*(notes or (NOTHING,)), "", self._asking()))
         return Observation("", views={answerer: view}, turn=(answerer,))
 
     def _asking(self) -> str:
-        return f"Question: {self.questions[self.asked].text}"
+        """What is asked, below the notes: prompts of all questions begin alike."""
+        return f"{QUESTION}{self.questions[self.asked].text}"
 
     def _options(self) -> tuple[str, ...]:
         """Numbers of notes that may be picked together, as many sets as there are at most."""
