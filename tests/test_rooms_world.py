@@ -58,7 +58,7 @@ def _seen(shown: Observation, role: str, environment: Rooms) -> list[object]:
     """What a role can read off its view, in whatever order things are listed; but for who is with it."""
     views = []
     names = environment.players if environment.steered_by else ()
-    for name in [one for one in names if f"\n{one}: " in shown.seen_by(role)] or [""]:
+    for name in [one for one in names if f"\n{one}: " in "\n" + shown.seen_by(role)] or [""]:
         read = sight(shown.seen_by(role), name, names if name else ())
         here = sorted(thing for thing in read.here if thing not in environment.players)
         ways = [(way.room, way.narrow, way.shut, sorted(way.things)) for way in read.ways]

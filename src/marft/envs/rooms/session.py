@@ -8,7 +8,18 @@ from typing import Literal
 
 from marft.envs.rooms.layout import Layout, soup
 from marft.envs.rooms.state import FILL, LIFT, TAKE_SOUP, Kitchen, Player
-from marft.envs.rooms.words import HELP, IN_POT, READY, TAKEN, Answer, answer_of, answers_of, orders, view
+from marft.envs.rooms.words import (
+    HELP,
+    IN_POT,
+    READY,
+    TAKEN,
+    Answer,
+    answer_of,
+    answers_of,
+    orders,
+    view,
+    view_by_thing,
+)
 from marft.types import JointAction, Observation, Step
 
 
@@ -126,15 +137,16 @@ class Shift:
 
     def _shown(self) -> Observation:
         names = [player.name for player in self._acting]
-        shown = orders(self.kitchen, self.deadline)
+        wanted = orders(self.kitchen, self.deadline)
+        seen = {player.name: self._view(player) for player in self._acting}
         leader = self.rules.steered_by
-        if not leader:
-            views = {player.name: self._view(player) for player in self._acting}
-            options: Mapping[str, tuple[str, ...]] = self._seen if self.rules.offered else {}
-            return Observation(shown, views, tuple(sorted(names, key=self.rules.players.index)), options)
-        whole = "\n".join(f"{player.name}: {self._view(player)}" for player in self._acting)
-        options = {leader: self._seen[names[0]]} if self.rules.offered else {}
-        return Observation(shown, {leader: whole}, (leader,), options)
+        if leader:
+            seen = {leader: "\n".join(f"{name}: {view}" for name, view in seen.items())}
+        turn = (leader,) if leader else tuple(sorted(names, key=self.rules.players.index))
+        options = {leader or name: self._seen[name] for name in names} if self.rules.offered else {}
+        if self.rules.by_thing:
+            return Observation("", {name: f"{view}\n{wanted}" for name, view in seen.items()}, turn, options)
+        return Observation(wanted, seen, turn, options)
 
     def _view(self, player: Player) -> str:
-        return view(self.kitchen, player, self.rules.by_thing)
+        return (view_by_thing if self.rules.by_thing else view)(self.kitchen, player)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from marft.envs.rooms.layout import HATCH, PLATE, POT, door, soup
@@ -29,19 +29,34 @@ def orders(kitchen: Kitchen, deadline: int) -> str:
     return f"Orders: {', '.join(kitchen.open) or 'none'}. {left} {'step' if left == 1 else 'steps'} left."
 
 
-def view(kitchen: Kitchen, player: Player, by_thing: bool = False) -> str:
-    """What a player sees: its room, its hands, signs at the doors, and what was said last.
+def view(kitchen: Kitchen, player: Player) -> str:
+    """What a player sees: its room, its hands, signs at the doors with what is behind each, and what was said last."""
+    room = player.room
+    there = [*kitchen.layout.sources.get(room, ()), *_furniture(kitchen, room), *_company(kitchen, player)]
+    signed = [
+        f"To the {_named(kitchen, beside)}{_shut(kitchen, room, beside)}: {', '.join(things) or 'nothing'}."
+        for beside, things in signs(kitchen, room).items()
+    ]
+    here = f"Here: {', '.join(there) or 'nothing'}."
+    return "\n".join([*_told(player), _standing(kitchen, player), here, *signed, *_heard(kitchen, player)])
 
-    Args:
-        by_thing: a line for each thing says how to get it, in place of one for each door with all behind it.
-    """
-    lines = [player.told] if player.told else []
-    lines.append(f"You are in the {_named(kitchen, player.room)} and hold {player.holds or 'nothing'}.")
-    lines += _by_thing(kitchen, player) if by_thing else _by_door(kitchen, player)
-    lines += [f"{other.name} said: {other.said}" for other in kitchen.players if other is not player and other.said]
-    if player.said:
-        lines.append(f"You said: {player.said}")
-    return "\n".join(lines)
+
+def view_by_thing(kitchen: Kitchen, player: Player) -> str:
+    """The same, with how to get each thing in place of what is behind each door, and what is about the player last: who
+    reads from the top knows what there is when it comes to what is wanted."""
+    room = player.room
+    behind = signs(kitchen, room)
+    places = {thing: f"{GO} {beside}" for beside, things in behind.items() for thing in things}
+    places |= {thing: f"{TAKE} {thing}" for thing in kitchen.layout.sources.get(room, ())}
+    places |= dict.fromkeys(_furniture(kitchen, room), HERE)
+    lines = []
+    for thing in sorted(places, key=lambda thing: (thing.partition(" ")[0] not in FIRST, thing)):
+        name, _, inside = thing.partition(" ")
+        lines.append(f"{name}: {places[thing]}{f' {inside}' if inside else ''}")
+    doors = ", ".join(f"{_named(kitchen, beside)}{_shut(kitchen, room, beside)}" for beside in behind)
+    company = _company(kitchen, player)
+    lines += [f"doors to: {doors}", *([f"with you: {', '.join(company)}"] if company else [])]
+    return "\n".join([*_told(player), *lines, *_heard(kitchen, player), _standing(kitchen, player)])
 
 
 def answer_of(text: str) -> Answer:
@@ -78,26 +93,17 @@ def answers_of(text: str, names: Sequence[str]) -> dict[str, Answer]:
     return {name: answer_of(";".join(parts[name.lower()])) for name in names}
 
 
-def _by_door(kitchen: Kitchen, player: Player) -> Iterator[str]:
-    room = player.room
-    there = [*kitchen.layout.sources.get(room, ()), *_furniture(kitchen, room), *_company(kitchen, player)]
-    yield f"Here: {', '.join(there) or 'nothing'}."
-    for beside, things in signs(kitchen, room).items():
-        yield f"To the {_named(kitchen, beside)}{_shut(kitchen, room, beside)}: {', '.join(things) or 'nothing'}."
+def _told(player: Player) -> list[str]:
+    return [player.told] if player.told else []
 
 
-def _by_thing(kitchen: Kitchen, player: Player) -> Iterator[str]:
-    room, layout = player.room, kitchen.layout
-    behind = signs(kitchen, room)
-    places = {thing: f"{GO} {beside}" for beside, things in behind.items() for thing in things}
-    places |= {thing: f"{TAKE} {thing}" for thing in layout.sources.get(room, ())}
-    places |= dict.fromkeys(_furniture(kitchen, room), HERE)
-    for thing in sorted(places, key=lambda thing: (thing.partition(" ")[0] not in FIRST, thing)):
-        name, _, inside = thing.partition(" ")
-        yield f"{name}: {places[thing]}{f' {inside}' if inside else ''}"
-    yield f"doors to: {', '.join(f'{_named(kitchen, beside)}{_shut(kitchen, room, beside)}' for beside in behind)}"
-    if company := _company(kitchen, player):
-        yield f"with you: {', '.join(company)}"
+def _standing(kitchen: Kitchen, player: Player) -> str:
+    return f"You are in the {_named(kitchen, player.room)} and hold {player.holds or 'nothing'}."
+
+
+def _heard(kitchen: Kitchen, player: Player) -> list[str]:
+    said = [f"{other.name} said: {other.said}" for other in kitchen.players if other is not player and other.said]
+    return [*said, f"You said: {player.said}"] if player.said else said
 
 
 def _company(kitchen: Kitchen, player: Player) -> list[str]:
