@@ -41,9 +41,34 @@ from marft.scripted import ScriptedTeam, Spoken
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "src/marft/models"
-SKILL = {"sudoku": 0.85, "rooms": 0.7, "shop": 0.75, "memory": 0.8, "instructions": 0.6, "code": 0.6}
-USUAL_SKILL = 0.65  # of any other world
 WIDE = 1_000_000  # tokens of context while games are recorded
+
+
+class Making(NamedTuple):
+    """What a world's model is made of, where it is not said.
+
+    Args:
+        skill: of the demonstrations: share of turns played well.
+        episodes: that are demonstrated, of each recipe.
+        steps: with games.
+        evenly: turns in which little is said are shown the more often, so that all are learned as much.
+    """
+
+    skill: float = 0.65
+    episodes: int = 2000
+    steps: int = 700
+    vocabulary: int = 768
+    evenly: bool = False
+
+
+MAKINGS = {
+    "sudoku": Making(skill=0.85),
+    "shop": Making(skill=0.75),
+    "code": Making(skill=0.6),
+    "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
+    "rooms": Making(skill=0.7, episodes=700, steps=1000),
+    "memory": Making(skill=0.8, episodes=1000, steps=1400, evenly=True),
+}
 
 
 class Conversation(NamedTuple):
@@ -113,10 +138,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, said: Conversation) -> Row:
     return Row(np.concatenate(ids).astype(np.int32), np.concatenate(learned))
 
 
-def shuffled(rows: Sequence[Row], random: Random) -> Iterator[Row]:
-    """Rows in random order without end, each as often as any other."""
+def shuffled(rows: Sequence[Row], random: Random, evenly: bool = False) -> Iterator[Row]:
+    """Rows in random order without end, each as often as any other; ``evenly``: the more often the less it says."""
+    weights = [1 / float(row.learned.sum()) for row in rows]
     while True:
-        yield from random.sample(rows, len(rows))
+        yield from random.choices(rows, weights, k=len(rows)) if evenly else random.sample(rows, len(rows))
 
 
 def batches(rows: Iterator[Row], tokens: int) -> Iterator[Sequence[Row]]:
@@ -149,12 +175,15 @@ def recorded(world: str, skill: float, episodes: int) -> list[Conversation]:
 
 def train(arguments: argparse.Namespace, output: Path) -> None:
     torch.manual_seed(arguments.seed)
-    skill = arguments.skill or SKILL.get(arguments.world, USUAL_SKILL)
-    clean, mixed = (recorded(arguments.world, skill, arguments.episodes) for skill in (1.0, skill))
+    making = MAKINGS.get(arguments.world, Making())
+    making = making._replace(
+        **{name: value for name in Making._fields if (value := getattr(arguments, name)) is not None}
+    )
+    clean, mixed = (recorded(arguments.world, skill, making.episodes) for skill in (1.0, making.skill))
     said = [*clean, *mixed]
     known: Any = AutoTokenizer.from_pretrained(MODELS / "tiny_tools")
     texts = [rendered(known, one, None) for one in said]
-    tokenizer = train_tokenizer(texts, known.chat_template, arguments.vocabulary, spaces_apart=True)
+    tokenizer = train_tokenizer(texts, known.chat_template, making.vocabulary, spaces_apart=True)
     rows = [encode(tokenizer, one) for one in said]
     lengths = np.array([len(row.ids) for row in rows])
     learned = np.array([row.learned.sum() for row in rows])
@@ -167,13 +196,13 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
     practised = (
         encode(tokenizer, Conversation(messages, [])) for messages in practice(words_of(texts), Random(arguments.seed))
     )
-    phases = [
-        (arguments.practice, practised),
-        (round(arguments.clean * arguments.steps), shuffled(rows[: len(clean)], Random(arguments.seed))),
-        (arguments.steps, shuffled(rows[len(clean) :], Random(arguments.seed))),
+    played = [
+        shuffled(some, Random(arguments.seed), making.evenly) for some in (rows[: len(clean)], rows[len(clean) :])
     ]
+    flawless = round(arguments.clean * making.steps)
+    phases = [(arguments.practice, practised), *zip((flawless, making.steps), played, strict=True)]
     stream = chain.from_iterable(islice(batches(rows, arguments.tokens), steps) for steps, rows in phases)
-    for step in fit(model, stream, arguments.practice + arguments.steps, arguments.learning_rate, arguments.noise):
+    for step in fit(model, stream, arguments.practice + making.steps, arguments.learning_rate, arguments.noise):
         if step % 500 == 0:
             save(model, tokenizer, output)
     save(model, tokenizer, output)
@@ -183,19 +212,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", help="the name of its recipe, or a recipe's file")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--skill", type=float, help="of the demonstrations: share of turns played well")
+    for name, kind in (("skill", float), ("episodes", int), ("steps", int), ("vocabulary", int)):
+        parser.add_argument(f"--{name}", type=kind, help="by default as MAKINGS has it for this world")
+    parser.add_argument("--evenly", action=argparse.BooleanOptionalAction, help="likewise")
     parser.add_argument(
         "--clean", type=float, default=0.5, help="share of the steps, the first ones, on flawless games"
     )
-    parser.add_argument("--episodes", type=int, default=2000, help="that are demonstrated, of each recipe")
     parser.add_argument("--practice", type=int, default=500, help="steps, before the games")
-    parser.add_argument("--steps", type=int, default=700, help="with games")
     parser.add_argument("--tokens", type=int, default=4000, help="of a step")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--intermediate", type=int, default=INTERMEDIATE)
-    parser.add_argument("--vocabulary", type=int, default=768)
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check", type=int, default=200, help="tasks that the untuned teams are then tried on")

@@ -28,7 +28,7 @@ def write(topic: Topic, instructions: Sequence[Instruction], random: Random) -> 
     or in any other where that does not do."""
     asked = {one.id.split(":")[1]: one.given for one in instructions}
     for attempt in range(ATTEMPTS):
-        words = random.sample(topic.words, len(topic.words)) if attempt else topic.words
+        words = tuple(random.sample(topic.words, len(topic.words))) if attempt else topic.words
         text = _whole(asked) or _composed(replace(topic, words=words), asked)
         if all(followed(instructions, text)):
             return text
