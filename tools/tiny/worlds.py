@@ -50,12 +50,13 @@ class Making(NamedTuple):
     Args:
         skill: of the demonstrations: share of turns played well.
         episodes: that are demonstrated, of each recipe.
-        steps: with games.
+        practice: steps of looking up and copying, before the games; ``steps``: with games.
         evenly: turns in which little is said are shown the more often, so that all are learned as much.
     """
 
     skill: float = 0.65
     episodes: int = 2000
+    practice: int = 500
     steps: int = 700
     vocabulary: int = 768
     evenly: bool = False
@@ -66,8 +67,8 @@ MAKINGS = {
     "shop": Making(skill=0.75),
     "code": Making(skill=0.6),
     "instructions": Making(skill=0.6, episodes=700, vocabulary=1024),
-    "rooms": Making(skill=0.7, episodes=700, steps=1000),
-    "memory": Making(skill=0.8, episodes=1000, steps=1400, evenly=True),
+    "rooms": Making(skill=0.7, episodes=700, practice=1500, steps=1000),
+    "memory": Making(skill=0.8, episodes=1000, practice=1500, steps=1000, evenly=True),
 }
 
 
@@ -200,9 +201,9 @@ def train(arguments: argparse.Namespace, output: Path) -> None:
         shuffled(some, Random(arguments.seed), making.evenly) for some in (rows[: len(clean)], rows[len(clean) :])
     ]
     flawless = round(arguments.clean * making.steps)
-    phases = [(arguments.practice, practised), *zip((flawless, making.steps), played, strict=True)]
+    phases = [(making.practice, practised), *zip((flawless, making.steps), played, strict=True)]
     stream = chain.from_iterable(islice(batches(rows, arguments.tokens), steps) for steps, rows in phases)
-    for step in fit(model, stream, arguments.practice + making.steps, arguments.learning_rate, arguments.noise):
+    for step in fit(model, stream, making.practice + making.steps, arguments.learning_rate, arguments.noise):
         if step % 500 == 0:
             save(model, tokenizer, output)
     save(model, tokenizer, output)
@@ -212,13 +213,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", help="the name of its recipe, or a recipe's file")
     parser.add_argument("--output", type=Path)
-    for name, kind in (("skill", float), ("episodes", int), ("steps", int), ("vocabulary", int)):
+    for name, kind in (("skill", float), ("episodes", int), ("practice", int), ("steps", int), ("vocabulary", int)):
         parser.add_argument(f"--{name}", type=kind, help="by default as MAKINGS has it for this world")
     parser.add_argument("--evenly", action=argparse.BooleanOptionalAction, help="likewise")
     parser.add_argument(
         "--clean", type=float, default=0.5, help="share of the steps, the first ones, on flawless games"
     )
-    parser.add_argument("--practice", type=int, default=500, help="steps, before the games")
     parser.add_argument("--tokens", type=int, default=4000, help="of a step")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--layers", type=int, default=3)
