@@ -198,6 +198,17 @@ def test_ifevals_own_file_is_read_and_graded(tmp_path: Path) -> None:
     )
 
 
+def test_what_is_drawn_may_be_tested_on_a_file_and_shares_nothing_with_it(tmp_path: Path) -> None:
+    alone = Instructions(train_tasks=20, held_out_tasks=5)
+    known = alone.tasks("train")[0].prompt
+    path = rows(tmp_path, ROW, {**ROW, "key": 2, "prompt": f" {known}"}).path
+    world = Instructions(train_tasks=20, held_out_tasks=5, test_path=path)
+    assert [task.id for task in world.tasks("test")] == ["input/1", "input/2"]
+    assert [len(world.tasks(split)) for split in ("train", "validation")] == [20, 5]  # type: ignore[arg-type]
+    assert world.tasks("train")[0].id == alone.tasks("train")[1].id
+    assert known not in {task.prompt for task in world.tasks("train")}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -223,5 +234,3 @@ def test_damaged_rows_and_settings_that_cannot_be_meant_are_refused(tmp_path: Pa
         Instructions(kinds=("keywords:existance",))
     with pytest.raises(ValidationError, match="least"):
         Instructions(kinds=("punctuation:no_comma",), least=2)
-    with pytest.raises(ValidationError, match="test_path needs path"):
-        Instructions(test_path="a.jsonl")
