@@ -159,6 +159,11 @@ def test_words_and_sentences_are_counted_as_people_do() -> None:
         "A.\nB": 1,
         "今日は。元気？": 2,
         "3.14 is pi.": 1,
+        "Did he go? No. He stayed at home.": 3,
+        "You and I. We went with vitamin C. It helps.": 3,
+        "We met at 5 p.m. Then we ate apples, pears, etc. It was good.": 3,
+        "No. 5 is J. A. Smith's, of Co. Smith, etc. and Mrs. It.": 1,
+        "Ask Dr. He. P.S. I ask, too.": 2,
     }
     assert {text: len(sentences_of(text)) for text in texts} == texts
     assert [counted(2, relation, 2) for relation in ("at least", "less than", "exactly")] == [True, False, True]
