@@ -173,8 +173,6 @@ def test_roles_that_the_recipe_promises_have_to_be_there() -> None:
     assert not list(Code().problems(["solver"]))
     with pytest.raises(ValidationError, match="rounds of at least 2"):
         Code(reflector=True)
-    with pytest.raises(ValidationError, match="test_path needs path"):
-        Code(test_path="x.jsonl")
 
 
 HUMANEVAL = {
@@ -246,8 +244,16 @@ def test_what_is_shown_is_not_counted_and_hidden_tests_are_not_in_the_task(tmp_p
     assert [case.given for case in problem.examples] == [Feed("1 2")]
     assert [case.given for case in problem.cases] == [Feed("5 4"), Feed("7 8")]
     assert (problem.seconds, problem.memory_mb) == (1.0, 256)
-    few = rows(tmp_path, ROW, most_tests=2)
-    assert len(few.start(everything(few)[0], 0).bench.problem.cases) == 2
+
+
+def test_held_out_problems_meet_all_their_tests_and_have_time_for_them(tmp_path: Path) -> None:
+    many = [{"input": [n, 1], "output": n + 1} for n in range(101)]
+    found = [{**ROW, "question": f"Add {n}.", "tests": many} for n in range(40)]
+    world = rows(tmp_path, *found, most_tests=50, all_seconds=10.0)
+    for split, tests, seconds in (("train", 50, 10), ("validation", 100, 20), ("test", 100, 20)):
+        benches = [world.start(task, 0).bench for task in world.tasks(split)]  # type: ignore[arg-type]
+        assert benches
+        assert {(len(bench.problem.cases), bench.limits.all_seconds) for bench in benches} == {(tests, seconds)}
 
 
 @pytest.mark.parametrize(
@@ -305,6 +311,21 @@ def test_splits_of_tables_share_no_problem(tmp_path: Path) -> None:
     assert [task.prompt.splitlines()[0] for task in own.tasks("test")] == [f"Add {n}." for n in range(7)]
     assert not {task.prompt for task in own.tasks("test")} & {task.prompt for task in own.tasks("train")}
     assert len(own.tasks("train")) == 20
+
+
+def test_what_is_drawn_may_be_tested_on_a_file_and_shares_nothing_with_it(tmp_path: Path) -> None:
+    drawn_alone = Code(train_tasks=20, held_out_tasks=5, examples=0)
+    known = drawn_alone.tasks("train")[0].prompt
+    file = tmp_path / "problems.jsonl"
+    file.write_text("".join(json.dumps({**ROW, "question": said}) + "\n" for said in ("Add.", known.upper())))
+    world = Code(train_tasks=20, held_out_tasks=5, test_path=str(file), examples=0)
+    test = world.tasks("test")
+    assert [task.id for task in test] == ["problems/0", "problems/1"]
+    assert len(world.start(test[0], 0).bench.problem.cases) == 4
+    assert [len(world.tasks(split)) for split in ("train", "validation")] == [20, 5]  # type: ignore[arg-type]
+    assert known not in {task.prompt for task in world.tasks("train")}
+    assert world.tasks("train")[0].id == drawn_alone.tasks("train")[1].id
+    assert world.start(world.tasks("train")[0], 0).bench.problem.entry == "f"
 
 
 @isolated

@@ -116,9 +116,12 @@ class TestAnswers:
     def test_the_last_box_that_closes_counts(self, text: str, boxed: str | None) -> None:
         assert last_boxed(text) == boxed
 
-    def test_a_tag_counts_where_there_is_no_box(self) -> None:
+    def test_of_boxes_and_tags_the_last_counts(self) -> None:
         assert find_answer("<answer>1</answer> <answer> 2\n</answer>") == "2"
         assert find_answer(r"<answer>1</answer> \boxed{3}") == "3"
+        assert find_answer(r"\boxed{3}, no: <answer>1</answer>") == "1"
+        assert find_answer(r"<answer>\boxed{3}</answer>") == find_answer(r"\boxed{<answer>3</answer>}") == "3"
+        assert find_answer(r"\boxed{3} <answer>1 and </answer") == "3"
         assert find_answer("nothing") is None
 
 

@@ -159,6 +159,11 @@ def test_words_and_sentences_are_counted_as_people_do() -> None:
         "A.\nB": 1,
         "今日は。元気？": 2,
         "3.14 is pi.": 1,
+        "Did he go? No. He stayed at home.": 3,
+        "You and I. We went with vitamin C. It helps.": 3,
+        "We met at 5 p.m. Then we ate apples, pears, etc. It was good.": 3,
+        "No. 5 is J. A. Smith's, of Co. Smith, etc. and Mrs. It.": 1,
+        "Ask Dr. He. P.S. I ask, too.": 2,
     }
     assert {text: len(sentences_of(text)) for text in texts} == texts
     assert [counted(2, relation, 2) for relation in ("at least", "less than", "exactly")] == [True, False, True]
@@ -198,6 +203,17 @@ def test_ifevals_own_file_is_read_and_graded(tmp_path: Path) -> None:
     )
 
 
+def test_what_is_drawn_may_be_tested_on_a_file_and_shares_nothing_with_it(tmp_path: Path) -> None:
+    alone = Instructions(train_tasks=20, held_out_tasks=5)
+    known = alone.tasks("train")[0].prompt
+    path = rows(tmp_path, ROW, {**ROW, "key": 2, "prompt": f" {known}"}).path
+    world = Instructions(train_tasks=20, held_out_tasks=5, test_path=path)
+    assert [task.id for task in world.tasks("test")] == ["input/1", "input/2"]
+    assert [len(world.tasks(split)) for split in ("train", "validation")] == [20, 5]  # type: ignore[arg-type]
+    assert world.tasks("train")[0].id == alone.tasks("train")[1].id
+    assert known not in {task.prompt for task in world.tasks("train")}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -223,5 +239,3 @@ def test_damaged_rows_and_settings_that_cannot_be_meant_are_refused(tmp_path: Pa
         Instructions(kinds=("keywords:existance",))
     with pytest.raises(ValidationError, match="least"):
         Instructions(kinds=("punctuation:no_comma",), least=2)
-    with pytest.raises(ValidationError, match="test_path needs path"):
-        Instructions(test_path="a.jsonl")

@@ -7,7 +7,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +39,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
     "AIME with solutions": ({"id": 60, "problem": "a?", "solution": r"\boxed{204}", "url": "…"}, "204"),
     "AMC on the hub": ({"id": 0, "problem": "a?", "answer": 142.0, "url": "…"}, "142.0"),
     "OlympiadBench": (OLYMPIAD, "3"),
+    "DAPO-Math-17k": ({"data_source": "math_dapo", "prompt": [{"role": "user", "content": "a?"}], "ability": "MATH", "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "extra_info": {"index": "9a9b"}}, "34"),
+    "verl's GSM8K": ({"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "a? Let's think."}], "reward_model": {"style": "rule", "ground_truth": "72"}, "extra_info": {"question": "a?"}}, "72"),
 }  # fmt: skip
 
 
@@ -114,6 +116,35 @@ def test_columns_that_are_no_layout_are_to_be_named(tmp_path: Path) -> None:
     assert only(Math(path=path, question="text", answer="gold")).data == {"answer": "5"}
     with pytest.raises(ValueError, match="question and answer are the same column"):
         Math(path=path, question="text", answer="text")
+
+
+class TestVerl:
+    ROW: ClassVar[dict[str, Any]] = {"data_source": "d", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a?"}], "reward_model": {"ground_truth": 5}}  # fmt: skip
+
+    def found(self, tmp_path: Path, **cells: Any) -> list[Task]:
+        pq.write_table(pa.Table.from_pylist([{**self.ROW, **cells}]), tmp_path / "train.parquet")
+        return all_tasks(Math(path=str(tmp_path / "train.parquet")))
+
+    def test_messages_of_a_parquet_are_one_question_and_its_source_is_kept(self, tmp_path: Path) -> None:
+        (task,) = self.found(tmp_path)
+        assert (task.prompt, task.data) == ("s\n\na?", {"source": "d", "answer": "5"})
+        assert self.found(tmp_path, images=["…"]) == []
+        assert self.found(tmp_path, reward_model={"ground_truth": ""}) == []
+        assert self.found(tmp_path, reward_model={"style": "rule"}) == []
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"prompt": "a?"}, "column 'prompt' is not JSON"), ({"prompt": "3"}, "no list of messages"),
+            ({"reward_model": {"ground_truth": ["5"]}}, "no ground_truth that"), ({"prompt": [{"role": "user", "content": " "}]}, "is empty"),
+            ({"prompt": [{"role": "assistant", "content": "a"}]}, "an assistant has said"),
+        ],
+    )  # fmt: skip
+    def test_what_is_no_problem_is_refused_with_its_place(
+        self, change: dict[str, Any], words: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ValueError, match=rf"train\.parquet, row 1.*{words}"):
+            self.found(tmp_path, **change)
 
 
 class TestOlympiadBench:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from marft.envs.memory.conversations import Question
 from marft.envs.memory.environment import Memory
-from marft.envs.memory.grading import NOT_MENTIONED
+from marft.envs.memory.grading import NOT_MENTIONED, graded
 from tests.visits import visit
 
 
@@ -88,6 +89,22 @@ class TestFiles:
         done = visit(world, tasks[0], lambda *_: "", [])
         assert done.observations[0].views["writer"].startswith("2023/05/20 (Sat) 02:21.\nuser: I live in Rome.")
         assert "(asked on 2023/06/01 (Thu) 10:00)" in done.observations[2].views["retriever"]
+
+    def test_longmemevals_rubrics_are_left_out_and_its_answers_are_no_lists(self, tmp_path: Path) -> None:
+        rows = [{**longmemeval(n), "question_type": "multi-session", "answer": "$1,200"} for n in range(3)]
+        rubrics = [{**longmemeval(n), "question_type": "single-session-preference"} for n in (7, 8)]
+        world = self.world(tmp_path, [*rows, *rubrics], layout="longmemeval")
+        asked = [task.data["questions"][0] for split in ("train", "validation", "test") for task in world.tasks(split)]  # type: ignore[arg-type]
+        assert sorted(question["kind"] for question in asked) == ["abstention", "multi", "multi"]
+        amount = Question.of(next(question for question in asked if question["kind"] == "multi"))
+        assert amount.needs == (("$1,200",),)
+        assert [graded(amount, said, "f1") for said in ("$1,200", "1", "200")] == [1.0, 0.0, 0.0]
+
+    def test_parts_and_words_are_counted_as_locomo_does(self) -> None:
+        listed = Question("multi", "What?", "tea, red wine", (), listed=True)
+        assert Question.of(listed.data()) == listed
+        assert graded(listed, "wine, tea", "f1") == pytest.approx((1 + 2 / 3) / 2)
+        assert graded(Question("single", "Who?", "Ann and Bea", ()), "Ann, Bea", "f1") == 1.0
 
     def test_the_order_of_a_file_does_not_move_a_conversation(self, tmp_path: Path) -> None:
         rows = [locomo(n) for n in range(12)]

@@ -48,6 +48,11 @@ class Drawn(EnvironmentPart):
     def draw(self, random: Random) -> Drawing:
         """A task of any part."""
 
+    def tested_on(self) -> Sequence[Task]:
+        """The test, where it is of another source; none: it is drawn as well. Nothing that is drawn has a prompt of
+        it, but for case and spacing, or a name."""
+        return ()
+
     def tasks(self, split: Split) -> Sequence[Task]:
         """Tasks of a split, drawn once; fewer than asked for where the world has no more."""
         return self._splits[split]
@@ -63,23 +68,33 @@ class Drawn(EnvironmentPart):
         wanted: dict[Split, int] = {
             "train": self.train_tasks, "validation": self.held_out_tasks, "test": self.held_out_tasks
         }  # fmt: skip
+        if tested_on := self.tested_on():
+            wanted["test"] = 0
         found: dict[Split, list[Task]] = {split: [] for split in wanted}
         for part, task in self._stream("tasks"):
             if part != "demonstrations" and len(found[part]) < wanted[part]:
                 found[part].append(task)
             if all(len(found[split]) == count for split, count in wanted.items()):
                 break
+        found["test"] += tested_on
         return found
 
     def _stream(self, which: str) -> Iterator[tuple[Part, Task]]:
         """New tasks for as long as there are any, each with its part."""
-        seen = set[str]()
+        tested_on, seen = self.tested_on(), set[str]()
+        taken = {task.id for task in tested_on} | {_plain(task.prompt) for task in tested_on}
         index = idle = 0
         while idle < self.most_idle:
             drawing = self.draw(Random(derive_seed(self.seed, type(self).__name__, which, index)))
             idle += 1
             if drawing.content not in seen:
                 seen.add(drawing.content)
-                yield part_of(drawing.content), Task(f"{self.name}/{index}", drawing.prompt, drawing.data)
-                idle = 0
+                name = f"{self.name}/{index}"
+                if name not in taken and _plain(drawing.prompt) not in taken:
+                    yield part_of(drawing.content), Task(name, drawing.prompt, drawing.data)
+                    idle = 0
             index += 1
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()

@@ -1,22 +1,24 @@
 """Published collections of mathematics problems, as their files and data sets have them: which column is what.
 
 The columns are those of the data sets' own cards: MATH (Hendrycks et al. 2021) and MATH-500, GSM8K (Cobbe et al. 2021),
-AIME and AMC as Kaggle and the hub have them, OlympiadBench (He et al. 2024).
+AIME and AMC as Kaggle and the hub have them, OlympiadBench (He et al. 2024); and the files of verl, for which
+``examples/data_preprocess`` writes them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from marft.config.settings import did_you_mean
 from marft.envs.rows import Row, written
 from marft.game.answers import answer_in
 from marft.rewards.units import unit_of
 
-Layout = Literal["auto", "math", "gsm8k", "aime", "olympiadbench", "columns"]
+Layout = Literal["auto", "math", "gsm8k", "aime", "olympiadbench", "verl", "columns"]
 ABOUT = ("answer_type", "difficulty", "level", "source", "subfield", "subject", "type", "year")  # what tells them apart
 _COMMANDS = re.compile(r"\\[a-z]+|[{}$~]")  # of LaTeX, around a unit
 _INTEGER = re.compile(r"-?0*(\d+)(?:\.0+)?")
@@ -53,6 +55,8 @@ def layout_of(row: Row) -> str:
         ValueError: it is none that is known.
     """
     names = {str(name).casefold(): name for name in row.cells}
+    if {"prompt", "reward_model"} <= names.keys():
+        return "verl"
     if "final_answer" in names and "question" in names:
         return "olympiadbench"
     if "question" in names and "answer" in names:
@@ -76,6 +80,8 @@ def problem_in(row: Row, layout: str, question: str, answer: str) -> Problem | N
     Raises:
         ValueError: a column is missing, or holds something else; the message names file and line.
     """
+    if layout == "verl" and not question and not answer:
+        return _verl(row)
     columns = LAYOUTS.get(layout, Columns(("problem",), ("answer",)))
     asked = _text(row, question or _first(row, columns.question))
     if not asked.strip():
@@ -87,6 +93,44 @@ def problem_in(row: Row, layout: str, question: str, answer: str) -> Problem | N
     if layout == "aime" and not answer:
         gold = _whole(row, gold)
     return Problem(asked, gold, about)
+
+
+def _verl(row: Row) -> Problem | None:
+    """A row of verl: messages, and a table with what is right; the question without words on its form, where it is
+    there.
+
+    Raises:
+        ValueError: it has no such table, or messages that an assistant has written.
+    """
+    messages, judged, more = (_table(row, name) for name in ("prompt", "reward_model", "extra_info"))
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
+        raise ValueError(f"environment: {row.place}: column 'prompt' holds no list of messages, as verl has them")
+    if not isinstance(judged, Mapping) or not isinstance(judged.get("ground_truth"), str | int | float | None):
+        raise ValueError(
+            f"environment: {row.place}: column 'reward_model' has no ground_truth that is a text or a number"
+        )
+    if any(one.get("role") == "assistant" for one in messages):
+        raise ValueError(
+            f"environment: {row.place}: column 'prompt' holds what an assistant has said; a problem is asked alone"
+        )
+    said = [one.get("content") for one in messages]
+    if _cell(row, "images") or _cell(row, "videos") or not all(isinstance(text, str) for text in said):
+        return None
+    asked = more.get("question") if isinstance(more, Mapping) else None
+    text = row.whole(asked if isinstance(asked, str) and asked.strip() else "\n\n".join(map(str, said)), "prompt")
+    if not text.strip():
+        raise ValueError(f"environment: {row.place}: column 'prompt' is empty")
+    source, gold = _cell(row, "data_source"), row.whole(written(judged.get("ground_truth")), "reward_model")
+    return Problem(text, answer_in(gold), {"source": source} if isinstance(source, str) and source else {})
+
+
+def _table(row: Row, name: str) -> Any:
+    """A list or table of a column, which may be there as JSON; None where there is none."""
+    cell = _cell(row, name)
+    try:
+        return json.loads(cell) if isinstance(cell, str) and cell else cell
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"environment: {row.place}: column {name!r} is not JSON ({error})") from error
 
 
 def _olympiad(row: Row, asked: str, about: Mapping[str, str | int]) -> Problem | None:

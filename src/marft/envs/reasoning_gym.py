@@ -29,7 +29,7 @@ class ReasoningGym(EnvironmentPart):
     r"""Questions of data sets of Reasoning Gym, which draws them anew for as long as it has any.
 
     One data set, or a ``mixture`` of several with weights; each by its own parameters, or at several ``levels`` of
-    difficulty, which tasks say as ``level`` for a curriculum. The answer is the last ``\boxed{}``, else ``<answer>``
+    difficulty, which tasks say as ``level`` for a curriculum. The answer is the last ``\boxed{}`` or ``<answer>``
     tag, of the answering agent.
 
     The package draws item i of seed s with seed s + i, so neighbouring seeds repeat each other's items, and small

@@ -15,27 +15,33 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
+    start, end = _last_box(text)
+    return text[start:end].strip() if start >= 0 else None
+
+
+def _last_box(text: str) -> tuple[int, int]:
+    """Where the content of the last box that closes begins and ends; -1 where there is none."""
     last, ends = -1, -1
-    opened: list[int] = []  # braces that wait for their other one: the last box that closes is found in one pass
+    opened: list[int] = []  # braces that wait for their other one: all is found in one pass
     for brace in _BRACES.finditer(text):
         if brace[0] == "{":
             opened.append(brace.end())
         elif opened and (start := opened.pop()) > last and text.endswith("\\boxed{", 0, start):
             last, ends = start, brace.start()
-    return text[last:ends].strip() if last >= 0 else None
+    return last, ends
 
 
 def find_answer(text: str) -> str | None:
-    r"""The last ``\boxed{…}``, else the last ``<answer>…</answer>``, else None.
+    r"""The last ``\boxed{…}`` or ``<answer>…</answer>``, whichever begins later; None where there is neither.
 
-    >>> find_answer("I think <answer> 7 </answer>")
-    '7'
+    >>> find_answer(r"First \boxed{3}, but no: <answer> 7 </answer>"), find_answer(r"<answer>\boxed{7}</answer>")
+    ('7', '7')
     """
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed
-    start = text.rfind(_OPENS, 0, max(text.rfind(_CLOSES), 0))  # of those that a closing one follows
-    return text[start + len(_OPENS) : text.index(_CLOSES, start)].strip() if start >= 0 else None
+    boxed, ends = _last_box(text)
+    tag = text.rfind(_OPENS, 0, max(text.rfind(_CLOSES), 0))  # of those that a closing one follows
+    if tag >= max(boxed, 0):
+        return text[tag + len(_OPENS) : text.index(_CLOSES, tag)].strip()
+    return text[boxed:ends].strip() if boxed >= 0 else None
 
 
 def stated_answer(text: str) -> str:

@@ -41,17 +41,18 @@ def calls_of(asserts: Asserts, limits: Limits) -> Calls:
     return tuple(calls)
 
 
-def held(asserts: Asserts, program: str, calls: Calls, limits: Limits) -> list[bool]:
+def held(asserts: Asserts, program: str, calls: Calls, limits: Limits, before: str = "") -> list[bool]:
     """Which tests a program passes.
 
     Args:
         calls: those that the tests make of right functions.
+        before: code that runs before the program.
     """
     record: dict[str, list[object]] = {}
     asked: Sequence[str] = calls
     told: list[Outcome] = []
     for _ in range(ROUNDS):
-        found = outcomes([program], [_call(key) for key in asked], limits)[0]
+        found = outcomes([program], [_call(key) for key in asked], limits, before)[0]
         record |= {key: _recorded(outcome) for key, outcome in zip(asked, found, strict=True)}
         given = [Call("__tried__", (test, list(asserts.names), record)) for test in asserts.tests]
         told = outcomes([asserts.before + HARNESS], given, limits)[0]

@@ -32,20 +32,22 @@ class Code(Drawn):
     """Programming problems whose tests nobody is shown. Programs run in a jail that holds no right answer.
 
     Without ``path`` they are drawn: small functions of numbers, texts and lists. With it they are rows of a
-    published data set. A team writes a program, may write tests of its own (``tester``), is told what came of those
-    that it can see, may have that looked at (``reflector``), and writes again.
+    published data set; with ``test_path`` alone those of the test are. A team writes a program, may write tests of its
+    own (``tester``), is told what came of those that it can see, may have that looked at (``reflector``), and writes
+    again.
     """
 
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     path: TablePath = ""  # a table of problems, or an id on the hub; "": they are drawn
-    test_path: TablePath = ""  # a table for the test split; "": a tenth of path
+    test_path: TablePath = ""  # a table for the test split, also of what is drawn; "": a tenth
     subset: str = ""  # of a data set of the hub
     part: str = "train"  # what is read, of a data set that has several parts
     test_part: str = "test"  # the same, of the one at test_path
     layout: Layout = "auto"  # of the table's columns
     ungradable: Literal["refuse", "leave_out"] = "refuse"  # rows that cannot be graded: interactive, without tests
-    most_tests: CountOrNone = 50  # hidden tests of a problem that are run, from the first on; 0: all
+    # hidden tests of a problem to train on, from the first on; 0: all. Of what is held out all are run
+    most_tests: CountOrNone = 50
     limit: CountOrNone = 0  # tasks of each split, where they are rows; 0: all
     kinds: Annotated[tuple[Kind, ...], Strict(False), Field(min_length=1)] = (
         "number",
@@ -62,7 +64,7 @@ class Code(Drawn):
     tester_reward: Fraction = 0.5  # to the tester, for tests that right programs pass and wrong ones do not
     tolerance: NotNegative = 0.0  # of floats that are returned, and of numbers that are printed
     seconds: Positive = 2.0  # of processor time for each test, where the problem sets no limit itself
-    all_seconds: Positive = 20.0  # on the clock for all tests of a program
+    all_seconds: Positive = 20.0  # on the clock for up to 50 tests of a program; for more, as much more
     memory_mb: Annotated[int, Field(ge=64, le=65536)] = 512  # where the problem sets no limit itself
     output_kb: Annotated[int, Field(ge=1, le=65536)] = 256  # that is printed or returned, for each test
     isolation: Literal["required", "none"] = "required"  # none: limits alone, where there are no namespaces
@@ -71,8 +73,6 @@ class Code(Drawn):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Code:
-        if self.test_path and not self.path:
-            raise PydanticCustomError("code", "test_path needs path: the problems to train on")
         if self.rounds == 1 and self.reflector:
             raise PydanticCustomError("code", "a reflector needs rounds of at least 2: it reads what came of the first")
         return self
@@ -95,9 +95,11 @@ class Code(Drawn):
         Raises:
             ValueError: a table cannot be read, or a row used; the message says which and what to do.
         """
-        if not self.path:
-            return super().tasks(split)
-        return self._rows.tasks[split]
+        return self._rows.tasks[split] if self.path else super().tasks(split)
+
+    def tested_on(self) -> Sequence[Task]:
+        """The rows of ``test_path``, where the others are drawn."""
+        return self._rows.tasks["test"] if self.test_path and not self.path else ()
 
     def draw(self, random: Random) -> Drawing:
         """A small function."""
@@ -116,7 +118,7 @@ class Code(Drawn):
         if task.id not in self._benches:
             if len(self._benches) >= MOST_BENCHES:
                 self._benches.clear()
-            problem = self._rows.problems[task.id] if self.path else problem_of(task.data)
+            problem = problem_of(task.data) if "steps" in task.data else self._rows.problems[task.id]
             self._benches[task.id] = Bench(problem, self._limits, self.tolerance)
         return self._benches[task.id]
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marft.config.settings import did_you_mean
+from marft.envs.code import standard
 from marft.envs.code.asserting import names_in, statements_of
 from marft.envs.code.judging import Call, Feed
 from marft.envs.code.packed import unpacked
+from marft.envs.code.plus import plus_cases
 from marft.envs.code.problems import Asserts, Case, Problem
 from marft.envs.code.proposing import call_in
 from marft.envs.code.reports import case_in_words
@@ -30,23 +32,27 @@ class Read(NamedTuple):
 
 
 def humaneval(row: Row, shown: int) -> Read:  # noqa: ARG001  its prompts show examples themselves
-    """HumanEval: ``task_id``, ``prompt``, ``entry_point``, ``canonical_solution``, ``test``."""
+    """HumanEval, and HumanEval+: ``task_id``, ``prompt``, ``entry_point``, ``canonical_solution``, ``test``."""
     prompt, entry = row.text("prompt"), row.text("entry_point")
     solution = prompt + row.text("canonical_solution")
-    tests = statements_of(row.text("test"))
     at = re.search(rf"^def\s+{re.escape(entry)}\b", prompt, re.MULTILINE)
     if at is None or not entry.isidentifier():
         raise ValueError(f"column 'prompt' does not define {entry!r}")
     statement = f"Complete this Python function, and give it whole.\n\n```python\n{prompt.rstrip()}\n```"
-    cases, asserts = _tests(tests, {"candidate": entry}, solution)
-    problem = Problem(
-        statement, entry, cases=cases, asserts=asserts, before=prompt[: at.start()], opening=prompt, reference=solution
+    plus = plus_cases(row.text("test"), entry)
+    cases, asserts = (
+        (tuple(plus), None) if plus else _tests(statements_of(row.text("test")), {"candidate": entry}, solution)
     )
+    problem = Problem(
+        statement, entry, cases=cases, asserts=asserts, before=prompt[: at.start()], opening=prompt[at.start() :],
+        reference=solution,
+    )  # fmt: skip
     return Read(row.text("task_id"), problem)
 
 
 def mbpp(row: Row, shown: int) -> Read:
-    """MBPP, whole or sanitized: ``text`` or ``prompt``, ``code``, ``test_list``, and what comes before and after it."""
+    """MBPP, whole or sanitized: ``text`` or ``prompt``, ``code``, ``test_list``, and what comes before and after it;
+    MBPP+, whose ``test`` has the tests that count."""
     code = row.text("code")
     tests = [
         *_texts(row, "test_list"),
@@ -56,13 +62,20 @@ def mbpp(row: Row, shown: int) -> Read:
     imports = _texts(row, "test_imports") if "test_imports" in row.cells else []
     setup = row.text("test_setup_code") if "test_setup_code" in row.cells else ""
     before = "\n".join([*imports, setup, code]) + "\n"
-    count = min(shown, len(tests) - 1)
+    plus = plus_cases(row.text("test")) if "test" in row.cells else None
+    if plus is None and _maybe(row, "test").strip():
+        raise ValueError("has tests beside test_list (column 'test') that are not EvalPlus's, and cannot be read")
+    count = min(shown, len(tests) if plus else len(tests) - 1)
     told = tests[:count] or [f"{name}(…)" for name in names]
     words = row.text("text" if "text" in row.cells else "prompt")
     statement = f"{words.strip()}\nThe program must pass tests such as these:\n" + "\n".join(told)
     called = {name: name for name in names}
     examples = [case for test in tests[:count] if (case := call_in(test, names)) is not None]
-    cases, asserts = _tests(tests[count:], called, before)
+    if plus:
+        given = [case.given for case in examples]
+        cases, asserts = tuple(case for case in plus if case.given not in given), None
+    else:
+        cases, asserts = _tests(tests[count:], called, before)
     problem = Problem(statement, names[-1], tuple(examples), cases, asserts, reference=code)
     return Read(f"mbpp/{row.text('task_id')}", problem)
 
@@ -90,7 +103,8 @@ def apps(row: Row, shown: int) -> Read:  # noqa: ARG001  its questions show exam
     asked = f"Begin with:\n{starter}" if starter else (f"Write the function {entry}." if entry else STDIN)
     statement = f"{row.text('question').strip()}\n\n{asked}"
     name = next((row.text(key) for key in ("problem_id", "id") if key in row.cells), "")
-    return Read(f"apps/{name}" if name else "", Problem(statement, entry, cases=tuple(cases), reference=reference))
+    problem = Problem(statement, entry, cases=tuple(cases), before=standard.APPS, reference=reference)
+    return Read(f"apps/{name}" if name else "", problem)
 
 
 def livecodebench(row: Row, shown: int) -> Read:  # noqa: ARG001  what is public is shown
@@ -110,7 +124,8 @@ def livecodebench(row: Row, shown: int) -> Read:  # noqa: ARG001  what is public
             raise ValueError(f"column {column!r} {error}") from error
     starter = row.text("starter_code").strip() if "starter_code" in row.cells else ""
     statement = f"{row.text('question_content').strip()}\n\n" + (f"Begin with:\n{starter}" if starter else STDIN)
-    problem = Problem(statement, entry, cases["public_test_cases"], cases["private_test_cases"])
+    public, private = cases["public_test_cases"], cases["private_test_cases"]
+    problem = Problem(statement, entry, public, private, before=standard.LIVECODEBENCH)
     return Read(row.text("question_id") if "question_id" in row.cells else "", problem)
 
 

@@ -14,6 +14,7 @@ from marft.envs.code.mutants import mutants
 from marft.envs.code.problems import Case, Problem, passes
 
 CHECKED = ("input.txt", "correct_output.txt", "solution_output.txt")  # what a checker is told, in this order
+MANY_TESTS = 50  # from here on a program has time for each further one
 MOST_WRONG = 6  # wrong programs that tests are tried on
 
 
@@ -44,7 +45,7 @@ class Bench:
             limits,
             seconds=problem.seconds or limits.seconds,
             memory_mb=problem.memory_mb or limits.memory_mb,
-            all_seconds=max(limits.all_seconds, 2 * problem.seconds),
+            all_seconds=max(limits.all_seconds, 2 * problem.seconds) * max(1.0, problem.tests / MANY_TESTS),
         )
         self._calls: Calls | None = None
         self._wrong: tuple[str, ...] | None = None
@@ -59,14 +60,14 @@ class Bench:
         whole = self.problem.whole(program)
         right = self.right(whole, [*hidden_cases, *shown])  # the latter may be an agent's, and take all the time
         if self.problem.asserts:
-            hidden = tuple(held(self.problem.asserts, whole, self._asserted_calls(), self.limits))
+            hidden = self._held(whole)
         else:
             hidden = tuple(is_right for _, is_right in right[: len(hidden_cases)])
         return Verdict(tuple(right[len(hidden_cases) :]), hidden)
 
     def right(self, program: str, cases: Sequence[Case]) -> list[tuple[Outcome, bool]]:
         """What comes of each case, and whether it is right."""
-        found = outcomes([program], [case.given for case in cases], self.limits)[0]
+        found = outcomes([program], [case.given for case in cases], self.limits, self.problem.before)[0]
         if not self.problem.checker:
             return [(out, passes(case, out, self.tolerance)) for case, out in zip(cases, found, strict=True)]
         fine = [(case, out) for case, out in zip(cases, found, strict=True) if out.fine]
@@ -86,7 +87,7 @@ class Bench:
         if not tests:
             return 0.0
         programs = [self.problem.whole(program) for program in (reference, *wrong)]
-        found = outcomes(programs, [case.given for case in tests], self._limits_of(len(programs)))
+        found = self._found(programs, tests)
         table = [
             [passes(case, out, self.tolerance) for case, out in zip(tests, row, strict=True)] for row in found
         ]  # [1 + wrong programs][tests]
@@ -94,9 +95,15 @@ class Bench:
         caught = sum(any(not row[index] for index in valid) for row in table[1:])
         return len(valid) / len(tests) * caught / len(wrong)
 
-    def _limits_of(self, programs: int) -> Limits:
-        """Those of several programs, which take together what one may."""
-        return replace(self.limits, all_seconds=max(1.0, self.limits.all_seconds / max(1, programs)))
+    def _found(self, programs: Sequence[str], cases: Sequence[Case]) -> list[list[Outcome]]:
+        """What comes of cases with several programs, which take together as long as one may."""
+        limits = replace(self.limits, all_seconds=max(1.0, self.limits.all_seconds / max(1, len(programs))))
+        return outcomes(programs, [case.given for case in cases], limits, self.problem.before)
+
+    def _held(self, program: str) -> tuple[bool, ...]:
+        """Which tests that are code a program passes."""
+        assert self.problem.asserts
+        return tuple(held(self.problem.asserts, program, self._asserted_calls(), self.limits, self.problem.before))
 
     def _asserted_calls(self) -> Calls:
         if self._calls is None:
@@ -113,10 +120,9 @@ class Bench:
     def _caught(self, programs: Sequence[str]) -> tuple[str, ...]:
         cases, whole = self.problem.cases, [self.problem.whole(program) for program in programs]
         if self.problem.asserts:
-            calls = self._asserted_calls()
-            shares = [all(held(self.problem.asserts, one, calls, self.limits)) for one in whole]
+            shares = [all(self._held(one)) for one in whole]
         else:
-            found = outcomes(whole, [case.given for case in cases], self._limits_of(len(programs)))
+            found = self._found(whole, cases)
             shares = [
                 all(passes(case, out, self.tolerance) for case, out in zip(cases, row, strict=True)) for row in found
             ]

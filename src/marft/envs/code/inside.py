@@ -6,9 +6,11 @@ found out outside, where the right answers are. None of them is in here.
 """
 
 from __future__ import annotations
+import __future__
 
 import atexit
 import builtins
+import contextlib
 import io
 import json
 import os
@@ -27,6 +29,7 @@ LONGEST_WORDS = 400  # characters of what a program's error says
 PATIENCE = 2  # inputs on which a program may run out of time; it is not run on those after them
 GRACE = 3.0  # seconds on the clock for each second of processor time: the machine has others to serve
 RETURNED, RAISED = "=", "!"
+LATER = __future__.annotations.compiler_flag
 
 
 def main() -> None:
@@ -38,30 +41,41 @@ def main() -> None:
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
+    for module in order["modules"]:  # children have what is imported before they are born
+        with contextlib.suppress(ImportError):
+            __import__(module)
     deadline = time.monotonic() + order["seconds"]
+    before = compiled(order["before"])
     for place, source in enumerate(order["programs"]):
-        program, late = compiled(source), 0
+        program, late = before if isinstance(before, str) else compiled(source, before.co_flags), 0
         for index, given in enumerate(order["inputs"]):
             if isinstance(program, str):
                 outcome = ("raised", program, "")
             elif late == PATIENCE or time.monotonic() > deadline:
                 outcome = ("not_run", "", "")
             else:
-                outcome = run(program, given, order, tell, deadline)
+                outcome = run((before, program), given, order, tell, deadline)
                 late += outcome[0] == "timed_out"
             write(tell, json.dumps([order["nonce"], place, index, *outcome]).encode() + b"\n")
 
 
-def compiled(source: str) -> Any:
-    """The code of a program, or what is wrong with it."""
+def compiled(source: str, flags: int = 0) -> Any:
+    """The code of a program, or what is wrong with it.
+
+    Args:
+        flags: of the code before it, which may have put off the values of annotations.
+    """
     try:
-        return compile(source, "program.py", "exec", dont_inherit=True)
+        return compile(source, "program.py", "exec", flags & LATER, dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError) as error:
         return words(error)
 
 
-def run(program: Any, given: dict[str, Any], order: dict[str, Any], tell: int, deadline: float) -> tuple[str, str, str]:
-    """Have a child run a program on an input → how it ended, what it says of that, its output."""
+def run(
+    codes: tuple[Any, Any], given: dict[str, Any], order: dict[str, Any], tell: int, deadline: float
+) -> tuple[str, str, str]:
+    """Have a child run a program, after the code before it, on an input → how it ended, what it says of that, its
+    output."""
     said, say = os.pipe()
     heard, print_to = os.pipe()
     child = os.fork()
@@ -71,7 +85,7 @@ def run(program: Any, given: dict[str, Any], order: dict[str, Any], tell: int, d
         os.close(heard)
         leave = os._exit
         try:
-            be_program(program, given, say, print_to, order)
+            be_program(codes, given, say, print_to, order)
             leave(0)
         finally:
             leave(1)
@@ -142,8 +156,9 @@ def finish(child: int) -> None:
             pass
 
 
-def be_program(program: Any, given: dict[str, Any], say: int, print_to: int, order: dict[str, Any]) -> None:
-    """Run the program in this process, and say how that went."""
+def be_program(codes: tuple[Any, Any], given: dict[str, Any], say: int, print_to: int, order: dict[str, Any]) -> None:
+    """Run the code before a program and the program in this process, and say how that went."""
+    before, program = codes
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (order["cpu_seconds"], order["cpu_seconds"]))
     resource.setrlimit(resource.RLIMIT_AS, (order["memory_bytes"], order["memory_bytes"]))
@@ -152,9 +167,13 @@ def be_program(program: Any, given: dict[str, Any], say: int, print_to: int, ord
     try:
         if given["kind"] == "feed":
             feed(given, print_to)
-            answer = run_whole(program, scope | {"__name__": "__main__"})
+            scope["__name__"] = "__main__"
+            exec(before, scope)
+            answer = run_whole(program, scope)
         else:
             arguments, keywords = decode(given["arguments"]), decode(given["keywords"])
+            exec(before, scope)
+            scope.pop(given["entry"], None)  # of the same name as what it imports: a program has to define it itself
             exec(program, scope)
             answer = RETURNED + encode(entry(scope, given["entry"])(*arguments, **keywords))
     except BaseException as error:  # noqa: BLE001  whatever a program raises

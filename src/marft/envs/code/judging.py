@@ -6,11 +6,13 @@ that it does to its own process earns it anything: it has to know the answer.
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import math
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ main()
 """
 PACKAGES = ("marft", "marft/envs", "marft/envs/code")
 KILOBYTE = 1024
+MOST_KEPT = 256  # codes whose imports are remembered
 MOST_OUTPUT_KB = 64 * KILOBYTE  # of all inputs together
 LONGER = 5.0  # seconds that the jail has beyond what the programs in it have
 SPARE_MB = 64  # that the jail has beyond what one program has
@@ -104,10 +107,13 @@ class Limits:
         )  # fmt: skip
 
 
-def outcomes(programs: Sequence[str], inputs: Sequence[Given], limits: Limits) -> list[list[Outcome]]:
+def outcomes(programs: Sequence[str], inputs: Sequence[Given], limits: Limits, before: str = "") -> list[list[Outcome]]:
     """Run every program on every input, all in one jail: programs of one jail have to trust each other.
 
     Blocks, also until fewer jails are open than the machine has cores. Safe to call from many threads.
+
+    Args:
+        before: code that runs before each program, whose names are there for it; lines are counted without it.
 
     Returns:
         By program, one outcome an input.
@@ -122,7 +128,8 @@ def outcomes(programs: Sequence[str], inputs: Sequence[Given], limits: Limits) -
     order = {
         "nonce": nonce, "programs": list(programs), "inputs": [given.order() for given in inputs],
         "cpu_seconds": math.ceil(limits.seconds), "seconds": len(programs) * limits.all_seconds,
-        "output_bytes": limits.output_kb * KILOBYTE, "memory_bytes": limits.memory_mb << 20,
+        "output_bytes": limits.output_kb * KILOBYTE, "memory_bytes": limits.memory_mb << 20, "before": before,
+        "modules": _modules_of(before),
     }  # fmt: skip
     files = {inside.ORDER: json.dumps(order).encode(), **_our_files()}
     with _places:
@@ -132,6 +139,18 @@ def outcomes(programs: Sequence[str], inputs: Sequence[Given], limits: Limits) -
         raise JudgingError(f"the judge's own program failed: {ran.outcome}, {ran.errors.strip()[-300:]}")
     lost = Outcome("timed_out" if ran.outcome == "timed_out" else "died", said=ran.outcome)
     return [[_outcome(found.get((p, i)), inputs[i], lost) for i in range(len(inputs))] for p in range(len(programs))]
+
+
+@functools.lru_cache(MOST_KEPT)
+def _modules_of(code: str) -> tuple[str, ...]:
+    """Modules of the standard library that code imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    named = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    named += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return tuple(sorted({name for name in named if name in sys.stdlib_module_names}))
 
 
 def _read(output: str, nonce: str) -> dict[tuple[int, int], list[str]]:

@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
     layout: Layout
     leave_out: bool  # what cannot be graded
     shown: int  # tests that are shown, where the data does not say itself
-    most_tests: int  # hidden ones of a problem; 0: all
+    most_tests: int  # hidden ones of a problem to train on; 0: all
     limit: int  # tasks of a split; 0: all
 
 
@@ -56,7 +56,7 @@ def load(tables: Mapping[str, tuple[str, str]], subset: str, wanted: Wanted) -> 
             split = "test" if name == "test" else split_of(statement)
             split = "train" if name != "test" and "test" in tables and split == "test" else split
             identity = _free(read.name or f"{Path(path).stem}/{number}", problems)
-            problems[identity] = _cut(read.problem, wanted.most_tests)
+            problems[identity] = _cut(read.problem, wanted.most_tests if split == "train" else 0)
             tasks[split].append(Task(identity, read.problem.statement, {"row": number}))
     return Loaded({split: found[: wanted.limit or None] for split, found in tasks.items()}, problems)
 

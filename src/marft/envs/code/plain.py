@@ -38,15 +38,15 @@ def decode(text: str) -> Any:
         raise ValueError(f"no value: {type(error).__name__}") from error
 
 
-def same(one: object, other: object, tolerance: float = 0.0) -> bool:
-    """Whether two plain values are equal, as Python has it; with a tolerance, numbers beside a ``float`` may differ
-    by it, absolutely or relatively.
+def same(one: object, other: object, tolerance: float = 0.0, relative: float = 0.0) -> bool:
+    """Whether two plain values are equal, as Python has it; numbers beside a ``float`` may differ by a tolerance,
+    absolutely, or by a relative one.
 
     >>> same([0.1 + 0.2], [0.3]), same([0.1 + 0.2], [0.3], 1e-9), same((1, 2), [1, 2])
     (False, True, False)
     """
     try:
-        return _same(one, other, tolerance)
+        return _same(one, other, tolerance, relative)
     except RecursionError:
         return False
 
@@ -76,21 +76,21 @@ def shown(value: object) -> str:
         return "a value too long to show"
 
 
-def _same(one: Any, other: Any, tolerance: float) -> bool:
-    if not tolerance:
+def _same(one: Any, other: Any, tolerance: float, relative: float) -> bool:
+    if not tolerance and not relative:
         return bool(one == other)
     numbers = isinstance(one, int | float) and isinstance(other, int | float)
     if numbers and (isinstance(one, float) or isinstance(other, float)):
         try:
-            return one == other or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+            return one == other or math.isclose(one, other, rel_tol=relative, abs_tol=tolerance)
         except OverflowError:  # a whole number beyond all floats
             return False
     if type(one) is not type(other):
         return bool(one == other)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(_same(a, b, tolerance) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(_same(a, b, tolerance, relative) for a, b in zip(one, other, strict=True))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key], tolerance) for key in one)
+        return one.keys() == other.keys() and all(_same(one[key], other[key], tolerance, relative) for key in one)
     return bool(one == other)
 
 

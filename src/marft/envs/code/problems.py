@@ -19,6 +19,9 @@ class Case:
     given: Given
     right: tuple[Any, ...]
     as_json: bool = False  # tuples and lists are the same
+    as_set: bool = False  # neither order nor number counts of what is in a list
+    absolute: float = 0.0  # that floats may be off, where the recipe does not allow for more
+    relative: float = 0.0  # the same, as a share of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Problem:
     examples: tuple[Case, ...] = ()  # that the team is shown
     cases: tuple[Case, ...] = ()  # that nobody is shown
     asserts: Asserts | None = None  # the same, as code
-    before: str = ""  # code that every program begins with
+    before: str = ""  # code that runs before every program
     opening: str = ""  # code that a program goes on from where it does not define the entry itself
     reference: str = ""  # a right program; "": none is known
     wrong: tuple[str, ...] = ()  # programs that are known to be wrong
@@ -57,10 +60,10 @@ class Problem:
         return len(self.asserts.tests) if self.asserts else len(self.cases)
 
     def whole(self, program: str) -> str:
-        """A program as it is run."""
+        """A program as it is run, after the code before it."""
         if self.opening and not re.search(rf"^def\s+{re.escape(self.entry)}\b", program, re.MULTILINE):
             return self.opening + program
-        return self.before + program
+        return program
 
 
 def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
@@ -72,6 +75,8 @@ def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
     """
     if not outcome.fine:
         return False
+    if case.as_set:
+        return any(_same_members(right, outcome.value) for right in case.right)
     if not isinstance(case.given, Call):
         return any(printed_alike(right, outcome.value, tolerance) for right in case.right)
     if case.as_json:
@@ -79,8 +84,16 @@ def passes(case: Case, outcome: Outcome, tolerance: float) -> bool:
             value = unified(outcome.value)
         except RecursionError:  # deeper than any right one
             return False
-        return any(same(unified(right), value, tolerance) for right in case.right)
-    return any(same(right, outcome.value, tolerance) for right in case.right)
+        return any(same(unified(right), value, tolerance, tolerance) for right in case.right)
+    absolute, relative = max(tolerance, case.absolute), max(tolerance, case.relative)
+    return any(same(right, outcome.value, absolute, relative) for right in case.right)
+
+
+def _same_members(right: Any, value: Any) -> bool:
+    try:
+        return set(value) == set(right)
+    except TypeError:  # it holds nothing, or what no set holds
+        return False
 
 
 def printed_alike(right: str, printed: str, tolerance: float = 0.0) -> bool:

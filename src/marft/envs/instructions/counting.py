@@ -6,8 +6,13 @@ import re
 
 WORD = re.compile(r"\w+")
 TOKEN = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
-ABBREVIATIONS = r"(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|e\.g|i\.e|a\.m|p\.m|No|Inc|Ltd|Co|P|P\.P|[A-Z])"
-NO_END = re.compile(rf"\b({ABBREVIATIONS})\.(?=\s|\S)")
+LEADING = r"Mr|Mrs|Ms|Dr|Prof|St|vs|e\.g|i\.e|P\.S|P\.P\.S"  # abbreviations that belong to what follows
+OTHERS = r"Jr|Sr|etc|a\.m|p\.m|No|Inc|Ltd|Co|[A-Z]"  # that may end a sentence
+BEGINNERS = (
+    "A|After|Also|An|And|As|At|Before|But|For|He|Her|Here|His|How|However|I|If|In|It|Its|My|No|Not|Now|On|Or|Our|She|So|"
+    "That|The|Their|Then|There|These|They|This|Those|We|What|When|Where|While|Who|Why|Yes|Yet|You|Your"
+)  # words that have a capital only where a sentence begins, or nearly so
+NO_END = re.compile(rf"\b(?:{LEADING})\.|\b(?:{OTHERS})\.(?!\s+(?:{BEGINNERS})[\s,'’])")
 SENTENCE_END = re.compile(r"(?<![.!?…。！？।])[.!?…。！？।]++[\"'”’)\]*_]*+(?:\s+|$)|[。！？।]+")
 
 
@@ -30,12 +35,14 @@ def capital_words_of(text: str) -> list[str]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Sentences by the marks that end them; abbreviations, initials, decimal points and line breaks end none.
+    """Sentences by the marks that end them; titles, decimal points and line breaks end none, other abbreviations and
+    single capitals only before a word such as ``He`` or ``The``.
 
-    IFEval asks NLTK's trained splitter, which needs a download; on plain prose both agree.
+    IFEval asks NLTK's trained splitter, which needs a download. Both are rules of thumb, and may differ where a
+    sentence ends in an abbreviation or begins with a small letter.
 
-    >>> sentences_of("Dr. Who paid 3.50. Really? Yes")
-    ['Dr. Who paid 3.50.', 'Really?', 'Yes']
+    >>> sentences_of("Dr. Who paid 3.50. Really? Yes"), sentences_of("Did he go? No. He stayed.")
+    (['Dr. Who paid 3.50.', 'Really?', 'Yes'], ['Did he go?', 'No.', 'He stayed.'])
     """
     kept = NO_END.sub(lambda match: match[0].replace(".", "\0"), text)
     found, at = [], 0

@@ -32,7 +32,8 @@ class Instructions(Drawn):
     """Texts that have to follow instructions, each checked by a function, in the manner of IFEval.
 
     Without ``path`` a topic and up to ``most`` instructions are drawn that can be followed together. With it tasks are
-    rows of a table in IFEval's layout. The reward is 1 where all are followed, or the share that is.
+    rows of a table in IFEval's layout; with ``test_path`` alone those of the test are. The reward is 1 where all are
+    followed, or the share that is.
     """
 
     one_step: ClassVar[bool] = True
@@ -40,7 +41,7 @@ class Instructions(Drawn):
 
     # a table of key, prompt, instruction_id_list and kwargs, or an id on the hub; "": they are drawn
     path: TablePath = ""
-    test_path: TablePath = ""  # a table for the test split; "": a tenth of path
+    test_path: TablePath = ""  # a table for the test split, also of what is drawn; "": a tenth
     subset: str = ""  # of a data set of the hub
     part: str = "train"  # what is read, of a data set that has several parts
     unknown: Literal["refuse", "leave_out"] = "refuse"  # rows with instructions that are not known here
@@ -67,8 +68,6 @@ class Instructions(Drawn):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Instructions:
-        if self.test_path and not self.path:
-            raise PydanticCustomError("instructions", "test_path needs path: the tasks to train on")
         groups = {KINDS[name].group or name for name in self.kinds if not KINDS[name].alone}
         if self.least > max(1, min(self.most, len(groups))):
             raise PydanticCustomError(
@@ -88,6 +87,10 @@ class Instructions(Drawn):
             ValueError: a table cannot be read, or a row used; the message says which and what to do.
         """
         return self._rows[split] if self.path else super().tasks(split)
+
+    def tested_on(self) -> Sequence[Task]:
+        """The rows of ``test_path``, where the others are drawn."""
+        return self._rows["test"] if self.test_path and not self.path else ()
 
     def draw(self, random: Random) -> Drawing:
         """A topic, and instructions that the writer can follow together.

@@ -36,23 +36,26 @@ class Question:
     """A question that is asked after the conversation.
 
     Args:
-        answer: the right one; several, where it is a list with commas in it and ``kind`` is "multi". None of it counts
-            where the kind is "abstention": there it is right to say that nobody mentioned it.
+        answer: the right one. None of it counts where the kind is "abstention": there it is right to say that nobody
+            mentioned it.
         needs: the facts that it takes, each as the words that a note of it holds.
+        listed: whether the answer is several, with commas between them.
     """
 
     kind: Kind
     text: str
     answer: str
     needs: tuple[tuple[str, ...], ...]
+    listed: bool = False
 
     def data(self) -> dict[str, Any]:
         """The question in plain values."""
         needs = [list(words) for words in self.needs]
-        return {"kind": self.kind, "text": self.text, "answer": self.answer, "needs": needs}
+        told = {"kind": self.kind, "text": self.text, "answer": self.answer, "needs": needs}
+        return {**told, "listed": True} if self.listed else told
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Question:
         """The question that plain values are of."""
         needs = tuple(tuple(words) for words in data["needs"])
-        return cls(data["kind"], data["text"], data["answer"], needs)
+        return cls(data["kind"], data["text"], data["answer"], needs, data.get("listed", False))

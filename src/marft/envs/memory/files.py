@@ -29,11 +29,11 @@ LOCOMO_KINDS: Mapping[int, Kind] = {
 LONGMEMEVAL_KINDS: Mapping[str, Kind] = {
     "single-session-user": "single",
     "single-session-assistant": "single",
-    "single-session-preference": "single",
     "multi-session": "multi",
     "temporal-reasoning": "temporal",
     "knowledge-update": "update",
 }
+RUBRIC = "single-session-preference"  # whose answers say what a good one does; a model has to judge that
 _SESSION = re.compile(r"^session_(\d+)$")
 
 
@@ -63,20 +63,21 @@ def read_conversations(path: str, layout: Layout, lines: int) -> list[Recorded]:
         raise ValueError(f"environment: {path} is no JSON in UTF-8: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"environment: {path} holds no list of conversations, as {layout} has them")
-    read: Callable[[Any, int], Recorded] = _locomo if layout == "locomo" else _longmemeval
+    read: Callable[[Any, int], Recorded | None] = _locomo if layout == "locomo" else _longmemeval
     found = []
     for number, row in enumerate(rows, 1):
         try:
-            found.append(read(row, lines))
+            found.append(read(row, lines))  # None: it cannot be graded
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
                 f"environment: {path}, conversation {number} is not laid out as {layout}: {what}; is layout right?"
             ) from error
-    twice = twice_in(one.name for one in found)
+    conversations = [one for one in found if one is not None]
+    twice = twice_in(one.name for one in conversations)
     if twice is not None:
         raise ValueError(f"environment: {path} has two conversations {twice!r}; take one out, or rename it")
-    return found
+    return conversations
 
 
 def tasks_by_split(
@@ -131,19 +132,23 @@ def _locomo(row: Any, lines: int) -> Recorded:
         kind = LOCOMO_KINDS[one["category"]]
         answer = "" if kind == "abstention" else _text(one["answer"])
         answer = answer.split(";")[0].strip() if one["category"] == 3 else answer
-        asked.append(_question(kind, _text(one["question"]), answer))
+        asked.append(_question(kind, _text(one["question"]), answer, one["category"] == 1))
     return _recorded(_text(row["sample_id"]), chunks, asked)
 
 
-def _longmemeval(row: Any, lines: int) -> Recorded:
-    """One of LongMemEval's: a question with sessions of a user and an assistant (xiaowu0162/LongMemEval)."""
+def _longmemeval(row: Any, lines: int) -> Recorded | None:
+    """One of LongMemEval's: a question with sessions of a user and an assistant (xiaowu0162/LongMemEval); None where
+    its answer is a rubric."""
+    abstention = _text(row["question_id"]).endswith("_abs")
+    if row["question_type"] == RUBRIC and not abstention:
+        return None
     chunks = list[Chunk]()
     sessions = list(zip(row["haystack_dates"], row["haystack_sessions"], strict=True))
     for day, session in sorted(sessions, key=lambda pair: str(pair[0])):
         turns = [_turn(turn["role"], turn["content"], "") for turn in session]
         chunks += _pieces(_text(day), turns, lines)
     name = _text(row["question_id"])
-    kind: Kind = "abstention" if name.endswith("_abs") else LONGMEMEVAL_KINDS[row["question_type"]]
+    kind: Kind = "abstention" if abstention else LONGMEMEVAL_KINDS[row["question_type"]]
     text = f"{_text(row['question'])} (asked on {_text(row['question_date'])})"
     return _recorded(name, chunks, [_question(kind, text, _text(row["answer"]))])
 
@@ -154,14 +159,15 @@ def _recorded(name: str, chunks: Sequence[Chunk], asked: Sequence[Question]) -> 
     return Recorded(name, tuple(chunks), tuple(asked))
 
 
-def _question(kind: Kind, text: str, answer: str) -> Question:
-    """A question whose needed fact is a note that holds the answer, for the files name turns and no facts."""
+def _question(kind: Kind, text: str, answer: str, listed: bool = False) -> Question:
+    """A question whose needed fact is a note that holds the answer, or each part of a list, for the files name turns
+    and no facts."""
     if kind == "abstention":
         return Question(kind, text, NOT_MENTIONED, ())
     if not words_of(answer):
         raise ValueError(f"the question {text[:80]!r} has no answer that can be compared: {answer[:80]!r}")
-    parts = answer.split(",") if kind == "multi" else [answer]
-    return Question(kind, text, answer, tuple((part.strip(),) for part in parts if part.strip()))
+    parts = answer.split(",") if listed else [answer]
+    return Question(kind, text, answer, tuple((part.strip(),) for part in parts if part.strip()), listed)
 
 
 def _pieces(day: str, turns: Sequence[str], lines: int) -> Iterator[Chunk]:

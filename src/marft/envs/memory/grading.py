@@ -18,9 +18,9 @@ def graded(question: Question, text: str, grading: Grading) -> float:
     elsewhere nothing that says so is.
 
     ``exact`` compares words without case, punctuation and articles; ``contains`` looks for the right answer among
-    them; ``f1`` is SQuAD's, and for several hops LoCoMo's: the mean over the parts of the right answer, between
-    commas, of what the best part of the given one is worth (Maharana et al. 2024, ``task_eval/evaluation.py``; we do
-    not stem words).
+    them; ``f1`` is LoCoMo's, which is SQuAD's without the word "and"; where the answer is a list, the mean over its
+    parts of what the best part of the given one is worth (Maharana et al. 2024, ``task_eval/evaluation.py``; we do not
+    stem words).
     """
     abstains = any(words in " ".join(text.lower().split()) for words in ABSTAINS)
     if question.kind == "abstention" or abstains:
@@ -30,10 +30,14 @@ def graded(question: Question, text: str, grading: Grading) -> float:
         return float(words_of(stated) == words_of(question.answer))
     if grading == "contains":
         return float(contains(" ".join(words_of(stated)), " ".join(words_of(question.answer))))
-    if question.kind != "multi":
-        return token_f1(question.answer, stated)
+    if not question.listed:
+        return _f1(question.answer, stated)
     parts = [part for part in question.answer.split(",") if part.strip()]
-    return sum(max(token_f1(part, given) for given in stated.split(",")) for part in parts) / len(parts)
+    return sum(max(_f1(part, given) for given in stated.split(",")) for part in parts) / len(parts)
+
+
+def _f1(right: str, given: str) -> float:
+    return token_f1(*(" ".join(word for word in words_of(text) if word != "and") for text in (right, given)))
 
 
 def holds(text: str, words: tuple[str, ...]) -> bool:
