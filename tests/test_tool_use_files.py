@@ -15,6 +15,7 @@ from marft.envs.tool_use.loading import load
 from marft.envs.tool_use.loading.bfcl import call_of
 from marft.envs.tool_use.retail_data import retail_tables
 from marft.envs.tool_use.simulated import of_classes
+from marft.envs.tool_use.users import OUT_OF_SCOPE, STOP, TRANSFER
 from marft.tools.functions import SessionSource
 from tests.conversations import Played, environment
 from tests.helpers import recipe
@@ -126,6 +127,29 @@ class TestTau:
         step = played.say(f"Refunded: {told}.", user="Thanks. ###STOP###")
         assert (step.terminated, step.success) == (True, solved)
 
+    def test_who_plays_the_user_is_told_how_to_behave_and_to_end_it(self, tau: Any, tau2: Any) -> None:
+        for data, endings in ((tau, [STOP]), (tau2, [STOP, TRANSFER, OUT_OF_SCOPE])):
+            made, found = tasks_of(data, world="retail", user="agent")
+            for task in found:
+                told = Played(made, task).first.views["user"]
+                assert told.startswith(task.prompt)
+                assert [one for one in (STOP, TRANSFER, OUT_OF_SCOPE) if one in told] == endings
+
+    @pytest.mark.parametrize("told_before", [True, False])
+    def test_to_hand_over_to_a_human_ends_it_at_once(self, tau: Any, told_before: bool) -> None:
+        """What is called or said after it no longer counts, as in the original."""
+        made, found = tasks_of(tau, world="retail", user="agent")
+        played = Played(made, next(one for one in found if one.data["calls"]))
+        if told_before:
+            played.say(f"You will get {TOTAL}.", user="Do it.")
+        played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
+        played.call("transfer_to_human_agents", summary="")
+        with pytest.raises(ValueError, match="the conversation is over"):
+            played.call("modify_user_address", user_id=ORDER["user_id"], address1="", address2="", city="", state="",
+                        country="", zip="")  # fmt: skip
+        step = played.say(f"You get {TOTAL}.", user="But wait!")
+        assert (step.terminated, step.success, step.reward) == (True, told_before, float(told_before))
+
     def test_json_says_the_same(self, tau: Any, tmp_path: Path) -> None:
         python = load("tau", tau["tasks"], tau["database"], "", "").tasks
         rows = [
@@ -178,6 +202,16 @@ class TestTau2:
         assert played.say("May I?", user="Yes, please.").observation.text == "User: Yes, please."
         played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
         assert played.say(f"You get {TOTAL}.", user="###STOP###").success
+
+    def test_a_user_may_end_it_in_three_ways_and_a_tool_does_not(self, tau2: Any) -> None:
+        made, (task,) = tasks_of(tau2, world="retail", user="agent")
+        for ending in (STOP, TRANSFER, OUT_OF_SCOPE):
+            played = Played(made, task)
+            played.call("transfer_to_human_agents", summary="")
+            assert not played.say(f"You get {TOTAL}.", user="Wait.").terminated
+            played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
+            step = played.say("Done.", user=ending)
+            assert (step.terminated, step.success) == (True, True)
 
     @pytest.mark.parametrize(
         ("change", "says"),

@@ -27,7 +27,17 @@ from marft.envs.tool_use.session import USER, Conversation
 from marft.envs.tool_use.simulated import made_of, of_classes
 from marft.envs.tool_use.tables import Tables
 from marft.envs.tool_use.toolbox import offered
-from marft.envs.tool_use.users import PATIENCE, Messages, User, instruction, scripted
+from marft.envs.tool_use.users import (
+    OUT_OF_SCOPE,
+    PATIENCE,
+    STOP,
+    TRANSFER,
+    Messages,
+    User,
+    brief,
+    instruction,
+    scripted,
+)
 from marft.envs.tool_use.worlds import WORLDS
 from marft.game.environment import Split
 from marft.types import Task
@@ -52,6 +62,8 @@ FilePath = Annotated[str, Field(pattern=r"^[^\x00]*$"), AfterValidator(_file)]
 ClassPath = Annotated[str, AfterValidator(_class)]
 TABLES = {"retail": ("users", "orders", "products"), "airline": ("users", "flights", "reservations")}
 READING = ("find_", "get_", "list_", "search_")  # what tools of the benchmarks begin with that write nothing
+ENDINGS: Mapping[str, tuple[str, ...]] = {"tau2": (STOP, TRANSFER, OUT_OF_SCOPE)}  # of users; of others STOP alone
+LAST: Mapping[str, tuple[str, ...]] = {"tau": ("transfer_to_human_agents",)}  # tools that end a conversation
 NEEDS: Mapping[Format, tuple[str, ...]] = {"tau": ("database",), "tau2": ("database",), "bfcl": ("answers", "classes")}
 
 
@@ -159,8 +171,12 @@ class ToolUse(Drawn):
             task, toolbox, tables, fresh, calls, outputs,
             scripted(data, self.patience) if drawn else Messages(["Hello."]),
             world.policy if drawn else self._files.policy,
-            (instruction(data) if drawn else data["instruction"]) if self.user == "agent" else "",
+            (instruction(data) if drawn else brief(data["instruction"], self._endings)) if self.user == "agent" else "",
         )  # fmt: skip
+
+    @property
+    def _endings(self) -> tuple[str, ...]:
+        return ENDINGS.get(self.data.format if self.data else "", (STOP,))
 
     def script(self, skill: float = 1.0) -> Script | None:
         """Who plays tasks that were drawn: planner, agent, solver and user."""
@@ -186,7 +202,7 @@ class ToolUse(Drawn):
 
     def _conversation(
         self, task: Task, toolbox: Any, states: Any, fresh: Any, calls: Sequence[Any], outputs: Sequence[str],
-        user: User, policy: str, brief: str,
+        user: User, policy: str, told: str,
     ) -> Conversation:  # fmt: skip
         wanted = self._known.get(task.id) or expected(fresh, list(calls), outputs)
         if self.data:  # whose states are large, and whose tasks are few
@@ -195,7 +211,8 @@ class ToolUse(Drawn):
             toolbox, states, wanted, user,
             rules=dict.fromkeys(self.policy, policy) if policy else {},
             most=self.turns, reference=[call[0] for call in calls], whole=self.reward == "whole",
-            asks=self.confirmation and not self.data, brief=brief,
+            asks=self.confirmation and not self.data, brief=told,
+            endings=self._endings, last=LAST.get(self.data.format, ()) if self.data else (),
         )  # fmt: skip
 
     @cached_property

@@ -31,16 +31,19 @@ class Conversation:
         whole: whether the reward is 1 for a solved task alone, and not a share for its parts.
         asks: whether what writes is refused before the user has agreed.
         brief: what the agent that plays the user is told; "" where the user is simulated here.
+        endings: what ends the conversation where a user says it.
+        last: names of the tools that end it at once; what is said in that turn reaches nobody.
     """
 
     def __init__(
         self, toolbox: Any, states: States, expected: Expected, user: User, *, rules: Mapping[str, str], most: int,
         reference: Sequence[str], whole: bool, asks: bool, brief: str = "",
+        endings: Sequence[str] = (STOP,), last: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.states, self.expected, self.user = states, expected, user
         self.rules, self.most, self.whole, self.brief = rules, most, whole, brief
-        self.world = toolbox
-        self.toolbox = Ledger(toolbox, lambda: self.agreed or not asks)
+        self.world, self.endings = toolbox, endings
+        self.toolbox = Ledger(toolbox, lambda: self.agreed or not asks, last)
         self.agreed = user.agreed and not brief
         self.turns, self.told, self.last = 0, "", 0.0
         self.reference, self.writes = tuple(reference), writing(type(toolbox))
@@ -55,11 +58,11 @@ class Conversation:
     async def step(self, actions: JointAction) -> Step:
         """Take what the team says to the user, after all that its tools have done."""
         right = self._right_tools()
-        said = _said(actions)
+        said = "" if self.toolbox.ended else _said(actions)
         self.told += f"\n{said}"
         self.turns += 1
-        answer = self._answered(actions, said)
-        over, cut = STOP in answer, self.turns >= self.most
+        answer = STOP if self.toolbox.ended else self._answered(actions, said)
+        over, cut = any(ending in answer for ending in self.endings), self.turns >= self.most
         done = self.expected.done(self.states.changes(), self.told)
         solved = over and self.user.served and self.expected.solved(self.states.changes(), self.told)
         observation = Observation(f"User: {shown(answer)}", self._reports(actions, said))
