@@ -72,7 +72,7 @@ def tau2_task(**changes: Any) -> dict[str, Any]:
         "evaluation_criteria": {
             "actions": [{"action_id": "0", "name": "cancel_pending_order", "info": None,
                          "arguments": {"order_id": ORDER["order_id"], "reason": "ordered by mistake"}}],
-            "communicate_info": [TOTAL], "nl_assertions": ["The agent is kind."], "reward_basis": ["DB"],
+            "communicate_info": [TOTAL], "nl_assertions": ["The agent is kind."], "reward_basis": ["DB", "COMMUNICATE", "NL_ASSERTION"],
         },
         **changes,
     }  # fmt: skip
@@ -208,6 +208,49 @@ class TestTau2:
         played.call("cancel_pending_order", order_id=ORDER["order_id"], reason="ordered by mistake")
         assert played.say(f"You get {TOTAL}.", user="###STOP###").success
 
+    def test_what_the_reward_does_not_go_by_does_not_count(self, tau2: Any, tmp_path: Path) -> None:
+        criteria = tau2_task()["evaluation_criteria"]
+        for basis, outputs, judged in ((["DB"], [], []), (["DB", "NL_ASSERTION"], [], ["The agent is kind."]),
+                                       (["DB", "COMMUNICATE"], [TOTAL], []), (None, [TOTAL], [])):  # fmt: skip
+            row = tau2_task(evaluation_criteria={**criteria, "reward_basis": basis})
+            (tmp_path / "tasks.json").write_text(json.dumps([row]))
+            _, (task,) = tasks_of(tau2, world="retail", user="agent")
+            assert (task.data["outputs"], task.data["not_checked"]) == (outputs, judged)
+
+    def test_tools_are_its_own(self, tau2: Any, tau: Any) -> None:
+        """An item can be read, and an order whose items were changed can still be sent elsewhere, unlike in τ-bench."""
+        place = {"address1": "a", "address2": "", "city": "b", "state": "c", "country": "d", "zip": "e"}
+        item = ORDER["items"][0]
+        variants = TABLES["products"][item["product_id"]]["variants"]
+        for data in (tau2, tau):
+            made, found = tasks_of(data, world="retail", user="agent")
+            played = Played(made, found[0])
+            played.session.world.tables.edit("orders", ORDER["order_id"])["status"] = "pending (item modified)"
+            assert ("get_item_details" in dir(made.offers)) == (data is tau2)
+            if data is tau2:
+                assert played.call("get_item_details", item_id=item["item_id"]) == variants[item["item_id"]]
+                with pytest.raises(ValueError, match="item not found"):
+                    played.call("get_item_details", item_id="x")
+                played.call("modify_pending_order_address", order_id=ORDER["order_id"], **place)
+            else:
+                with pytest.raises(ValueError, match="cannot be modified"):
+                    played.call("modify_pending_order_address", order_id=ORDER["order_id"], **place)
+
+    def test_its_own_splits_are_kept(self, tau2: Any, tmp_path: Path) -> None:
+        rows = [tau2_task(id=str(n), user_scenario={"instructions": f"Say {n}."}) for n in range(6)]
+        rows[4]["user_scenario"]["instructions"] = "Say 1."  # as a task of the test
+        (tmp_path / "tasks.json").write_text(json.dumps(rows))
+        splits = {"train": ["0", "3", "4"], "test": ["1", "2"], "base": ["0", "1", "2", "3", "4"]}
+        (tmp_path / "split_tasks.json").write_text(json.dumps(splits))
+        made = environment(data={**tau2, "splits": str(tmp_path / "split_tasks.json")}, world="retail", user="agent")
+        assert [task.id for task in made.tasks("test")] == ["tau2/1", "tau2/2"]
+        assert sorted(task.id for split in ("train", "validation") for task in made.tasks(split)) == [
+            "tau2/0",
+            "tau2/3",
+        ]
+        with pytest.raises(ValidationError, match="without test_tasks"):
+            environment(data={**tau2, "splits": "x", "test_tasks": "y"})
+
     def test_a_user_may_end_it_in_three_ways_and_a_tool_does_not(self, tau2: Any) -> None:
         made, (task,) = tasks_of(tau2, world="retail", user="agent")
         for ending in (STOP, TRANSFER, OUT_OF_SCOPE):
@@ -223,6 +266,20 @@ class TestTau2:
         [
             ({"initial_state": {"initialization_data": {}}}, "begins in a state of its own"),
             ({"user_scenario": {"instructions": 3}}, "'instructions' is 3, and must be of type dict or str"),
+            (
+                {
+                    "evaluation_criteria": {
+                        "actions": [{"name": "x", "arguments": {}}],
+                        "reward_basis": ["DB", "ACTION"],
+                    }
+                },
+                "is rewarded by ACTION",
+            ),
+            (
+                {"evaluation_criteria": {"env_assertions": [3], "reward_basis": ["DB", "ENV_ASSERTION"]}},
+                "by ENV_ASSERTION",
+            ),
+            ({"evaluation_criteria": {"reward_basis": ["COMMUNICATE"]}}, "is not rewarded by its database"),
             ({"evaluation_criteria": None}, "'evaluation_criteria' is None"),
             (
                 {"evaluation_criteria": {"actions": [{"name": "reboot", "arguments": {}, "requestor": "user"}]}},

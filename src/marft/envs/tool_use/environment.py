@@ -22,12 +22,13 @@ from marft.envs.splits import share_of
 from marft.envs.tool_use.by_turn import ByTurn, Turn, expected_turns
 from marft.envs.tool_use.checking import AtTheEnd, Checker, Expected, expected
 from marft.envs.tool_use.goals import Calls, Goal, draw_task
-from marft.envs.tool_use.loading import Format, Loaded, calls_of, check_records, load, without
+from marft.envs.tool_use.loading import Format, Loaded, calls_of, check_records, load, tau2_splits, without
+from marft.envs.tool_use.retail_tau2 import RetailTau2
 from marft.envs.tool_use.script import script
 from marft.envs.tool_use.session import USER, Conversation
 from marft.envs.tool_use.simulated import Simulated, made_of, of_classes, tools_of
 from marft.envs.tool_use.tables import Tables
-from marft.envs.tool_use.toolbox import offered
+from marft.envs.tool_use.toolbox import Toolbox, offered
 from marft.envs.tool_use.users import (
     OUT_OF_SCOPE,
     PATIENCE,
@@ -73,6 +74,7 @@ class Data(Settings):
 
     format: Format  # tau: τ-bench; tau2: τ²-bench; bfcl: multi-turn of the Berkeley function-calling leaderboard
     tasks: FilePath  # file of the tasks
+    splits: FilePath = ""  # split_tasks.json of τ²-bench: its test is the test split, a tenth of its train validates
     test_tasks: FilePath = ""  # file of the test split; "": a tenth of tasks, as for validation
     database: FilePath = ""  # folder with the tables of a τ-bench domain, or db.json of τ²-bench
     answers: FilePath = ""  # file of possible_answer, of bfcl
@@ -85,6 +87,8 @@ class Data(Settings):
         if missing:
             words = {"format": self.format, "missing": " and ".join(missing)}
             raise PydanticCustomError("data", "format {format!r} needs {missing} too", words)
+        if self.splits and (self.format != "tau2" or self.test_tasks):
+            raise PydanticCustomError("data", "splits are of format 'tau2' alone, without test_tasks; leave one out")
         if self.classes:
             of_classes(self.classes)
         return self
@@ -123,7 +127,7 @@ class ToolUse(Drawn):
         """The class whose methods are the tools."""
         if self.data and self.data.format == "bfcl":
             return of_classes(self.data.classes)
-        return WORLDS[self.world].toolbox
+        return self._toolbox
 
     def problems(self, roles: Sequence[str]) -> Iterable[str]:
         """A user who is an agent must be there, and last; another one must not."""
@@ -162,7 +166,7 @@ class ToolUse(Drawn):
 
         def fresh() -> tuple[Any, Tables]:
             tables = Tables(base)
-            return world.toolbox(tables, strict=drawn), tables
+            return self._toolbox(tables, strict=drawn), tables
 
         goals = [Goal(**goal) for goal in data["goals"]] if drawn else []
         calls = [call for goal in goals for call in [*goal.reads, *goal.writes]] if drawn else data["calls"]
@@ -177,6 +181,12 @@ class ToolUse(Drawn):
             world.policy if drawn else self._files.policy,
             (instruction(data) if drawn else brief(data["instruction"], self._endings)) if self.user == "agent" else "",
         )  # fmt: skip
+
+    @property
+    def _toolbox(self) -> type[Toolbox]:
+        if self.data and self.data.format == "tau2" and self.world == "retail":
+            return RetailTau2
+        return WORLDS[self.world].toolbox
 
     @property
     def _endings(self) -> tuple[str, ...]:
@@ -259,6 +269,14 @@ class ToolUse(Drawn):
     def _loaded(self) -> dict[Split, list[Task]]:
         assert self.data, "tasks are drawn"
         found: dict[Split, list[Task]] = {"train": [], "validation": [], "test": []}
+        official = tau2_splits(self.data.splits) if self.data.splits else {}
+        if official:
+            tasks = self._files.tasks
+            found["test"] = [task for task in tasks if official.get(task.id) == "test"]
+            others = without([task for task in tasks if official.get(task.id) == "train"], found["test"])
+            for task in others:
+                found[share_of(task.prompt, 0.1, 0.0)].append(task)
+            return found
         for task in self._files.tasks:
             found[share_of(task.prompt, 0.1, 0.0 if self.data.test_tasks else 0.1)].append(task)
         if self.data.test_tasks:

@@ -2,5 +2,6 @@
 
 from marft.envs.tool_use.loading.files import calls_of, check_records, without
 from marft.envs.tool_use.loading.loaded import Format, Loaded, load
+from marft.envs.tool_use.loading.tau2 import tau2_splits
 
-__all__ = ["Format", "Loaded", "calls_of", "check_records", "load", "without"]
+__all__ = ["Format", "Loaded", "calls_of", "check_records", "load", "tau2_splits", "without"]
